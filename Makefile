@@ -1,0 +1,49 @@
+# Every task sets itself up: a new machine needs make, Python 3.11 or newer, and pip.
+
+# 3.11 is what the versions in constraints.txt are tested with; anything newer may do.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+SOURCES := src/ortolan tests benchmarks scripts
+BUNDLE := build/pythonic
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.PHONY: all setup demo test test-slow test-gpu check fix
+
+all: check test
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -c constraints.txt -e '.[export,train,dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/ortolan export models/pythonic $(BUNDLE) --force
+	$(BIN)/ortolan verify $(BUNDLE)
+	$(BIN)/ortolan run $(BUNDLE) "def read_lines(path):" -n 64
+	$(BIN)/ortolan bench $(BUNDLE) -p 128 -n 128 -r 3
+
+# The models of the tests are too small for two threads, the tests many enough for two processes.
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+test-slow: $(INSTALLED)
+	$(BIN)/pytest -m slow
+
+test-gpu: $(INSTALLED)
+	$(BIN)/pytest -m gpu
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/check_sizes.py
+	$(BIN)/codespell
+
+fix: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

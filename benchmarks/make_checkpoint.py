@@ -1,0 +1,246 @@
+"""Write a random Hugging Face checkpoint of a named shape.
+
+Speed and memory depend on the shape of a model, not on what it has learned, so benchmarks need
+no download. Weights are drawn and written a block at a time: memory does not grow with the
+model. Does not know Ortolan; any program that reads Llama checkpoints can read these.
+
+    python benchmarks/make_checkpoint.py SHAPE OUT [--layers N] [--seed S]
+
+The same arguments give the same weights everywhere; a deeper model begins with the layers of
+the shallower one. The tokenizer depends on the Python version that it is trained on.
+"""
+
+import argparse
+import json
+import math
+import sys
+import sysconfig
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+# What every shape has in common, in the words of Hugging Face's config.json. The ids are those
+# of the tokenizer below.
+LLAMA: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    # 6 million parameters: for trying things out.
+    "tiny": {
+        "head_dim": 32,
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 4,
+        "vocab_size": 8192,
+    },
+    # SmolLM2-135M.
+    "135m": {
+        "head_dim": 64,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 9,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 3,
+        "rope_theta": 100000.0,
+        "vocab_size": 49152,
+    },
+    # Llama-3.2-1B.
+    "1b": {
+        "head_dim": 64,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "vocab_size": 128256,
+    },
+}
+
+STANDARD_DEVIATION = 0.02
+BLOCK = 1 << 22  # weights drawn at a time: 16 MiB of float32
+MAX_TRAINED_VOCAB = 8000  # more merges teach nothing here and take minutes
+SPECIAL_TOKENS = ("<s>", "</s>")
+
+
+def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of each tensor of a Llama checkpoint with tied embeddings.
+
+    Source: the state dict of transformers' LlamaForCausalLM. A matrix is (out, in).
+    """
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    query = config["num_attention_heads"] * config["head_dim"]
+    key = config["num_key_value_heads"] * config["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden)
+    }
+    for layer in range(config["num_hidden_layers"]):
+        block: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (hidden,),
+            "self_attn.q_proj": (query, hidden),
+            "self_attn.k_proj": (key, hidden),
+            "self_attn.v_proj": (key, hidden),
+            "self_attn.o_proj": (hidden, query),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        shapes |= {f"model.layers.{layer}.{name}.weight": size for name, size in block.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    return shapes
+
+
+def bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Return the bits of `values` rounded to bfloat16, ties to even. No NaN or infinity."""
+    bits = values.view(np.uint32)
+    half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return ((bits + half) >> np.uint32(16)).astype(np.uint16)
+
+
+def blocks(name: str, shape: tuple[int, ...], seed: int) -> Iterator[npt.NDArray[np.uint16]]:
+    """Yield the tensor `name`, flat, as the bits of bfloat16.
+
+    A tensor's values depend on its name and on `seed` alone, not on the tensors before it.
+    """
+    random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    size = math.prod(shape)
+    for start in range(0, size, BLOCK):
+        count = min(BLOCK, size - start)
+        if len(shape) == 1:  # only norms are vectors in a Llama without biases
+            yield bfloat16(np.ones(count, np.float32))
+        else:
+            drawn = random.standard_normal(count, np.float32)
+            yield bfloat16(drawn * np.float32(STANDARD_DEVIATION))
+
+
+def write_weights(file: BinaryIO, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
+    """Write a safetensors file: length of the header, header, then the tensors in its order.
+
+    Source: https://github.com/huggingface/safetensors#format
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in shapes.items():
+        end = offset + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (offset, end)}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for name, shape in shapes.items():
+        for block in blocks(name, shape, seed):
+            file.write(block.astype("<u2").data)
+
+
+def train_tokenizer(vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE tokenizer on the source of the standard library."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    tokenizer.train([str(path) for path in sources], trainer)
+    return tokenizer
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` as Hugging Face writes its JSON: sorted keys, two spaces."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def make_checkpoint(shape: str, out: Path, *, layers: int | None = None, seed: int = 0) -> None:
+    """Write a checkpoint into the folder `out`; config.json comes last and marks it complete.
+
+    Args:
+        shape: a key of `SHAPES`.
+        out: a folder, made if need be, that holds no checkpoint.
+        layers: the depth, if not that of the shape.
+        seed: of the weights.
+
+    Raises:
+        FileExistsError: `out` holds a checkpoint.
+        ValueError: `layers` is less than 1.
+    """
+    if layers is not None and layers < 1:
+        raise ValueError(f"layers: expected at least 1, got {layers}.")
+    if (out / "config.json").exists():
+        raise FileExistsError(
+            f"{out}: expected a folder without a checkpoint, got config.json. "
+            "Remove the folder or name another."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    config = {**LLAMA, **SHAPES[shape]}
+    if layers is not None:
+        config["num_hidden_layers"] = layers
+    with (out / "model.safetensors").open("wb") as file:
+        write_weights(file, tensor_shapes(config), seed)
+    tokenizer = train_tokenizer(min(MAX_TRAINED_VOCAB, config["vocab_size"]))
+    tokenizer.save(str(out / "tokenizer.json"))
+    bos, eos = SPECIAL_TOKENS
+    write_json(
+        out / "tokenizer_config.json",
+        {"bos_token": bos, "eos_token": eos, "tokenizer_class": "PreTrainedTokenizerFast"},
+    )
+    ids = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+    write_json(out / "generation_config.json", {"_from_model_config": True, **ids})
+    write_json(out / "config.json", config)
+
+
+def main() -> int:
+    """Parse the command line and write the checkpoint that it asks for."""
+    parser = argparse.ArgumentParser(description="Write a random Hugging Face checkpoint.")
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("--layers", type=int, help="depth, if not that of the shape")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
+    asked = parser.parse_args()
+    try:
+        make_checkpoint(asked.shape, asked.out, layers=asked.layers, seed=asked.seed)
+    except (FileExistsError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""What export raises on purpose.
+
+OrtolanError
+└── ExportError
+    ├── OptionError        options that cannot be honoured
+    ├── OutputError        the place of the bundle: taken, locked, not writable
+    └── ParityError        the bundle does not compute what PyTorch computes
+"""
+
+from typing import ClassVar
+
+from ortolan.errors import OrtolanError
+
+
+class ExportError(OrtolanError):
+    """The root of this tree."""
+
+    code: ClassVar[str] = "export"
+
+
+class OptionError(ExportError):
+    """An option, or a combination, that cannot be honoured."""
+
+    code: ClassVar[str] = "option"
+
+
+class OutputError(ExportError):
+    """The bundle cannot be put where it was asked for; what stood there is untouched."""
+
+    code: ClassVar[str] = "output"
+
+
+class ParityError(ExportError):
+    """The bundle does not compute what PyTorch computes; it was not kept."""
+
+    code: ClassVar[str] = "parity"

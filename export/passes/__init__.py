@@ -1,0 +1,26 @@
+"""Steps from what the exporter writes to what a bundle holds, one file each."""
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortolan.export.passes.fuse_linear import FuseLinear
+from ortolan.export.passes.split_sequence import SplitSequence
+
+__all__ = ["FuseLinear", "SplitSequence", "tidy"]
+
+
+def tidy(model: ir.Model) -> ir.Model:
+    """Run every pass, in order.
+
+    The last steps drop what is not needed to compute, file names of this machine included:
+    two exports of one checkpoint are byte-identical.
+    """
+    return ir.passes.Sequential(
+        SplitSequence(),
+        FuseLinear(),
+        common.IdentityEliminationPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.ClearMetadataAndDocStringPass(),
+    )(model).model

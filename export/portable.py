@@ -1,0 +1,135 @@
+"""Bodies of standard operators for the custom nodes, for tools that lack the kernels.
+
+A model-local function of the same domain and name as a node gives the node a meaning anywhere.
+onnxruntime prefers its own kernel, so a portable bundle runs there as fast as any. No body
+calls another, and the runtime accepts only these (`ortolan.runtime.functions`).
+
+Each body covers what `ortolan.modeling.ops` and `FuseLinear` emit, not the whole operator. They
+are written in ONNX's own text syntax, so their bytes depend on no tool's version.
+
+Shape letters: B batch, S new tokens, H query heads, K key/value heads, D head width,
+C cache capacity.
+"""
+
+import onnx.parser
+from onnx import FunctionProto, ModelProto, NodeProto
+
+_FUSED_MATMUL = """
+<domain: "com.microsoft", opset_import: ["" : 24]>
+FusedMatMul <transB> (a, b) => (y)
+{
+    transposed = Transpose <perm = [1, 0]> (b)
+    y = MatMul (a, transposed)
+}
+"""
+
+# Positions (B, S): a step as long as its total starts every row at 0. Heads (B, H + 2K, S, D).
+_STEP = """
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    axis_one = Constant <value_ints = [1]> ()
+    new_1d = Shape <start = 1, end = 2> (query)
+    new = Squeeze (new_1d)
+    last = Cast <to = 7> (seqlens_k)
+    length = Add (last, one)
+    past_if_any = Sub (length, new)
+    past_if_none = Sub (past_if_any, past_if_any)
+    longest = Cast <to = 7> (total)
+    is_prompt = Equal (longest, new)
+    past = Where (is_prompt, past_if_none, past_if_any)
+    steps = Range (zero, new, one)
+    past_column = Unsqueeze (past, axis_one)
+    positions = Add (past_column, steps)
+
+    kv_heads = Shape <start = 1, end = 2> (past_key)
+    width = Shape <start = 3, end = 4> (past_key)
+    kept = Constant <value_ints = [0, 0, -1]> ()
+    split_shape = Concat <axis = 0> (kept, width)
+    split = Reshape (query, split_shape)
+    heads = Transpose <perm = [0, 2, 1, 3]> (split)
+    all_heads = Shape <start = 1, end = 2> (heads)
+    all_but_keys = Sub (all_heads, kv_heads)
+    q_heads = Sub (all_but_keys, kv_heads)
+    parts = Concat <axis = 0> (q_heads, kv_heads, kv_heads)
+"""
+
+_PLAIN = """
+    q, k, v = Split <axis = 1> (heads, parts)
+"""
+
+# The first channels turn, as many as the tables are wide.
+_ROTARY = """
+    q_before, k_before, v = Split <axis = 1> (heads, parts)
+    half = Shape <start = 1, end = 2> (cos)
+    turned = Add (half, half)
+    unturned = Sub (width, turned)
+    channels = Concat <axis = 0> (turned, unturned)
+    q_turn, q_rest = Split <axis = 3> (q_before, channels)
+    k_turn, k_rest = Split <axis = 3> (k_before, channels)
+    q_turned = RotaryEmbedding (q_turn, cos, sin, positions)
+    k_turned = RotaryEmbedding (k_turn, cos, sin, positions)
+    q = Concat <axis = 3> (q_turned, q_rest)
+    k = Concat <axis = 3> (k_turned, k_rest)
+"""
+
+# Keys and values into the buffer; then every slot up to the own position is seen, as far back
+# as the window reaches. A window of -1 is none.
+_ATTEND = """
+    present_key = TensorScatter <axis = 2> (past_key, k, past)
+    present_value = TensorScatter <axis = 2> (past_value, v, past)
+    capacity_1d = Shape <start = 2, end = 3> (past_key)
+    capacity = Squeeze (capacity_1d)
+    slots = Range (zero, capacity, one)
+    outer_axes = Constant <value_ints = [1, 3]> ()
+    positions_4d = Unsqueeze (positions, outer_axes)
+    distance = Sub (positions_4d, slots)
+    not_later = GreaterOrEqual (distance, zero)
+    given_window = Constant <value_int: int = @local_window_size> ()
+    is_windowed = Greater (given_window, zero)
+    unbounded = Constant <value_int = 4611686018427387904> ()
+    window = Where (is_windowed, given_window, unbounded)
+    not_too_old = Less (distance, window)
+    seen = And (not_later, not_too_old)
+    attended = Attention <scale: float = @scale, softcap: float = @softcap>
+        (q, present_key, present_value, seen)
+    by_token = Transpose <perm = [0, 2, 1, 3]> (attended)
+    merged = Constant <value_ints = [0, 0, -1]> ()
+    output = Reshape (by_token, merged)
+"""
+
+_ATTRIBUTES = "num_heads, kv_num_heads, scale, do_rotary, local_window_size, softcap"
+_INPUTS = "query, key, value, past_key, past_value, seqlens_k, total"
+
+
+def _attention(inputs: str, *parts: str) -> str:
+    return f"""
+<domain: "com.microsoft", opset_import: ["" : 24]>
+GroupQueryAttention <{_ATTRIBUTES}> ({inputs}) => (output, present_key, present_value)
+{{{"".join(parts)}}}
+"""
+
+
+BODIES = {
+    "FusedMatMul": _FUSED_MATMUL,
+    "GroupQueryAttention": _attention(_INPUTS, _STEP, _PLAIN, _ATTEND),
+    "GroupQueryAttention, rotary": _attention(f"{_INPUTS}, cos, sin", _STEP, _ROTARY, _ATTEND),
+}
+"""The text of each body. A model is rotary in every layer or in none."""
+
+
+def body(name: str) -> FunctionProto:
+    """The function of that name in `BODIES`."""
+    return onnx.parser.parse_function(BODIES[name])
+
+
+def attach_bodies(model: ModelProto) -> None:
+    """Give every custom node of a finished graph its body, in place."""
+    nodes = [node for node in model.graph.node if node.domain == "com.microsoft"]
+    names = {
+        f"{node.op_type}, rotary" if _is_rotary(node) else node.op_type for node in nodes
+    }
+    model.functions.extend(body(name) for name in sorted(names))
+
+
+def _is_rotary(node: NodeProto) -> bool:
+    return any(a.name == "do_rotary" and a.i for a in node.attribute)

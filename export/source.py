@@ -1,0 +1,115 @@
+"""What is exported: a checkpoint folder, or a live module built from `ortolan.modeling`."""
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from torch import Tensor
+
+from ortolan.export.errors import OptionError
+from ortolan.modeling import Decoder, TransformerConfig, read_config
+from ortolan.modeling.checkpoint import (
+    checkpoint_sha256,
+    limit_context,
+    open_weights,
+)
+from ortolan.modeling.positions import tables
+from ortolan.modeling.weights import ModuleWeights, Weights
+from ortolan.runtime.manifest import Tokens
+
+COMPANIONS = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
+"""Files of a checkpoint that a bundle takes along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A model to export.
+
+    Attributes:
+        config: the model, with the context that was asked for.
+        weights: its weights by our names.
+        tables: its fixed tables, by the names of the initializers.
+        sha256: of everything that decides what it computes.
+        companions: files to take along, by name.
+        tokens: ids with a meaning.
+    """
+
+    config: TransformerConfig
+    weights: Weights
+    tables: dict[str, Tensor]
+    sha256: str
+    companions: dict[str, Path]
+    tokens: Tokens
+
+
+def open_source(
+    source: str | Path | Decoder, *, tokenizer: str | Path | None, max_context: int | None
+) -> Source:
+    """Open a checkpoint folder, or a module.
+
+    Args:
+        source: the folder or the module.
+        tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
+        max_context: tokens that shall fit; the model's own by default.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+        ConfigError: the model cannot be exported like this.
+        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        OptionError: there is no tokenizer where one was said to be.
+    """
+    if isinstance(source, Decoder):
+        config, folder = source.config, None
+        weights: Weights = ModuleWeights(source)
+        digest = _module_sha256(source)
+    else:
+        config, folder = read_config(source), Path(source)
+        weights = open_weights(folder, config)
+        digest = checkpoint_sha256(folder)
+    companions = {
+        name: folder / name for name in COMPANIONS if folder and (folder / name).is_file()
+    }
+    if tokenizer is not None:
+        companions["tokenizer.json"] = Path(tokenizer)
+        if not companions["tokenizer.json"].is_file():
+            raise OptionError(f"{tokenizer}: expected a tokenizer.json, got no such file.")
+    limited = limit_context(config, max_context)
+    return Source(
+        config=limited,
+        weights=weights,
+        tables=tables(limited),
+        sha256=digest,
+        companions=companions,
+        tokens=_tokens(config, companions.get("generation_config.json")),
+    )
+
+
+def _module_sha256(module: Decoder) -> str:
+    digest = sha256(repr(module.config).encode())
+    for name, parameter in module.named_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(-1).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _tokens(config: TransformerConfig, generation_config: Path | None) -> Tokens:
+    """Special ids: generation_config.json knows the ends of a turn that config.json omits."""
+    eos = config.eos_token_ids
+    if generation_config is not None:
+        try:
+            value = json.loads(generation_config.read_bytes()).get("eos_token_id")
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise OptionError(
+                f"{generation_config}: expected a JSON object, got {error}."
+            ) from error
+        if value is not None:
+            eos = tuple(value) if isinstance(value, list) else (value,)
+    special = (config.bos_token_id, *eos, config.pad_token_id)
+    outside = [i for i in special if i is not None and not 0 <= i < config.vocab_size]
+    if outside:
+        raise OptionError(
+            f"special tokens: expected ids below {config.vocab_size}, got {outside}. "
+            "Correct config.json or generation_config.json."
+        )
+    return Tokens(bos=config.bos_token_id, eos=eos, pad=config.pad_token_id)

@@ -1,0 +1,56 @@
+"""The cache that a decoder carries from step to step.
+
+Knows buffers and lengths. Updates are functional: a step takes the old buffers and returns
+new ones, which is what a traced graph can express.
+
+Shape letters: B batch, S new tokens, K key/value heads, C capacity, D head width.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ortolan.modeling.config import TransformerConfig
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one layer, `(B, K, C, D)` each."""
+
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How long each row is when a step is done.
+
+    Attributes:
+        seqlens_k: int32 `(B,)`; valid tokens of each row after this step, minus one.
+        total: int32 `()`; the longest row after this step.
+    """
+
+    seqlens_k: Tensor
+    total: Tensor
+
+    def positions(self, new_tokens: int) -> Tensor:
+        """Position of each new token, int64 `(B, S)`.
+
+        A step whose total equals its own length is a first prompt: every row starts at 0, and
+        shorter rows are padded on the right.
+        """
+        past_B = self.seqlens_k.long() + 1 - new_tokens
+        past_B = torch.where(self.total == new_tokens, torch.zeros_like(past_B), past_B)
+        return past_B[:, None] + torch.arange(new_tokens, device=past_B.device)
+
+
+def empty_cache(config: TransformerConfig, *, batch: int, capacity: int) -> list[LayerCache]:
+    """Zeroed float32 buffers for every layer."""
+    return [
+        LayerCache(
+            torch.zeros(batch, a.num_kv_heads, capacity, a.head_dim),
+            torch.zeros(batch, a.num_kv_heads, capacity, a.head_dim),
+        )
+        for a in (block.attention for block in config.blocks)
+    ]

@@ -1,0 +1,32 @@
+"""Hugging Face's names of activations, and ours."""
+
+from ortolan.modeling.config import Activation
+from ortolan.modeling.errors import ConfigError
+
+NAMES: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def read_activation(name: str) -> Activation:
+    """Our name of an activation.
+
+    Raises:
+        ConfigError: an activation that Ortolan does not have.
+    """
+    if name not in NAMES:
+        raise ConfigError(
+            f"activation: expected one of {', '.join(NAMES)}, got {name!r}. "
+            "This checkpoint cannot be loaded faithfully."
+        )
+    return NAMES[name]
+
+
+def write_activation(activation: Activation) -> str:
+    """Hugging Face's name, the first that `NAMES` has for it."""
+    return next(name for name, ours in NAMES.items() if ours == activation)

@@ -1,0 +1,154 @@
+"""Llama 2 and 3, TinyLlama, SmolLM2 (Touvron et al. 2023); the base of many families.
+
+`llama_like` serves every family that differs from Llama by values alone.
+"""
+
+from ortolan.modeling.config import (
+    Activation,
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    NormConfig,
+    RotaryPositions,
+    TransformerConfig,
+)
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.rope import read_rotary, write_rotary
+from ortolan.modeling.weights import Target
+
+BASE_MODEL_PREFIX = "model"
+
+WEIGHTS: dict[str, Target | None] = {
+    "model.embed_tokens.weight": Target("embedding.weight"),
+    "model.layers.{}.input_layernorm.weight": Target("blocks.{}.attention_norm.weight"),
+    "model.layers.{}.self_attn.q_proj.weight": Target("blocks.{}.attention.qkv.weight"),
+    "model.layers.{}.self_attn.k_proj.weight": Target("blocks.{}.attention.qkv.weight"),
+    "model.layers.{}.self_attn.v_proj.weight": Target("blocks.{}.attention.qkv.weight"),
+    "model.layers.{}.self_attn.q_proj.bias": Target("blocks.{}.attention.qkv.bias"),
+    "model.layers.{}.self_attn.k_proj.bias": Target("blocks.{}.attention.qkv.bias"),
+    "model.layers.{}.self_attn.v_proj.bias": Target("blocks.{}.attention.qkv.bias"),
+    "model.layers.{}.self_attn.o_proj.weight": Target("blocks.{}.attention.out.weight"),
+    "model.layers.{}.self_attn.o_proj.bias": Target("blocks.{}.attention.out.bias"),
+    "model.layers.{}.post_attention_layernorm.weight": Target("blocks.{}.feed_forward_norm.weight"),
+    "model.layers.{}.mlp.gate_proj.weight": Target("blocks.{}.feed_forward.gate_up.weight"),
+    "model.layers.{}.mlp.up_proj.weight": Target("blocks.{}.feed_forward.gate_up.weight"),
+    "model.layers.{}.mlp.gate_proj.bias": Target("blocks.{}.feed_forward.gate_up.bias"),
+    "model.layers.{}.mlp.up_proj.bias": Target("blocks.{}.feed_forward.gate_up.bias"),
+    "model.layers.{}.mlp.down_proj.weight": Target("blocks.{}.feed_forward.down.weight"),
+    "model.layers.{}.mlp.down_proj.bias": Target("blocks.{}.feed_forward.down.bias"),
+    "model.norm.weight": Target("final_norm.weight"),
+    "lm_head.weight": Target("head.weight"),
+    # Tables that old versions of transformers saved; they follow from the config.
+    "model.layers.{}.self_attn.rotary_emb.inv_freq": None,
+}
+
+
+def config(hf: ConfigReader) -> TransformerConfig:
+    """A `LlamaConfig` of Hugging Face as a `TransformerConfig`."""
+    bias = hf.get("attention_bias", bool, False)
+    return llama_like(
+        hf,
+        model_type="llama",
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=hf.get("mlp_bias", bool, False),
+        windows=(None,) * hf.get("num_hidden_layers", int),
+    )
+
+
+def llama_like(
+    hf: ConfigReader,
+    *,
+    model_type: str,
+    qkv_bias: bool,
+    out_bias: bool,
+    mlp_bias: bool,
+    windows: tuple[int | None, ...],
+) -> TransformerConfig:
+    """A pre-norm, rotary, gated decoder; `windows` has the sliding window of each layer."""
+    width, heads = hf.get("hidden_size", int), hf.get("num_attention_heads", int)
+    head_dim = hf.get("head_dim", int, width // heads)
+    context_length = hf.get("max_position_embeddings", int)
+    norm = NormConfig(kind="rms", eps=hf.get("rms_norm_eps", float, 1e-6))
+    feed_forward = FeedForwardConfig(
+        kind="gated",
+        intermediate_size=hf.get("intermediate_size", int),
+        activation=read_activation(hf.get("hidden_act", str, "silu")),
+        bias=mlp_bias,
+    )
+    kv_heads = hf.get("num_key_value_heads", int, heads)
+    blocks = tuple(
+        BlockConfig(
+            attention=AttentionConfig(
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=head_dim,
+                scale=head_dim**-0.5,
+                qkv_bias=qkv_bias,
+                out_bias=out_bias,
+                sliding_window=window,
+            ),
+            feed_forward=feed_forward,
+            norm=norm,
+        )
+        for window in windows
+    )
+    bos, pad = hf.token_ids("bos_token_id"), hf.token_ids("pad_token_id")
+    return TransformerConfig(
+        model_type=model_type,
+        vocab_size=hf.get("vocab_size", int),
+        hidden_size=width,
+        context_length=context_length,
+        positions=read_rotary(hf, head_dim=head_dim, context_length=context_length),
+        blocks=blocks,
+        final_norm=norm,
+        tied_head=hf.get("tie_word_embeddings", bool, False),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=hf.token_ids("eos_token_id"),
+        pad_token_id=pad[0] if pad else None,
+    )
+
+
+def hf_config(config: TransformerConfig) -> dict[str, object]:
+    """The `config.json` of a Llama that computes what `config` says."""
+    first = config.blocks[0]
+    return llama_like_hf_config(config, architecture="LlamaForCausalLM") | {
+        "attention_bias": first.attention.qkv_bias,
+        "mlp_bias": first.feed_forward.bias,
+    }
+
+
+def llama_like_hf_config(config: TransformerConfig, *, architecture: str) -> dict[str, object]:
+    """The keys that Llama-like families share.
+
+    Raises:
+        ConfigError: the model is not of this shape and cannot be written in this format.
+    """
+    first, positions = config.blocks[0], config.positions
+    activation: Activation = first.feed_forward.activation
+    if not isinstance(positions, RotaryPositions) or first.feed_forward.kind != "gated":
+        raise ConfigError(
+            f"{config.model_type}: expected rotary positions and a gated feed-forward, got "
+            f"{type(positions).__name__} and {first.feed_forward.kind}. Save in another format."
+        )
+    return {
+        "architectures": [architecture],
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": first.feed_forward.intermediate_size,
+        "num_hidden_layers": len(config.blocks),
+        "num_attention_heads": first.attention.num_heads,
+        "num_key_value_heads": first.attention.num_kv_heads,
+        "head_dim": first.attention.head_dim,
+        "max_position_embeddings": config.context_length,
+        "hidden_act": write_activation(activation),
+        "rms_norm_eps": first.norm.eps,
+        "tie_word_embeddings": config.tied_head,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids) or None,
+        "pad_token_id": config.pad_token_id,
+        **write_rotary(positions),
+    }

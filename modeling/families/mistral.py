@@ -1,0 +1,28 @@
+"""Mistral (Jiang et al. 2023): Llama with a sliding window in every layer."""
+
+from ortolan.modeling.config import TransformerConfig
+from ortolan.modeling.families import llama
+from ortolan.modeling.families.reader import ConfigReader
+
+BASE_MODEL_PREFIX = llama.BASE_MODEL_PREFIX
+WEIGHTS = llama.WEIGHTS
+
+
+def config(hf: ConfigReader) -> TransformerConfig:
+    """A `MistralConfig` of Hugging Face as a `TransformerConfig`."""
+    window = hf.get("sliding_window", int, None)
+    return llama.llama_like(
+        hf,
+        model_type="mistral",
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        windows=(window,) * hf.get("num_hidden_layers", int),
+    )
+
+
+def hf_config(config: TransformerConfig) -> dict[str, object]:
+    """The `config.json` of a Mistral that computes what `config` says."""
+    return llama.llama_like_hf_config(config, architecture="MistralForCausalLM") | {
+        "sliding_window": config.blocks[0].attention.sliding_window
+    }

@@ -1,0 +1,105 @@
+"""Reads a Hugging Face `config.json` and notices what nobody read.
+
+A key that is not understood may change what the model computes (a new kind of rope scaling,
+say), so it is an error, never dropped.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar, overload
+
+from ortolan.modeling.errors import ConfigError
+
+T = TypeVar("T")
+
+IRRELEVANT = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention
+    architectures attention_dropout attn_pdrop attribute_map auto_map bad_words_ids
+    begin_suppress_tokens chunk_size_feed_forward cross_attention_hidden_size
+    decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id id2label initializer_range is_decoder
+    is_encoder_decoder label2id length_penalty max_length min_length model_type
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
+    output_hidden_states output_scores prefix pretraining_tp problem_type pruned_heads
+    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version
+    typical_p use_bfloat16 use_cache
+    """.split()
+)
+"""Keys of Hugging Face configs that do not change a forward pass of inference."""
+
+
+class ConfigReader:
+    """The values of one config, and which of them were read.
+
+    Args:
+        values: the parsed JSON object.
+        name: where it came from, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, object], name: str = "config.json") -> None:
+        self._values = values
+        self._name = name
+        self._read: set[str] = set()
+
+    @overload
+    def get(self, key: str, kind: type[T]) -> T: ...
+    @overload
+    def get(self, key: str, kind: type[T], default: T) -> T: ...
+    @overload
+    def get(self, key: str, kind: type[T], default: None) -> T | None: ...
+
+    def get(self, key: str, kind: type[T], default: object = ...) -> object:
+        """The value of `key`, or `default` where it is absent or null.
+
+        Raises:
+            ConfigError: absent without a default, or not a `kind`.
+        """
+        self._read.add(key)
+        value = self._values.get(key)
+        if value is None:
+            if default is ...:
+                raise ConfigError(
+                    f"{self._name}: expected {key}, got nothing. Is this the model's own config?"
+                )
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(
+                f"{self._name}: expected {key} to be a {kind.__name__}, got {value!r}."
+            )
+        return value
+
+    def nested(self, key: str) -> "ConfigReader | None":
+        """The object under `key` as a reader of its own; None where absent or null."""
+        values = self.get(key, dict, None)
+        return None if values is None else ConfigReader(values, f"{self._name}: {key}")
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """The ids under `key`, which Hugging Face writes as null, a number or a list."""
+        self._read.add(key)
+        value = self._values.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            raise ConfigError(f"{self._name}: expected {key} to be token ids, got {value!r}.")
+        return tuple(ids)
+
+    def skip(self, *keys: str) -> None:
+        """Declare keys that this family knows to be irrelevant."""
+        self._read.update(keys)
+
+    def finish(self) -> None:
+        """Raise ConfigError if a key was left unread that may matter."""
+        unread = sorted(
+            key
+            for key, value in self._values.items()
+            if key not in self._read and key not in IRRELEVANT and value is not None
+        )
+        if unread:
+            raise ConfigError(
+                f"{self._name}: expected only keys whose effect is known, got {', '.join(unread)}. "
+                "Remove them if they do not change what the model computes."
+            )

@@ -1,0 +1,120 @@
+"""Rotary positions as Hugging Face configs write them, both ways.
+
+Old configs have `rope_theta` and `rope_scaling`; since transformers 5 both are in
+`rope_parameters`.
+"""
+
+import math
+
+from ortolan.modeling.config import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotaryPositions,
+    RotaryScaling,
+    YarnScaling,
+)
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families.reader import ConfigReader
+
+
+def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> RotaryPositions:
+    """The rotary positions that a config describes.
+
+    Raises:
+        ConfigError: a kind of scaling that Ortolan does not have, or a key it does not know.
+    """
+    nested = hf.nested("rope_parameters")
+    legacy = hf.nested("rope_scaling")
+    rope = nested or legacy or ConfigReader({})
+    theta = rope.get("rope_theta", float, None) or hf.get("rope_theta", float, 10_000.0)
+    # Where both places hold a value, they are written by the same library and agree.
+    fraction = rope.get("partial_rotary_factor", float, None)
+    fraction = fraction or hf.get("partial_rotary_factor", float, 1.0)
+    hf.skip("rope_theta", "partial_rotary_factor")
+    scaling = _read_scaling(rope, context_length)
+    rope.finish()
+    return RotaryPositions(dim=int(head_dim * fraction), theta=theta, scaling=scaling)
+
+
+def _read_scaling(rope: ConfigReader, context_length: int) -> RotaryScaling | None:
+    kind = rope.get("rope_type", str, None) or rope.get("type", str, "default")
+    rope.skip("type")
+    if kind == "default":
+        return None
+    factor = rope.get("factor", float)
+    if kind == "linear":
+        return LinearScaling(factor=factor)
+    original = rope.get("original_max_position_embeddings", int, context_length)
+    if kind == "dynamic":
+        # transformers ignores the original length here, so a faithful reader does too.
+        return DynamicNTKScaling(factor=factor, original_context=context_length)
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=factor,
+            low_freq_factor=rope.get("low_freq_factor", float),
+            high_freq_factor=rope.get("high_freq_factor", float),
+            original_context=original,
+        )
+    if kind == "yarn":
+        return YarnScaling(
+            factor=factor,
+            original_context=original,
+            attention_factor=_yarn_attention_factor(rope, factor),
+            beta_fast=rope.get("beta_fast", float, 32.0),
+            beta_slow=rope.get("beta_slow", float, 1.0),
+            truncate=rope.get("truncate", bool, True),
+        )
+    raise ConfigError(
+        "rope_scaling: expected one of default, linear, dynamic, llama3, yarn, "
+        f"got {kind!r}. This checkpoint cannot be loaded faithfully."
+    )
+
+
+def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float:
+    """The paper's recommendation, unless the config says otherwise."""
+
+    def recommended(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    explicit = rope.get("attention_factor", float, None)
+    numerator = rope.get("mscale", float, None)
+    denominator = rope.get("mscale_all_dim", float, None)
+    if explicit is not None:
+        return explicit
+    if numerator and denominator:
+        return recommended(numerator) / recommended(denominator)
+    return recommended(1.0)
+
+
+def write_rotary(positions: RotaryPositions) -> dict[str, object]:
+    """The keys `rope_theta` and `rope_scaling`, which every version of transformers reads."""
+    keys: dict[str, object] = {"rope_theta": positions.theta}
+    match positions.scaling:
+        case LinearScaling() as scaling:
+            keys["rope_scaling"] = {"rope_type": "linear", "factor": scaling.factor}
+        case DynamicNTKScaling() as scaling:
+            keys["rope_scaling"] = {"rope_type": "dynamic", "factor": scaling.factor}
+            # The length from which this kind stretches is the config's own.
+            keys["max_position_embeddings"] = scaling.original_context
+        case Llama3Scaling() as scaling:
+            keys["rope_scaling"] = {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_context,
+            }
+        case YarnScaling() as scaling:
+            keys["rope_scaling"] = {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "attention_factor": scaling.attention_factor,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "truncate": scaling.truncate,
+                "original_max_position_embeddings": scaling.original_context,
+            }
+        case None:
+            keys["rope_scaling"] = None
+    return keys

@@ -1,0 +1,19 @@
+"""Linear layers that hold several projections in one matrix.
+
+One wide product runs faster than several narrow ones, so queries, keys and values share a
+matrix, and so do gate and up. Checkpoints keep them apart: `parts` says where to cut.
+"""
+
+from torch import nn
+
+
+class PackedLinear(nn.Linear):
+    """`nn.Linear` whose output rows belong to several projections.
+
+    Attributes:
+        parts: rows of each projection, in order; their sum is `out_features`.
+    """
+
+    def __init__(self, in_features: int, parts: tuple[int, ...], *, bias: bool) -> None:
+        super().__init__(in_features, sum(parts), bias=bias)
+        self.parts = parts

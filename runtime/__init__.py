@@ -1,0 +1,127 @@
+"""Runs a bundle: numpy and onnxruntime, no PyTorch.
+
+    from ortolan.runtime import Sampling, load
+
+    model = load("bundle/")
+    print(model.generate("def main(", max_new_tokens=64).text)
+    for piece in model.stream("def main(", sampling=Sampling(temperature=0.8, top_p=0.95)):
+        print(piece, end="", flush=True)
+
+Importing this package loads neither numpy nor onnxruntime: the names below come on first use, so
+that a bundle can be inspected on a machine without them.
+
+onnxruntime sends telemetry unless it is told not to before its first import. Importing this
+package tells it so.
+"""
+
+import os
+import sys
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ortolan.runtime.errors import (
+    BundleError,
+    BundleFileError,
+    BundleNotFoundError,
+    CertificateError,
+    ContextLengthError,
+    DeviceError,
+    ForkedError,
+    GraphError,
+    InputError,
+    ManifestError,
+    MissingExtraError,
+    NumericError,
+    SamplingError,
+    TokenizerError,
+)
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle import Bundle, open_bundle
+    from ortolan.runtime.certificate import Report, verify
+    from ortolan.runtime.generate import Completion, TextStream, Timings
+    from ortolan.runtime.manifest import Manifest
+    from ortolan.runtime.model import Model, load
+    from ortolan.runtime.sampling import Sampling
+    from ortolan.runtime.sequence import Sequence
+    from ortolan.runtime.tokenizer import Tokenizer
+
+__all__ = [
+    "Bundle",
+    "BundleError",
+    "BundleFileError",
+    "BundleNotFoundError",
+    "CertificateError",
+    "Completion",
+    "ContextLengthError",
+    "DeviceError",
+    "ForkedError",
+    "GraphError",
+    "InputError",
+    "Manifest",
+    "ManifestError",
+    "MissingExtraError",
+    "Model",
+    "NumericError",
+    "Report",
+    "Sampling",
+    "SamplingError",
+    "Sequence",
+    "TextStream",
+    "Timings",
+    "Tokenizer",
+    "TokenizerError",
+    "load",
+    "open_bundle",
+    "verify",
+]
+
+_HOMES = {
+    "Bundle": "bundle",
+    "Completion": "generate",
+    "Manifest": "manifest",
+    "Model": "model",
+    "Report": "certificate",
+    "Sampling": "sampling",
+    "Sequence": "sequence",
+    "TextStream": "generate",
+    "Timings": "generate",
+    "Tokenizer": "tokenizer",
+    "load": "model",
+    "open_bundle": "bundle",
+    "verify": "certificate",
+}
+
+_TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
+
+
+def _switch_telemetry_off() -> None:
+    """Set the switch, unless the user has set it already, to whatever value."""
+    if _TELEMETRY_SWITCH in os.environ:
+        return
+    os.environ[_TELEMETRY_SWITCH] = "1"
+    if "onnxruntime" in sys.modules:
+        warnings.warn(
+            "onnxruntime was imported before ortolan.runtime and may send telemetry. Import "
+            f"ortolan.runtime first, or set {_TELEMETRY_SWITCH}=1 in the environment.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+_switch_telemetry_off()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return [*globals(), *(name for name in __all__ if name not in globals())]

@@ -1,0 +1,109 @@
+"""Every error that the runtime raises on purpose.
+
+Knows names and codes. Does not know when they are raised: that is written in the
+docstrings of the functions that raise them.
+
+    OrtolanError
+    ├── BundleError            something is wrong with a bundle on disk
+    │   ├── BundleNotFoundError    no folder, or no manifest.json in it
+    │   ├── ManifestError          torn, not JSON, wrong schema, unknown or missing field
+    │   ├── BundleFileError        a listed file is missing, resized, altered or a link
+    │   └── GraphError             an ONNX graph does what a bundle may not do
+    ├── DeviceError            device unknown, absent, or not one the bundle was made for
+    ├── InputError             a request is wrong: prompt, ids or options
+    │   ├── ContextLengthError     more tokens than the context of the bundle
+    │   ├── SamplingError          an option of `Sampling` is out of range
+    │   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
+    ├── NumericError           the model gave logits that are not finite
+    ├── CertificateError       a verification could not be carried out
+    ├── ForkedError            a session made before `os.fork()` was used in the child
+    └── MissingExtraError      a package of an extra is absent (also an `ImportError`)
+"""
+
+from typing import ClassVar
+
+from ortolan.errors import OrtolanError
+
+
+class BundleError(OrtolanError):
+    """Something is wrong with a bundle on disk."""
+
+    code: ClassVar[str] = "bundle"
+
+
+class BundleNotFoundError(BundleError):
+    """There is no folder, or the folder has no manifest.json."""
+
+    code: ClassVar[str] = "bundle-not-found"
+
+
+class ManifestError(BundleError):
+    """manifest.json is torn, is not JSON, or does not describe a bundle."""
+
+    code: ClassVar[str] = "manifest"
+
+
+class BundleFileError(BundleError):
+    """A listed file is missing, resized, altered, or not a plain file. Names the file."""
+
+    code: ClassVar[str] = "bundle-file"
+
+
+class GraphError(BundleError):
+    """An ONNX graph does what a bundle may not do. Names the graph file."""
+
+    code: ClassVar[str] = "graph"
+
+
+class DeviceError(OrtolanError):
+    """A device is unknown, absent, or not one the bundle was made for."""
+
+    code: ClassVar[str] = "device"
+
+
+class InputError(OrtolanError):
+    """A request is wrong: its prompt, ids or options."""
+
+    code: ClassVar[str] = "input"
+
+
+class ContextLengthError(InputError):
+    """A request needs more tokens than the context of the bundle."""
+
+    code: ClassVar[str] = "context-length"
+
+
+class SamplingError(InputError):
+    """An option of `Sampling` is out of range."""
+
+    code: ClassVar[str] = "sampling"
+
+
+class TokenizerError(InputError):
+    """The tokenizer cannot take this text or these ids, or the bundle has none."""
+
+    code: ClassVar[str] = "tokenizer"
+
+
+class NumericError(OrtolanError):
+    """The model gave logits that are not finite. Names the step."""
+
+    code: ClassVar[str] = "numeric"
+
+
+class CertificateError(OrtolanError):
+    """A verification could not be carried out; this is not a failed verification."""
+
+    code: ClassVar[str] = "certificate"
+
+
+class ForkedError(OrtolanError):
+    """A session made before `os.fork()` was used in the child process."""
+
+    code: ClassVar[str] = "forked"
+
+
+class MissingExtraError(OrtolanError, ImportError):
+    """A package of an extra is absent. Names the pip command that installs it."""
+
+    code: ClassVar[str] = "missing-extra"

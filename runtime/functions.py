@@ -1,0 +1,19 @@
+"""The function bodies that a portable bundle may carry.
+
+A model-local function gives a custom node a meaning in standard operators. Functions that call
+each other expand exponentially when a graph is loaded (1.4 kB can hang a loader), so a bundle
+may carry only bodies listed here: none of them calls another local function.
+
+Knows hashes. Does not know how the bodies are written: that is `ortolan.export.portable`.
+"""
+
+KNOWN_FUNCTIONS: frozenset[str] = frozenset(
+    {
+        # FusedMatMul
+        "aee0f910b952fda1a43dcb256f3e066c99f04360973202adf9cd1a025d346cb4",
+        # GroupQueryAttention, without and with rotary positions
+        "682bba767a9824ca1c4310157e7a66cb49c4c8165d149e2f0088d7165708ef3b",
+        "154b7284171d664fbfbdf0f4e6c69a23594a232d1d0f0e5c3ff16c9e57dbf9d8",
+    }
+)
+"""SHA-256, in lower-case hexadecimal, of each serialized body that an export writes."""

@@ -1,0 +1,120 @@
+"""Every numeric limit of the runtime, with its reason.
+
+A bundle is data from outside: each number below bounds what reading one may cost, or keeps a
+value away from a kernel that dies on it. A test stands at each limit and at limit + 1.
+
+Knows numbers. Does not know what is measured with them.
+"""
+
+# --- the folder -----------------------------------------------------------------------------
+
+FILE_NAME_PATTERN = r"\A[a-z0-9._-]{1,96}\Z"
+"""Flat and lower case, so that a name is the same file on every file system.
+
+`.` and `..` match as well; they are refused by name.
+"""
+
+MAX_MANIFEST_BYTES = 1 << 20
+"""1 MiB. A manifest of 512 layers is 200 kB; it is read before anything is known of it."""
+
+MAX_FILES = 256
+"""A bundle holds about ten files; sharded weights of the largest models come to some dozens."""
+
+MAX_FILE_BYTES = 1 << 44
+"""16 TiB, the largest file of common file systems: sums of sizes stay far from 2^63."""
+
+MAX_GRAPH_BYTES = 64 << 20
+"""64 MiB. Weights are outside, so a graph of 512 layers takes some MiB."""
+
+MAX_WHOLE_FILE_BYTES = 256 << 20
+"""256 MiB for what is read into memory whole: tokenizers (the largest are 40 MB), certificates."""
+
+HASH_CHUNK_BYTES = 1 << 20
+"""1 MiB: large enough for full disk speed, small enough for a smooth progress bar."""
+
+# --- the model ------------------------------------------------------------------------------
+
+MAX_LAYERS = 512
+"""Four times the deepest published decoders."""
+
+MAX_STATES = 4 * MAX_LAYERS
+"""A layer carries a key and a value; a recurrent one a convolution and a state besides."""
+
+MAX_STATE_RANK = 8
+"""Key and value caches have 4 axes; numpy and onnxruntime take more than 8, no model does."""
+
+MAX_VOCABULARY = 1 << 20
+"""Four times the largest published vocabularies. One row of logits stays within 4 MiB."""
+
+MAX_CONTEXT = 1 << 21
+"""2 Mi tokens, the longest published contexts; positions stay exact in float32 and int32."""
+
+MAX_HEADS = 1024
+"""Kernels truncate head counts to 32 bits: 2^32 becomes 0 and a division kills the process."""
+
+MAX_DIMENSION = 1 << 40
+"""1 Ti elements along one axis, more than any file holds; no product of sizes gets out of hand."""
+
+MAX_STOP_TOKENS = 64
+"""Models end with one to five tokens; each is compared at every step."""
+
+MAX_DEVICES = 16
+"""Names of device kinds, not of devices: cpu, cuda and a few more."""
+
+MAX_LABEL_LENGTH = 256
+"""Characters of a name inside a manifest: a graph input, a device, a version."""
+
+MAX_VERSIONS = 32
+"""Packages whose version the provenance lists; an export lists about six."""
+
+# --- graphs ---------------------------------------------------------------------------------
+
+MAX_NODES = 50_000
+"""A decoder of 512 layers has about 10,000 nodes; loading time grows faster than their number."""
+
+MAX_INITIALIZERS = 50_000
+"""A layer has about ten weights, three times that when they are quantized."""
+
+MAX_GRAPH_VALUES = 2 * MAX_STATES
+"""Inputs, or outputs, of one graph: its states and a handful of others."""
+
+MAX_NODE_EDGES = 4096
+"""Inputs, outputs or attributes of one node. Only Concat and Split have more than about 20."""
+
+MAX_OPSETS = 64
+"""Operator domains a graph imports; exporters leave a few unused ones behind."""
+
+MAX_FUNCTIONS = 16
+"""Portable bodies in one graph: one for each kind of custom node."""
+
+MAX_TENSOR_RANK = 16
+"""Axes of a tensor in a graph."""
+
+MAX_GRAPH_FIELDS = 2_000_000
+"""Protobuf fields of one graph, 40 for each of the most nodes.
+
+Two bytes of a file can become an object of 100 bytes; counted first, 64 MiB of them cannot
+fill the memory.
+"""
+
+# --- requests -------------------------------------------------------------------------------
+
+MAX_LOGIT_BIAS = 300
+"""Tokens that one request biases; OpenAI's limit, and enough to rule out a list of words."""
+
+MAX_SEED = 2**63 - 1
+"""The largest 64-bit signed integer, so that every language can write a seed down."""
+
+MAX_STOP_TEXTS = 16
+"""Stop texts of one request; each is followed through every character of the answer."""
+
+MAX_STOP_TEXT_BYTES = 1024
+"""1 KiB. A stop text is held back while it may still come, so a long one delays the answer."""
+
+# --- tokenizers -----------------------------------------------------------------------------
+
+MAX_TEXT_GROWTH = 256
+"""Factor by which a tokenizer may lengthen text; the Unicode tables of published ones reach 40."""
+
+MAX_POST_PROCESSOR_BYTES = 16 << 10
+"""16 KiB. Published post-processors take 2 kB; the tokens they add grow with the square of it."""

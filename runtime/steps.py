@@ -1,0 +1,157 @@
+"""Prefill and decode: tokens in, logits out, states updated in a cache.
+
+Knows ids, rows and lengths. Does not know text, sampling, or when to stop.
+
+Prefill takes one row at a time, in chunks: kernels take several new tokens over a past only for
+a batch of 1, and work can be cancelled only between calls. Decode takes one token for every row.
+
+Shape letters: B rows, R positions, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.cache import Cache
+from ortolan.runtime.session import Engine, Step
+
+__all__ = ["CHUNK", "Decoder", "feed", "prefill"]
+
+CHUNK = 512
+"""New tokens of one prefill call: near full speed, and cancelled within about a second."""
+
+
+def feed(
+    engine: Engine,
+    cache: Cache,
+    ids: Sequence[int],
+    *,
+    positions: Sequence[int],
+    row: int = 0,
+    logits_RV: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Append tokens to a row in one call of the graph.
+
+    Args:
+        engine: the sessions to compute with.
+        cache: whose states to append to.
+        ids: at least one id, each within the vocabulary.
+        positions: indices into `ids` to give logits for, at least one.
+        row: which row of the cache.
+        logits_RV: where to write the logits; `None` for a new array.
+
+    Returns:
+        The logits, `(R, V)`.
+
+    Raises:
+        ContextLengthError: the row would be longer than the context; nothing has changed.
+    """
+    length = cache.lengths[row] + len(ids)
+    # a total beyond the capacity would make the kernel give a longer buffer than the one bound
+    cache.reserve(length)
+    step = Step(engine, batch=1, new_tokens=len(ids), positions=len(positions), logits=logits_RV)
+    step.ids[0] = ids
+    step.last_index[0] = length - 1
+    step.total[()] = length
+    step.positions[0] = positions
+    step.bind(cache.buffers(row))
+    step.run()
+    cache.lengths[row] = length
+    logits: NDArray[np.float32] = step.logits[0]
+    return logits
+
+
+def prefill(
+    engine: Engine,
+    cache: Cache,
+    ids: Sequence[int],
+    *,
+    row: int = 0,
+    chunk: int = CHUNK,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> NDArray[np.float32] | None:
+    """Append tokens to a row, a chunk at a time.
+
+    Args:
+        engine: the sessions to compute with.
+        cache: whose states to append to.
+        ids: at least one id, each within the vocabulary.
+        row: which row of the cache.
+        chunk: most new tokens of one call.
+        cancelled: asked before every call.
+
+    Returns:
+        The logits of the last position, `(V,)`; `None` when it was cancelled, after which the
+        row holds the chunks before that.
+
+    Raises:
+        ContextLengthError: the row would be longer than the context; nothing has changed.
+    """
+    cache.reserve(cache.lengths[row] + len(ids))
+    logits: NDArray[np.float32] | None = None
+    for start in range(0, len(ids), chunk):
+        if cancelled():
+            return None
+        part = ids[start : start + chunk]
+        # One position of every chunk, though only the last chunk's is of use: not every kernel
+        # is to be trusted with an empty tensor, and one row of logits is nothing beside a chunk.
+        logits = feed(engine, cache, part, positions=[len(part) - 1], row=row)[0]
+    return logits
+
+
+class Decoder:
+    """Appends one token to every row of a cache per step.
+
+    Everything is bound once per capacity: a step writes a few numbers, runs the graph and gives
+    its logits in place. Not to be used from two threads at once.
+    """
+
+    __slots__ = ("_cache", "_capacity", "_ids_B", "_last_index_B", "_logits_BV", "_step", "_total")
+
+    def __init__(self, engine: Engine, cache: Cache) -> None:
+        self._cache = cache
+        self._step = Step(engine, batch=cache.batch, new_tokens=1, positions=1)
+        self._ids_B = self._step.ids[:, 0]
+        self._last_index_B = self._step.last_index
+        self._total = self._step.total
+        self._logits_BV = self._step.logits[:, 0]
+        self._capacity = 0
+
+    def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float32]:
+        """Write one token per row and compute what follows it.
+
+        A row that is to stay as it is gets its last token and its length once more: the same
+        values are written to the same place.
+
+        Args:
+            tokens: one id per row, each within the vocabulary.
+            lengths: of each row after the step; a row's token stands at its length minus one.
+
+        Returns:
+            Logits `(B, V)`, overwritten by the next step.
+
+        Raises:
+            ContextLengthError: a row would be longer than the context; nothing has changed.
+        """
+        total = max(lengths)
+        if total > self._capacity or self._capacity != self._cache.capacity:
+            self._rebind(total)
+        for row, token in enumerate(tokens):
+            self._ids_B[row] = token
+            self._last_index_B[row] = lengths[row] - 1
+        self._total[()] = total
+        self._step.run()
+        self._cache.lengths[:] = lengths
+        return self._logits_BV
+
+    def release(self) -> None:
+        """Let go of the cache's buffers until the next step."""
+        self._step.release()
+        self._capacity = 0
+
+    def _rebind(self, total: int) -> None:
+        self.release()
+        self._cache.reserve(total)
+        self._step.bind(self._cache.buffers())
+        self._capacity = self._cache.capacity

@@ -1,0 +1,144 @@
+"""Text to token ids and back.
+
+Knows the `tokenizers` library, and is the only module that does: its panics, which Python code
+does not expect, end here. Does not know prompts, templates, or which ids end a text.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import index
+
+import tokenizers
+
+from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.token_stream import TokenStream, open_stream
+from ortolan.runtime.tokenizer_file import Outline, read_outline
+
+__all__ = ["TokenStream", "Tokenizer"]
+
+
+class Tokenizer:
+    """The tokenizer of a bundle. Threads may share it.
+
+    Attributes:
+        vocab_size: ids are in `[0, vocab_size)`.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, outline: Outline, vocab_size: int) -> None:
+        """Wrap a loaded tokenizer; `from_bytes` is the way to make one."""
+        self._library = library
+        self._decoder = outline.decoder
+        self.vocab_size = vocab_size
+        added = library.get_added_tokens_decoder().values()
+        self._special = frozenset(token.content for token in added if token.special)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, model_vocab_size: int | None = None) -> "Tokenizer":
+        """Load a tokenizer from the content of a tokenizer.json.
+
+        Truncation and padding that the file asks for are left out: a prompt is taken whole.
+
+        Args:
+            data: the file.
+            model_vocab_size: number of logits of the model, at least that of the tokenizer.
+                Models often pad it; the padding has no text. `None` takes the tokenizer's own.
+
+        Raises:
+            TokenizerError: the file is broken, asks for too much, or has ids beyond the model's.
+        """
+        outline = read_outline(data)
+        with _library_errors("tokenizer.json", "Copy the file again."):
+            library = tokenizers.Tokenizer.from_buffer(data)
+            library.no_truncation()
+            library.no_padding()
+            own_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        if model_vocab_size is not None and own_size > model_vocab_size:
+            raise TokenizerError(
+                f"tokenizer.json: expected ids below the model's {model_vocab_size}, "
+                f"got {own_size - 1}. Take the tokenizer that belongs to the model."
+            )
+        return cls(library, outline, own_size if model_vocab_size is None else model_vocab_size)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text.
+
+        Special tokens that are written out in the text are taken for special tokens.
+
+        Args:
+            text: any text without lone surrogates.
+            add_special_tokens: let the tokenizer add what it puts around a text.
+
+        Raises:
+            TokenizerError: the text is not one, or the tokenizer fails on it.
+        """
+        if not isinstance(text, str):
+            raise TokenizerError(f"text: expected a str, got {type(text).__name__}. Decode it.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"text: expected Unicode, got half a surrogate pair at index {error.start}. "
+                "Decode the source of the text as UTF-8 or UTF-16."
+            ) from None
+        with _library_errors("text", "Its tokenizer cannot take this text; change the text."):
+            encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
+            ids: list[int] = encoding.ids
+            return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ids.
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary, or the tokenizer fails on them.
+        """
+        return self._decode(
+            [self._checked(token) for token in ids], skip_special_tokens=skip_special_tokens
+        )
+
+    def stream(self, *, skip_special_tokens: bool = True) -> TokenStream:
+        """Return a stream whose pieces, joined, are what `decode` gives for all its tokens.
+
+        The work for a token does not grow with the text. Decoders of published language models
+        give text as it comes; an unknown one gives all of it at the end.
+        """
+
+        def lookup(token: int) -> str | None:
+            text: str | None = self._library.id_to_token(self._checked(token))
+            return None if skip_special_tokens and text in self._special else text
+
+        def decode(ids: Sequence[int]) -> str:
+            return self._decode(ids, skip_special_tokens=skip_special_tokens)
+
+        return open_stream(self._decoder, lookup, decode)
+
+    def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        with _library_errors("ids", "Its tokenizer cannot decode them; check the bundle."):
+            text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
+            return text
+
+    def _checked(self, token: int) -> int:
+        """Return an id that is inside the vocabulary, as a plain int."""
+        try:
+            plain = index(token)
+        except TypeError:
+            plain = -1
+        if not 0 <= plain < self.vocab_size:
+            raise TokenizerError(
+                f"id: expected an integer from 0 to {self.vocab_size - 1}, got {token!r}. "
+                "Take ids from this tokenizer or its model."
+            )
+        return plain
+
+
+@contextmanager
+def _library_errors(what: str, advice: str) -> Iterator[None]:
+    """Turn whatever the library raises into a TokenizerError."""
+    try:
+        yield
+    except BaseException as error:
+        # a panic of the library is no Exception, and its class cannot be imported
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(
+            f"{what}: expected something the tokenizer can take, got {error}. {advice}"
+        ) from error

@@ -1,0 +1,45 @@
+"""Ortolan: a transformer trained in PyTorch, generating on a small machine.
+
+    import ortolan
+
+    bundle = ortolan.export("checkpoint/", "bundle/")  # needs ortolan[export]
+    model = ortolan.load("bundle/")                    # needs ortolan[cpu]
+    print(model.generate("def main(", max_new_tokens=64).text)
+
+Importing this module loads none of the rooms: `modeling`, `export` and `runtime` come on
+first use, so that a device without PyTorch never asks for it.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortolan.errors import OrtolanError
+
+if TYPE_CHECKING:
+    from ortolan import modeling, runtime
+    from ortolan.export.pipeline import export
+    from ortolan.runtime import load
+
+__all__ = ["OrtolanError", "__version__", "export", "load", "modeling", "runtime"]
+
+__version__ = "0.1.0"
+
+_ROOMS = ("modeling", "export", "runtime")
+_missing = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]
+if _missing:
+    raise ImportError(
+        f"ortolan: expected the folders {', '.join(_ROOMS)} beside this file, "
+        f"missing {', '.join(_missing)}. This checkout has no symbolic links. "
+        "Run `git config core.symlinks true` and `git checkout -- src`, or install a wheel."
+    )
+del _missing
+
+
+def __getattr__(name: str) -> Any:
+    """Import a room, or `load`, when it is first asked for."""
+    if name in _ROOMS:
+        return import_module(f"ortolan.{name}")
+    if name == "load":
+        return import_module("ortolan.runtime").load
+    raise AttributeError(f"module 'ortolan' has no attribute {name!r}")

@@ -1,0 +1,45 @@
+"""The tiny graph with something changed, read and checked as a bundle does it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from onnx import ModelProto, helper
+from tests.runtime import tiny_bundle
+
+from ortolan.runtime import onnx_graph
+from ortolan.runtime.errors import GraphError
+from ortolan.runtime.onnx_graph import GraphSummary
+
+DATA = tiny_bundle.model().SerializeToString()
+MANIFEST = tiny_bundle.manifest_of(tiny_bundle.files_of(tiny_bundle.model()))
+
+Change = Callable[[ModelProto], object]
+
+
+def changed(change: Change) -> bytes:
+    model = tiny_bundle.model()
+    change(model)
+    return bytes(model.SerializeToString())
+
+
+def checked(data: bytes) -> GraphSummary:
+    summary = onnx_graph.read(data, file="decoder.onnx")
+    onnx_graph.check(summary, MANIFEST, file="decoder.onnx")
+    return summary
+
+
+def error_of(data: bytes) -> str:
+    pattern = r"^decoder\.onnx: expected .*, got .*: export the bundle again\.$"
+    with pytest.raises(GraphError, match=pattern) as caught:
+        checked(data)
+    return str(caught.value)
+
+
+def add_node(op_type: str, domain: str = "", **attributes: Any) -> Change:
+    def change(model: ModelProto) -> None:
+        model.graph.node.append(
+            helper.make_node(op_type, ["logits"], ["more"], domain=domain, **attributes)
+        )
+
+    return change

@@ -1,0 +1,346 @@
+import base64
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.limits import MAX_POST_PROCESSOR_BYTES, MAX_TEXT_GROWTH
+from ortolan.runtime.tokenizer import Tokenizer
+
+from .tiny_tokenizers import KINDS, byte_level, saved
+
+STREAMING = ["byte_level", "sentencepiece", "gemma", "metaspace", "wordpiece", "words"]
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@cache
+def library(kind: str) -> Library:
+    return Library.from_str(KINDS[kind]().to_str())
+
+
+@cache
+def ours(kind: str) -> Tokenizer:
+    return Tokenizer.from_bytes(library(kind).to_str().encode())
+
+
+def pieces(kind: str, ids: Iterable[int], *, skip_special_tokens: bool = True) -> list[str]:
+    stream = ours(kind).stream(skip_special_tokens=skip_special_tokens)
+    return [*(stream.push(token) for token in ids), stream.flush()]
+
+
+def tokens_of(kind: str) -> st.SearchStrategy[list[int]]:
+    """Random ids; some in runs that make multi-byte characters, whole or broken."""
+    each = st.integers(0, ours(kind).vocab_size - 1)
+    texts = TEXTS.map(lambda text: ours(kind).encode(text, add_special_tokens=False))
+    cut = st.tuples(texts, st.integers(0, 8), st.integers(0, 8)).map(lambda t: t[0][t[1] :][: t[2]])
+    return st.lists(st.one_of(st.lists(each, max_size=4), texts, cut), max_size=6).map(
+        lambda parts: list(itertools.chain.from_iterable(parts))
+    )
+
+
+# --- whole texts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_encode_and_decode_equal_the_library(kind: str, data: st.DataObject) -> None:
+    text = data.draw(TEXTS)
+    ids = data.draw(tokens_of(kind))
+    for add in (True, False):
+        expected = library(kind).encode(text, add_special_tokens=add).ids
+        assert ours(kind).encode(text, add_special_tokens=add) == expected
+    for skip in (True, False):
+        expected = library(kind).decode(ids, skip_special_tokens=skip)
+        assert ours(kind).decode(ids, skip_special_tokens=skip) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS)
+def test_byte_level_decode_restores_any_text(text: str) -> None:
+    assert ours("byte_level").decode(ours("byte_level").encode(text)) == text
+
+
+def test_encode_adds_special_tokens_only_when_asked() -> None:
+    tokenizer = ours("byte_level")
+    start = library("byte_level").token_to_id("<s>")
+    assert tokenizer.encode("Hello")[0] == start
+    assert start not in tokenizer.encode("Hello", add_special_tokens=False)
+
+
+def test_decode_shows_special_tokens_only_when_asked() -> None:
+    ids = ours("byte_level").encode("Hello")
+    assert ours("byte_level").decode(ids) == "Hello"
+    assert ours("byte_level").decode(ids, skip_special_tokens=False) == "<s>Hello"
+
+
+def test_truncation_and_padding_of_the_file_are_left_out() -> None:
+    tiny = byte_level()
+    plain = tiny.encode("Hello, Hello").ids
+    tiny.enable_truncation(2)
+    tiny.enable_padding(length=1000)
+    assert Tokenizer.from_bytes(saved(tiny)).encode("Hello, Hello") == plain
+
+
+def test_vocab_size_is_one_more_than_the_highest_id_with_gaps() -> None:
+    assert ours("words").vocab_size == 8
+    assert ours("byte_level").vocab_size == library("byte_level").get_vocab_size()
+
+
+def test_padding_of_the_model_has_no_text() -> None:
+    tokenizer = Tokenizer.from_bytes(saved(library("words")), model_vocab_size=16)
+    assert tokenizer.vocab_size == 16
+    assert tokenizer.decode([1, 15, 1]) == "a a"
+    stream = tokenizer.stream()
+    assert [stream.push(1), stream.push(15), stream.push(1)] == ["a", "", " a"]
+
+
+# --- streams --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=250, deadline=None)
+@given(data=st.data())
+def test_stream_of_any_ids_joins_to_the_decoded_text(kind: str, data: st.DataObject) -> None:
+    ids = data.draw(tokens_of(kind))
+    for skip in (True, False):
+        expected = library(kind).decode(ids, skip_special_tokens=skip)
+        assert "".join(pieces(kind, ids, skip_special_tokens=skip)) == expected
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "gemma"])
+def test_stream_of_every_character_has_no_half_characters(kind: str) -> None:
+    # all of Unicode is minutes long: each edge of the encoding, and a sample in between
+    edges = [0, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFC, 0xFFFE, 0xFFFF, 0x10000, 0x10FFFF]
+    codes = [*edges, *(c for c in range(1, 0x110000, 211) if not 0xD800 <= c < 0xE000)]
+    text = "".join(map(chr, codes)).replace("\ufffd", "")
+    ids = ours(kind).encode(text, add_special_tokens=False)
+    streamed = pieces(kind, ids)
+    assert "".join(streamed) == library(kind).decode(ids) == text
+    assert not any("\ufffd" in piece for piece in streamed)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_character_over_several_tokens_comes_whole(kind: str) -> None:
+    ids = ours(kind).encode("🙂l", add_special_tokens=False)
+    by_byte = [token for token in ids if token not in ours(kind).encode("l")]
+    assert len(by_byte) >= 4 or kind == "byte_level"
+    shown = [piece for piece in pieces(kind, ids) if piece]
+    assert all(piece in ("🙂", "l", "🙂l") for piece in shown)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_genuine_replacement_character_is_streamed_at_once(kind: str) -> None:
+    (token,) = [library(kind).token_to_id("\ufffd")]
+    streamed = pieces(kind, [token, token])
+    assert streamed[:2] == ["\ufffd", "\ufffd"]
+
+
+def test_invalid_bytes_stream_as_the_library_decodes_them() -> None:
+    letters = {text: token for text, token in library("byte_level").get_vocab().items()}
+    alphabet = [letters[letter] for letter in sorted(pre_tokenizers.ByteLevel.alphabet())]
+    shuffled = random.Random(0)
+    for length in (1, 2, 3, 5, 8):
+        for _ in range(400):
+            ids = shuffled.choices(alphabet, k=length)
+            assert "".join(pieces("byte_level", ids)) == library("byte_level").decode(ids)
+
+
+def test_every_pair_of_bytes_streams_as_the_library_decodes_it() -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = [library("byte_level").token_to_id(letter) for letter in letters]
+    high = [token for token in alphabet if library("byte_level").decode([token]) == "\ufffd"]
+    assert len(high) == 128
+    for pair in itertools.product(high, high):
+        assert "".join(pieces("byte_level", pair)) == library("byte_level").decode(list(pair))
+
+
+def test_run_of_bytes_with_a_late_error_is_decoded_as_a_whole() -> None:
+    tiny = library("sentencepiece")
+    run = [tiny.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode() + b"\xff"]
+    end = tiny.token_to_id("H")
+    assert pieces("sentencepiece", [*run, end])[-2] == "\ufffd" * 5 + "H"
+    assert pieces("sentencepiece", run)[-1] == "\ufffd" * 5
+
+
+def test_space_before_the_first_word_is_dropped_once() -> None:
+    ids = ours("sentencepiece").encode("  wo  w")
+    assert "".join(pieces("sentencepiece", ids)) == "  wo  w"
+    space = library("sentencepiece").token_to_id("▁")
+    assert pieces("sentencepiece", [space] * 4) == ["", " ", " ", " ", ""]
+
+
+@pytest.mark.parametrize("kind", STREAMING)
+def test_known_decoders_hold_back_at_most_a_character(kind: str) -> None:
+    text = "Hello" if kind != "words" else "a a a"
+    ids = ours(kind).encode(text, add_special_tokens=False)
+    streamed = pieces(kind, ids)
+    assert streamed[-1] == ""
+    assert all(streamed[1:-1])
+
+
+@pytest.mark.parametrize("kind", ["suffixed", "rewriting"])
+def test_decoders_that_look_ahead_give_their_text_at_the_end(kind: str) -> None:
+    ids = [1, 2, 1, 2]
+    assert pieces(kind, ids) == ["", "", "", "", library(kind).decode(ids)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flush_starts_a_new_text(kind: str) -> None:
+    stream = ours(kind).stream()
+    ids = [token for token in range(ours(kind).vocab_size) if token % 7 == 1]
+    first = "".join([*map(stream.push, ids), stream.flush()])
+    assert "".join([*map(stream.push, ids), stream.flush()]) == first
+    assert stream.flush() == ""
+
+
+@pytest.mark.parametrize("kind", STREAMING)
+def test_work_for_a_token_does_not_grow_with_the_text(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_bytes(saved(library(kind)))
+    widest = 0
+    decode = tokenizer._decode
+
+    def watched(ids: list[int], *, skip_special_tokens: bool) -> str:
+        nonlocal widest
+        widest = max(widest, len(ids))
+        return decode(ids, skip_special_tokens=skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "_decode", watched)
+    stream = tokenizer.stream()
+    for token in tokenizer.encode("a Hello world 🙂 " * 50, add_special_tokens=False):
+        stream.push(token)
+    assert widest <= 8
+
+
+decoder_parts = st.lists(
+    st.sampled_from(
+        [
+            decoders.Replace("▁", " "),
+            decoders.Replace("▁", ""),
+            decoders.Replace("l", "<0x"),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+            decoders.Strip(" ", 0, 1),
+            decoders.Strip(" ", 3, 0),
+            decoders.Metaspace(),
+            decoders.WordPiece("l"),
+            decoders.ByteLevel(),
+            decoders.CTC("l", "o"),
+            decoders.BPEDecoder("o"),
+        ]
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(parts=decoder_parts, data=st.data())
+def test_any_sequence_of_decoders_joins_to_the_decoded_text(
+    parts: list[Any], data: st.DataObject
+) -> None:
+    tiny = Library.from_str(library("sentencepiece").to_str())
+    tiny.decoder = decoders.Sequence(parts)
+    ids = data.draw(tokens_of("sentencepiece"))
+    stream = Tokenizer.from_bytes(saved(tiny)).stream()
+    assert "".join([*map(stream.push, ids), stream.flush()]) == tiny.decode(ids)
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["\ud800", "ab\udfff", "\udc00\ud800"])
+def test_lone_surrogate_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(TokenizerError, match=f"index {min(len(text) - 1, 2) if 'a' in text else 0}"):
+        ours("byte_level").encode(text)
+
+
+@pytest.mark.parametrize("text", [None, b"bytes", 5, ["a"]])
+def test_what_is_no_text_is_refused(text: Any) -> None:
+    with pytest.raises(TokenizerError, match="expected a str"):
+        ours("byte_level").encode(text)
+
+
+@pytest.mark.parametrize("token", [-1, 8, 2**32, 2**70, 1.5, "1", None])
+def test_id_out_of_range_is_refused(token: Any) -> None:
+    tokenizer = ours("words")
+    with pytest.raises(TokenizerError, match="from 0 to 7"):
+        tokenizer.decode([1, token])
+    stream = tokenizer.stream()
+    assert stream.push(1) == "a"
+    with pytest.raises(TokenizerError, match="from 0 to 7"):
+        stream.push(token)
+    assert stream.push(1) == " a"
+
+
+def test_ids_of_numpy_are_taken() -> None:
+    assert ours("words").decode(np.array([1, 1])) == "a a"
+
+
+def test_id_beyond_the_model_is_refused() -> None:
+    Tokenizer.from_bytes(saved(library("words")), model_vocab_size=8)
+    with pytest.raises(TokenizerError, match="below the model's 7, got 7"):
+        Tokenizer.from_bytes(saved(library("words")), model_vocab_size=7)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"normalizer":' * 5000,
+        b'{"model": {"type": "BPE"}}',
+        b'{"model": {"type": "Nothing"}}',
+        b'{"decoder": 5, "model": {}}',
+    ],
+)
+def test_broken_file_is_refused(data: bytes) -> None:
+    with pytest.raises(TokenizerError, match="tokenizer.json"):
+        Tokenizer.from_bytes(data)
+
+
+def test_torn_file_is_refused_at_every_length() -> None:
+    data = saved(library("words"))
+    for length in range(len(data)):
+        with pytest.raises(TokenizerError):
+            Tokenizer.from_bytes(data[:length])
+
+
+def test_panic_of_the_library_is_a_tokenizer_error(capfd: pytest.CaptureFixture[str]) -> None:
+    tiny = Library(models.WordLevel({"a": 0}, unk_token="a"))
+    tiny.pre_tokenizer = pre_tokenizers.Split(PANIC_PATTERN, "isolated")
+    tokenizer = Tokenizer.from_bytes(saved(tiny))
+    with pytest.raises(TokenizerError) as caught:
+        tokenizer.encode("a" * 40 + "b")
+    assert type(caught.value.__cause__).__name__ == "PanicException"
+    assert "panicked" in capfd.readouterr().err
+
+
+def test_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_bytes(saved(library("words")))
+
+    class Interrupted:
+        def encode(self, text: str, *, add_special_tokens: bool) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokenizer, "_library", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")

@@ -1,0 +1,174 @@
+"""The smallest bundle that is complete: every kind of file, and a graph of six nodes.
+
+The graph is written with `onnx` and never run. Its weights are zeros.
+"""
+
+import hashlib
+from pathlib import Path
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from ortolan.runtime.manifest import (
+    NAME,
+    File,
+    Graph,
+    Manifest,
+    Provenance,
+    State,
+    Tokens,
+    encode,
+)
+
+WIDTH, HEADS, KV_HEADS, HEAD_WIDTH, VOCABULARY, CAPACITY = 32, 4, 2, 8, 24, 16
+
+WEIGHTS = {
+    "embedding": (VOCABULARY, WIDTH),
+    "qkv": (WIDTH, (HEADS + 2 * KV_HEADS) * HEAD_WIDTH),
+    "head": (WIDTH, VOCABULARY),
+}
+
+BLOB = b"".join(bytes(4 * rows * columns) for rows, columns in WEIGHTS.values())
+BLOB_NAME = f"weights-{hashlib.sha256(BLOB).hexdigest()[:16]}.bin"
+
+CACHE_SHAPE = ("batch", KV_HEADS, "capacity", HEAD_WIDTH)
+
+
+def write(folder: Path, contents: dict[str, bytes] | None = None) -> Manifest:
+    """Write the bundle; `contents` replaces those of some files."""
+    files = files_of(model()) | (contents or {})
+    manifest = manifest_of(files)
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    (folder / NAME).write_bytes(encode(manifest))
+    return manifest
+
+
+def files_of(graph: ModelProto) -> dict[str, bytes]:
+    return {
+        "certificate.json": b"{}",
+        "certificate.npz": b"arrays",
+        "decoder.onnx": graph.SerializeToString(),
+        "tokenizer.json": b'{"version": "1.0"}',
+        BLOB_NAME: BLOB,
+    }
+
+
+def manifest_of(files: dict[str, bytes]) -> Manifest:
+    return Manifest(
+        schema=1,
+        kind="decoder",
+        precision="fp32",
+        attention="fused",
+        devices=("cpu",),
+        context_length=CAPACITY,
+        vocab_size=VOCABULARY,
+        graphs={"decoder": Graph(file="decoder.onnx")},
+        states=tuple(
+            State(
+                name=f"0.{part}",
+                input=f"past_key_values.0.{part}",
+                output=f"present.0.{part}",
+                shape=CACHE_SHAPE,
+                dtype="float32",
+                update="append",
+            )
+            for part in ("key", "value")
+        ),
+        weights=(BLOB_NAME,),
+        tokens=Tokens(bos=1, eos=(2, 3), pad=0),
+        tokenizer="tokenizer.json",
+        certificate="certificate.json",
+        files=tuple(
+            File(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+            for name, data in sorted(files.items())
+        ),
+        provenance=Provenance(
+            source_sha256="0" * 64, model_type="tiny", versions={"ortolan": "0.1.0"}
+        ),
+    )
+
+
+def model() -> ModelProto:
+    made: ModelProto = helper.make_model(
+        _graph(),
+        opset_imports=[helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=10,
+    )
+    return made
+
+
+def _graph() -> GraphProto:
+    value = helper.make_tensor_value_info
+    caches = [
+        value(name, TensorProto.FLOAT, CACHE_SHAPE)
+        for name in ("past_key_values.0.key", "past_key_values.0.value")
+    ]
+    presents = [
+        value(name, TensorProto.FLOAT, CACHE_SHAPE) for name in ("present.0.key", "present.0.value")
+    ]
+    return helper.make_graph(
+        _nodes(),
+        "tiny",
+        [
+            value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
+            value("seqlens_k", TensorProto.INT32, ["batch"]),
+            value("total_sequence_length", TensorProto.INT32, []),
+            value("logit_positions", TensorProto.INT64, ["batch", "rows"]),
+            *caches,
+        ],
+        [value("logits", TensorProto.FLOAT, ["batch", "rows", VOCABULARY]), *presents],
+        initializer=_initializers(),
+    )
+
+
+def _nodes() -> list[NodeProto]:
+    node = helper.make_node
+    attention = node(
+        "GroupQueryAttention",
+        [
+            "projected",
+            "",
+            "",
+            "past_key_values.0.key",
+            "past_key_values.0.value",
+            "seqlens_k",
+            "total_sequence_length",
+        ],
+        ["attended", "present.0.key", "present.0.value"],
+        name="attention.0",
+        domain="com.microsoft",
+        num_heads=HEADS,
+        kv_num_heads=KV_HEADS,
+        scale=0.25,
+        local_window_size=-1,
+    )
+    return [
+        node("Gather", ["embedding", "input_ids"], ["embedded"], name="embed"),
+        node("MatMul", ["embedded", "qkv"], ["projected"], name="project"),
+        attention,
+        node("Unsqueeze", ["logit_positions", "last_axis"], ["indices"], name="indices"),
+        node("GatherND", ["attended", "indices"], ["rows"], name="rows", batch_dims=1),
+        node("MatMul", ["rows", "head"], ["logits"], name="logits"),
+    ]
+
+
+def _initializers() -> list[TensorProto]:
+    tensors = [helper.make_tensor("last_axis", TensorProto.INT64, [1], [-1])]
+    offset = 0
+    for name, (rows, columns) in WEIGHTS.items():
+        length = 4 * rows * columns
+        tensors.append(external(name, (rows, columns), BLOB_NAME, offset, length))
+        offset += length
+    return tensors
+
+
+def external(
+    name: str, dims: tuple[int, ...], location: str, offset: int, length: int
+) -> TensorProto:
+    """Make a float32 tensor whose bytes are in another file."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, entry in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=f"{entry}")
+    return tensor

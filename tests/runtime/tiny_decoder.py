@@ -1,0 +1,348 @@
+"""A tiny decoder as a real bundle on disk, and the same decoder in plain numpy.
+
+The graph is written with `onnx.helper` and the reference with float64 arrays, apart from each
+other and from the exporter, so that tests of the runtime need neither PyTorch nor an export.
+
+Shape letters: S tokens, E width, H heads, K key and value heads, D head width, V vocabulary,
+P positions.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from ortolan.runtime import certificate
+from ortolan.runtime.manifest import (
+    File,
+    Graph,
+    Manifest,
+    Provenance,
+    State,
+    Tokens,
+    encode,
+)
+
+LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH = 2, 32, 4, 2, 16
+VOCABULARY = 97
+CONTEXT = 1100
+ALIGNMENT = 4096
+OPSET, IR_VERSION = 24, 10
+TOP_K = 8
+PROBES = (5, 40, 150)
+"""Lengths of the probes of the certificate."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyDecoder:
+    """A bundle and the weights in it."""
+
+    path: Path
+    weights: dict[str, NDArray[np.float32]]
+    recurrent: bool
+
+    def reference(self, ids: Sequence[int]) -> Floats:
+        """Logits of every position, `(S, V)`, computed at once and without a cache."""
+        return reference_logits(self.weights, ids, recurrent=self.recurrent)
+
+
+def write_bundle(
+    folder: Path,
+    *,
+    split: bool = False,
+    recurrent: bool = False,
+    poisoned: int | None = None,
+    context_length: int = CONTEXT,
+    tokens: Tokens | None = None,
+    tokenizer: bytes | None = None,
+    devices: tuple[str, ...] = ("cpu",),
+    seed: int = 0,
+) -> TinyDecoder:
+    """Write a bundle with random weights.
+
+    Args:
+        split: two graphs over the same weights in place of one.
+        recurrent: with a state of fixed size besides keys and values.
+        poisoned: an id whose embedding is not a number.
+        seed: of the weights.
+    """
+    weights = random_weights(seed, context_length)
+    reference = _certificate(weights, recurrent=recurrent)
+    if poisoned is not None:
+        weights["embedding"][poisoned] = np.nan
+    blob, places = _pack(weights)
+    blob_name = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
+    graphs = {"prefill": None, "decode": 1} if split else {"decoder": None}
+    contents = {blob_name: blob}
+    for role, sequence in graphs.items():
+        graph = _graph(weights, places, blob_name, sequence=sequence, recurrent=recurrent)
+        contents[f"{role}.onnx"] = _model(graph).SerializeToString(deterministic=True)
+    if tokenizer is not None:
+        contents["tokenizer.json"] = tokenizer
+
+    folder.mkdir(parents=True)
+    certificate.write(folder, reference)
+    for name in (certificate.JSON_NAME, certificate.ARRAYS_NAME):
+        contents[name] = (folder / name).read_bytes()
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+    manifest = Manifest(
+        schema=1,
+        kind="decoder",
+        precision="fp32",
+        attention="fused",
+        devices=devices,
+        context_length=context_length,
+        vocab_size=VOCABULARY,
+        graphs={
+            role: Graph(file=f"{role}.onnx", sequence=sequence) for role, sequence in graphs.items()
+        },
+        states=_states(recurrent=recurrent),
+        weights=(blob_name,),
+        tokens=Tokens() if tokens is None else tokens,
+        tokenizer=None if tokenizer is None else "tokenizer.json",
+        certificate=certificate.JSON_NAME,
+        files=tuple(
+            File(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+            for name, data in sorted(contents.items())
+        ),
+        provenance=Provenance(source_sha256="0" * 64, model_type="tiny", versions={"tiny": "1"}),
+    )
+    (folder / "manifest.json").write_bytes(encode(manifest))
+    return TinyDecoder(path=folder, weights=weights, recurrent=recurrent)
+
+
+def random_weights(seed: int, positions: int) -> dict[str, NDArray[np.float32]]:
+    """Weights whose logits are some units apart, so that no choice of a token is close."""
+    random = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> NDArray[np.float32]:
+        return (random.standard_normal((rows, columns)) * gain / rows**0.5).astype(np.float32)
+
+    weights = {"embedding": random.standard_normal((VOCABULARY, WIDTH)).astype(np.float32)}
+    for layer in range(LAYERS):
+        weights[f"{layer}.q"] = matrix(WIDTH, HEADS * HEAD_WIDTH, 2.0)
+        weights[f"{layer}.k"] = matrix(WIDTH, KV_HEADS * HEAD_WIDTH, 2.0)
+        weights[f"{layer}.v"] = matrix(WIDTH, KV_HEADS * HEAD_WIDTH)
+        weights[f"{layer}.o"] = matrix(HEADS * HEAD_WIDTH, WIDTH)
+    weights["head"] = matrix(WIDTH, VOCABULARY, 2.0)
+    exponents = np.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH
+    angles = np.outer(np.arange(positions), 1 / 10000**exponents)
+    weights["cos"] = np.cos(angles).astype(np.float32)
+    weights["sin"] = np.sin(angles).astype(np.float32)
+    return weights
+
+
+def assert_close(got: ArrayLike, expected: ArrayLike) -> None:
+    """Compare logits: float32 with float64, or with sums in another order."""
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+# --- the reference ----------------------------------------------------------------------------
+
+
+def reference_logits(
+    weights: dict[str, NDArray[np.float32]], ids: Sequence[int], *, recurrent: bool = False
+) -> Floats:
+    """Logits `(S, V)` in float64: one token after another, one head after another."""
+    table = {name: array.astype(np.float64) for name, array in weights.items()}
+    hidden_SE = table["embedding"][list(ids)]
+    if recurrent:
+        hidden_SE = hidden_SE + np.tanh(np.cumsum(hidden_SE, axis=0))
+    for layer in range(LAYERS):
+        hidden_SE = hidden_SE + _attention(table, layer, hidden_SE)
+    logits_SV: Floats = hidden_SE @ table["head"]
+    return logits_SV
+
+
+def _attention(table: dict[str, Floats], layer: int, hidden_SE: Floats) -> Floats:
+    count = len(hidden_SE)
+    q_SHD = (hidden_SE @ table[f"{layer}.q"]).reshape(count, HEADS, HEAD_WIDTH)
+    k_SKD = (hidden_SE @ table[f"{layer}.k"]).reshape(count, KV_HEADS, HEAD_WIDTH)
+    v_SKD = (hidden_SE @ table[f"{layer}.v"]).reshape(count, KV_HEADS, HEAD_WIDTH)
+    q_SHD, k_SKD = _rotate(table, q_SHD), _rotate(table, k_SKD)
+    out_SHD = np.zeros_like(q_SHD)
+    for head in range(HEADS):
+        group = head // (HEADS // KV_HEADS)
+        for position in range(count):
+            scores = k_SKD[: position + 1, group] @ q_SHD[position, head] / HEAD_WIDTH**0.5
+            odds = np.exp(scores - scores.max())
+            out_SHD[position, head] = (odds / odds.sum()) @ v_SKD[: position + 1, group]
+    return out_SHD.reshape(count, HEADS * HEAD_WIDTH) @ table[f"{layer}.o"]
+
+
+def _rotate(table: dict[str, Floats], x_SND: Floats) -> Floats:
+    cos, sin = table["cos"][: len(x_SND), None], table["sin"][: len(x_SND), None]
+    left, right = np.split(x_SND, 2, axis=-1)
+    return np.concatenate((left * cos - right * sin, left * sin + right * cos), axis=-1)
+
+
+# --- the graph --------------------------------------------------------------------------------
+
+
+def _states(*, recurrent: bool) -> tuple[State, ...]:
+    states = [
+        State(
+            name=f"layer {layer} {part}",
+            input=f"past_key_values.{layer}.{part}",
+            output=f"present.{layer}.{part}",
+            shape=("batch", KV_HEADS, "capacity", HEAD_WIDTH),
+            dtype="float32",
+            update="append",
+        )
+        for layer in range(LAYERS)
+        for part in ("key", "value")
+    ]
+    if recurrent:
+        states.append(
+            State(
+                name="sum",
+                input="past_sum",
+                output="present_sum",
+                shape=("batch", 1, WIDTH),
+                dtype="float32",
+                update="replace",
+            )
+        )
+    return tuple(states)
+
+
+def _graph(
+    weights: dict[str, NDArray[np.float32]],
+    places: dict[str, tuple[int, int]],
+    blob_name: str,
+    *,
+    sequence: int | None,
+    recurrent: bool,
+) -> GraphProto:
+    new_tokens = "sequence" if sequence is None else sequence
+    inputs = [
+        helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", new_tokens]),
+        helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, ["batch"]),
+        helper.make_tensor_value_info("total_sequence_length", TensorProto.INT32, []),
+        helper.make_tensor_value_info("logit_positions", TensorProto.INT64, ["batch", "rows"]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "rows", VOCABULARY])
+    ]
+    for state in _states(recurrent=recurrent):
+        inputs.append(_state_info(state.input, state))
+        outputs.append(_state_info(state.output, state))
+    initializers = [_external(name, weights[name], *places[name], blob_name) for name in weights]
+    initializers.append(helper.make_tensor("last_axis", TensorProto.INT64, [1], [-1]))
+    nodes = [helper.make_node("Gather", ["embedding", "input_ids"], ["hidden.0"])]
+    if recurrent:
+        initializers.append(helper.make_tensor("axis", TensorProto.INT64, [], [1]))
+        initializers.append(helper.make_tensor("end", TensorProto.INT64, [1], [2**31]))
+        initializers.append(helper.make_tensor("first_axis", TensorProto.INT64, [1], [1]))
+        nodes = _recurrence()
+    for layer in range(LAYERS):
+        nodes += _layer(layer)
+    nodes += [
+        helper.make_node("Unsqueeze", ["logit_positions", "last_axis"], ["rows"]),
+        helper.make_node("GatherND", [f"hidden.{LAYERS}", "rows"], ["chosen"], batch_dims=1),
+        helper.make_node("MatMul", ["chosen", "head"], ["logits"]),
+    ]
+    return helper.make_graph(nodes, "tiny", inputs, outputs, initializers)
+
+
+def _layer(layer: int) -> list[NodeProto]:
+    hidden = f"hidden.{layer}"
+    node = helper.make_node
+    nodes = [node("MatMul", [hidden, f"{layer}.{part}"], [f"{layer}.{part}.out"]) for part in "qkv"]
+    nodes.append(
+        node(
+            "GroupQueryAttention",
+            [
+                *(f"{layer}.{part}.out" for part in "qkv"),
+                f"past_key_values.{layer}.key",
+                f"past_key_values.{layer}.value",
+                "seqlens_k",
+                "total_sequence_length",
+                "cos",
+                "sin",
+            ],
+            [f"{layer}.attention", f"present.{layer}.key", f"present.{layer}.value"],
+            domain="com.microsoft",
+            num_heads=HEADS,
+            kv_num_heads=KV_HEADS,
+            do_rotary=1,
+            scale=HEAD_WIDTH**-0.5,
+        )
+    )
+    nodes.append(node("MatMul", [f"{layer}.attention", f"{layer}.o"], [f"{layer}.o.out"]))
+    nodes.append(node("Add", [hidden, f"{layer}.o.out"], [f"hidden.{layer + 1}"]))
+    return nodes
+
+
+def _recurrence() -> list[NodeProto]:
+    """The running sum of the embeddings of a row, squashed and added to each."""
+    node = helper.make_node
+    return [
+        node("Gather", ["embedding", "input_ids"], ["embedded"]),
+        node("CumSum", ["embedded", "axis"], ["new_sums"]),
+        node("Add", ["past_sum", "new_sums"], ["sums"]),
+        node("Slice", ["sums", "last_axis", "end", "first_axis"], ["present_sum"]),
+        node("Tanh", ["sums"], ["squashed"]),
+        node("Add", ["embedded", "squashed"], ["hidden.0"]),
+    ]
+
+
+def _state_info(name: str, state: State) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(state.shape))
+
+
+def _model(graph: GraphProto) -> ModelProto:
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+
+
+def _pack(weights: dict[str, NDArray[np.float32]]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """One blob, each weight at an aligned offset, and (offset, length) of each."""
+    blob, places = bytearray(), {}
+    for name, array in weights.items():
+        blob += bytes(-len(blob) % ALIGNMENT)
+        places[name] = (len(blob), array.nbytes)
+        blob += array.tobytes()
+    return bytes(blob), places
+
+
+def _external(
+    name: str, array: NDArray[np.float32], offset: int, length: int, blob_name: str
+) -> TensorProto:
+    tensor = TensorProto(
+        name=name,
+        dims=array.shape,
+        data_type=TensorProto.FLOAT,
+        data_location=TensorProto.EXTERNAL,
+    )
+    for key, value in (("location", blob_name), ("offset", offset), ("length", length)):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, str(value)
+    return tensor
+
+
+def _certificate(
+    weights: dict[str, NDArray[np.float32]], *, recurrent: bool
+) -> certificate.Certificate:
+    random = np.random.default_rng(1)
+    token_ids = random.integers(0, VOCABULARY, sum(PROBES)).astype(np.int32)
+    ends = np.cumsum(PROBES)
+    probes = np.split(token_ids, ends[:-1])
+    logits = [reference_logits(weights, ids.tolist(), recurrent=recurrent) for ids in probes]
+    top_ids, top_logits, log_sum_exp = certificate.summarize(np.concatenate(logits), TOP_K)
+    return certificate.Certificate(
+        probes=tuple(certificate.Probe(name=f"tokens {n}", length=n) for n in PROBES),
+        thresholds=certificate.Thresholds(max_abs_delta=1e-4, mean_kl=1e-5, near_tie=1e-3),
+        measured=None,
+        token_ids=token_ids,
+        top_ids=top_ids,
+        top_logits=top_logits,
+        log_sum_exp=log_sum_exp,
+    )

@@ -1,0 +1,151 @@
+"""Small tokenizers of each kind, trained in memory."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+CORPUS = [
+    "def greet(name):\n    return f'Hello, {name}!'\n",
+    "The quick brown fox doesn't jump over the lazy dog. Café, naïve, Übung, façade!",
+    "日本語のテキスト, русский текст, emoji 🙂🙃👩‍👩‍👧, العربية.",
+    "1 + 2 == 3 and 4 * 5 != 21",
+] * 3
+
+
+def byte_level() -> Tokenizer:
+    """As GPT-2, Llama 3 and Qwen: bytes spelled in letters, special and plain added tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>", "</s>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    # letters of the byte alphabet, letters outside it, and a mixture
+    tokenizer.add_tokens(["<tool>", "é", "漢字", "aé漢", "\ufffd"])
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return tokenizer
+
+
+def sentencepiece(*, strips: bool = True) -> Tokenizer:
+    """As Llama 2, or as Gemma without the strip: ▁ for spaces, <0xNN> for unknown bytes."""
+    alphabet = ["▁", "H", "e", "l", "o", "w", "r", "d", "é", "\ufffd", "日"]
+    merges = [("l", "l"), ("▁", "▁"), ("H", "e"), ("o", "r"), ("▁", "w"), ("▁▁", "▁▁")]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *alphabet]
+    tokens += ["".join(pair) for pair in merges]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: place for place, token in enumerate(tokens)},
+            merges=merges,
+            byte_fallback=True,
+            unk_token="<unk>",
+            fuse_unk=True,
+        )
+    )
+    replace = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend("▁"), replace]) if strips else replace
+    )
+    parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if strips else parts)
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.add_tokens(["<tool>", "<0xZZ>", "<0xé>"])
+    return tokenizer
+
+
+def gemma() -> Tokenizer:
+    return sentencepiece(strips=False)
+
+
+def metaspace() -> Tokenizer:
+    """As T5 and XLM-R: the decoder itself drops the space before the first word."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def wordpiece() -> Tokenizer:
+    """As BERT: ## continues a word, and spaces before punctuation are cleaned up."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def words() -> Tokenizer:
+    """No decoder: tokens are joined with spaces."""
+    tokenizer = Tokenizer(
+        models.WordLevel({"<unk>": 0, "a": 1, "b c": 2, "": 3, "é": 7}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def suffixed() -> Tokenizer:
+    """As GPT-1: </w> ends a word. The last token decodes differently, so nothing streams."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.BPEDecoder()
+    trainer = trainers.BpeTrainer(
+        vocab_size=200,
+        special_tokens=["<unk>"],
+        end_of_word_suffix="</w>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def rewriting() -> Tokenizer:
+    """A decoder that rewrites the joined text, wherever tokens end."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "ab": 3}, unk_token="a"))
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "-")])
+    return tokenizer
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    kind.__name__: kind
+    for kind in (
+        byte_level,
+        sentencepiece,
+        gemma,
+        metaspace,
+        wordpiece,
+        words,
+        suffixed,
+        rewriting,
+    )
+}
+
+
+def saved(tokenizer: Tokenizer, **changes: Any) -> bytes:
+    """The file of a tokenizer, with some of its keys changed."""
+    content: dict[str, Any] = json.loads(tokenizer.to_str())
+    return json.dumps(content | changes).encode()

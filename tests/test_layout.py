@@ -1,0 +1,158 @@
+"""The layout of the repository: links, wheel, guard, directions of imports."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import check_sizes
+import check_wheel
+import ortolan
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("modeling", "export", "runtime")
+
+
+def python(code: str, *, src: Path = ROOT / "src") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(src)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean copy, so that building leaves nothing in the repository and finds nothing stale."""
+    copy = tmp_path_factory.mktemp("checkout")
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in (*ROOMS, "src"):
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path) -> Path:
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(checkout)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = (checkout / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture
+def without_links(tmp_path: Path) -> Path:
+    """What git checks out where it may not make links: files that hold the target's path."""
+    src = tmp_path / "src"
+    shutil.copytree(ROOT / "src", src, symlinks=True)
+    for room in ROOMS:
+        link = src / "ortolan" / room
+        target = os.readlink(link)
+        link.unlink()
+        link.write_text(target)
+    return src
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_in_src_is_a_relative_link_to_the_top_folder(room: str) -> None:
+    link = ROOT / "src" / "ortolan" / room
+    assert os.readlink(link) == f"../../{room}"
+    assert link.samefile(ROOT / room)
+
+
+def test_wheel_holds_every_module_and_no_links(wheel: Path, checkout: Path) -> None:
+    assert list(check_wheel.problems(wheel, checkout)) == []
+    with zipfile.ZipFile(wheel) as archive:
+        assert {f"ortolan/{room}/errors.py" for room in ROOMS} <= set(archive.namelist())
+
+
+def test_wheel_installs_one_top_level_package(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert tops == {"ortolan", f"ortolan-{ortolan.__version__}.dist-info"}
+
+
+def test_unpacked_wheel_imports(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    done = python("import ortolan.runtime.errors as e; print(e.__file__)", src=tmp_path)
+    assert done.stdout.strip() == str(tmp_path / "ortolan" / "runtime" / "errors.py"), done.stderr
+
+
+def test_check_wheel_names_missing_surplus_and_linked_files(checkout: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.whl"
+    link = zipfile.ZipInfo("ortolan/runtime")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(broken, "w") as archive:
+        archive.writestr("ortolan/__init__.py", "")
+        archive.writestr(link, "../../runtime")
+    found = "\n".join(check_wheel.problems(broken, checkout))
+    assert "ortolan/runtime/errors.py: expected in the wheel" in found
+    assert "ortolan/runtime: not a file of the package" in found
+    assert "ortolan/runtime: expected a plain file, got a link" in found
+    assert "ortolan/__init__.py" not in found
+
+
+def test_checkout_without_links_says_how_to_get_them(without_links: Path) -> None:
+    done = python("import ortolan", src=without_links)
+    assert done.returncode == 1
+    assert "ImportError: ortolan: expected the folders modeling, export, runtime" in done.stderr
+    assert "git config core.symlinks true" in done.stderr
+
+
+# What must not be loaded after importing every module of a package.
+KEPT_OUT = {
+    "ortolan.runtime": (
+        *("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"),
+        *("ortolan.modeling", "ortolan.export", "ortolan.cli"),
+    ),
+    "ortolan.modeling": ("onnxruntime", "ortolan.export", "ortolan.runtime", "ortolan.cli"),
+    "ortolan.export": ("ortolan.cli",),
+}
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+package = importlib.import_module({package!r})
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+print(*sorted(set(sys.modules) & set({kept_out!r})))
+"""
+
+
+@pytest.mark.parametrize("package", KEPT_OUT)
+def test_importing_all_of_a_room_keeps_the_others_out(package: str) -> None:
+    done = python(IMPORT_ALL.format(package=package, kept_out=KEPT_OUT[package]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_importing_ortolan_loads_no_room_and_no_framework() -> None:
+    done = python("import ortolan, sys; print(*{name.split('.')[0] for name in sys.modules})")
+    loaded = set(done.stdout.split())
+    assert "ortolan" in loaded
+    assert loaded.isdisjoint({"torch", "numpy", "onnx", "onnxruntime", "transformers"})
+
+
+def test_check_sizes_reports_long_files_and_long_functions(tmp_path: Path) -> None:
+    body = "    pass\n" * check_sizes.MAX_FUNCTION_LINES
+    path = tmp_path / "long.py"
+    path.write_text(f"def fits():\n{body[9:]}def long():\n{body}" + "\n" * 300)
+    found = list(check_sizes.problems(path))
+    assert len(found) == 2
+    assert "expected at most 400 lines, got 421" in found[0]
+    assert "long: expected at most 60 lines, got 61" in found[1]
+
+
+def test_check_sizes_sees_each_file_of_the_project_once() -> None:
+    paths = list(check_sizes.python_files(ROOT))
+    assert ROOT / "runtime" / "errors.py" in paths
+    assert len({path.resolve() for path in paths}) == len(paths)
