@@ -16,7 +16,7 @@ all: check test
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -c constraints.txt -e '.[export,train,dev]'
 	touch $@
 

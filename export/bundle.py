@@ -3,6 +3,9 @@
 A bundle is built in a folder beside its target and renamed into place when every byte is on
 the disk. Killed at any moment, an export leaves the old bundle, or none where the old one
 was just being exchanged; `settle` then brings the old one back.
+
+Beside a target `bundle` there may be `.bundle.lock`, held by an export that runs, `.bundle.new`,
+which it builds, and `.bundle.old`, which it is about to delete.
 """
 
 import contextlib
@@ -14,6 +17,7 @@ from pathlib import Path
 
 from ortolan.export.errors import OutputError
 from ortolan.runtime import manifest as manifests
+from ortolan.runtime.errors import ManifestError
 from ortolan.runtime.manifest import File, Manifest
 
 try:
@@ -27,48 +31,68 @@ def staged(target: Path, *, force: bool) -> Iterator[Path]:
     """A folder to build a bundle in, which becomes `target` when the block ends well.
 
     Args:
-        target: where the bundle goes.
+        target: where the bundle goes; a symbolic link is followed and stays.
         force: replace a bundle that stands there.
 
     Raises:
-        OutputError: something stands there, or another export is writing there.
+        OutputError: something else stands there, another export is writing there, or the
+            place cannot be written to.
     """
-    settle(target)
-    _check_target(target, force)
+    target = target.resolve()
     staging = _beside(target, "new")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(staging):
-        _empty(staging)
-        try:
-            yield staging
-            _commit(staging, target)
-        finally:
-            # Still there when the block failed; renamed away when it did not.
-            shutil.rmtree(staging, ignore_errors=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target):
+            settle(target)
+            _check_target(target, force)
+            if staging.exists():
+                shutil.rmtree(staging)
+            staging.mkdir()
+            try:
+                yield staging
+                # The export took its time: somebody may have put something there.
+                _check_target(target, force)
+                _commit(staging, target)
+            finally:
+                # Still there when the block failed; renamed away when it did not.
+                shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(
+            f"{target}: expected to write a bundle there, got: {error}. "
+            "Check the room on the disk and the right to write."
+        ) from error
 
 
 def settle(target: Path) -> None:
     """Finish or undo what an export that was killed left beside its target."""
     old = _beside(target, "old")
-    if old.exists():
-        if target.exists():
-            shutil.rmtree(old)
-        else:
-            old.rename(target)
+    if not old.exists():
+        return
+    # Without a manifest it was already being deleted.
+    if target.exists() or not (old / manifests.NAME).exists():
+        _discard(old)
+    else:
+        old.rename(target)
 
 
-def describe_files(folder: Path) -> tuple[File, ...]:
-    """Size and hash of every file of a folder but its manifest, sorted by name."""
-    return tuple(
-        File(name=path.name, size=path.stat().st_size, sha256=_sha256(path))
-        for path in sorted(folder.iterdir())
-        if path.name != "manifest.json"
-    )
+def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ...]:
+    """Size and hash of every file of a folder but its manifest, sorted by name.
+
+    Args:
+        folder: the bundle.
+        known: files that are not to be read again.
+    """
+    described = {file.name: file for file in known}
+    for path in folder.iterdir():
+        if path.name != manifests.NAME and path.name not in described:
+            size = path.stat().st_size
+            described[path.name] = File(name=path.name, size=size, sha256=_sha256(path))
+    return tuple(described[name] for name in sorted(described))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json, the last file of a bundle."""
-    (folder / "manifest.json").write_bytes(manifests.encode(manifest))
+    (folder / manifests.NAME).write_bytes(manifests.encode(manifest))
 
 
 def _beside(target: Path, role: str) -> Path:
@@ -76,64 +100,92 @@ def _beside(target: Path, role: str) -> Path:
 
 
 def _check_target(target: Path, force: bool) -> None:
+    """Raise OutputError unless the target is free, or a bundle and nothing else with `force`."""
     if not target.exists():
         return
     if not target.is_dir():
         raise OutputError(f"{target}: expected a folder or nothing, got a file. Choose another.")
-    is_bundle = (target / "manifest.json").is_file()
-    if any(target.iterdir()) and not (force and is_bundle):
-        advice = "Give --force to replace it." if is_bundle else "Choose an empty folder."
-        kind = "a bundle" if is_bundle else "a folder that is no bundle"
-        raise OutputError(f"{target}: expected nothing there, got {kind}. {advice}")
+    names = {path.name for path in target.iterdir()}
+    ours = _bundle_names(target)
+    if not names:
+        return
+    if not ours:
+        got, advice = "a folder that is no bundle", "Choose an empty folder."
+    elif names - ours:
+        got = f"a bundle with other files beside it ({', '.join(sorted(names - ours)[:3])})"
+        advice = "Move them away, or choose an empty folder."
+    elif not force:
+        got, advice = "a bundle", "Give --force to replace it."
+    else:
+        return
+    raise OutputError(f"{target}: expected nothing there, got {got}. {advice}")
+
+
+def _bundle_names(folder: Path) -> set[str]:
+    """Names of the files of a bundle; none where the folder is no bundle."""
+    try:
+        manifest = manifests.decode((folder / manifests.NAME).read_bytes())
+    except (FileNotFoundError, ManifestError):
+        return set()
+    return {manifests.NAME, *(file.name for file in manifest.files)}
 
 
 @contextlib.contextmanager
-def _locked(staging: Path) -> Iterator[None]:
-    """Hold the staging folder against another export to the same target."""
-    staging.mkdir(exist_ok=True)
+def _locked(target: Path) -> Iterator[None]:
+    """Hold a target against other exports."""
     if fcntl is None:
         yield
         return
-    descriptor = os.open(staging, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The other export may have renamed the folder between our open and our lock.
-            mine = os.path.samestat(os.fstat(descriptor), staging.stat())
-        except OSError:
-            mine = False
-        if not mine:
+    lock = _beside(target, "lock")
+    with lock.open("ab") as file:
+        if not _hold(lock, file.fileno()):
             raise OutputError(
-                f"{staging.parent}: expected no other export to this target, got one that is "
-                "running. Wait for it."
+                f"{target}: expected no other export to it, got one that is running. Wait for it."
             )
-        yield
-    finally:
-        os.close(descriptor)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def _hold(lock: Path, descriptor: int) -> bool:
+    """Lock an open file; False where another export has locked it, or just removed it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), lock.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def _commit(staging: Path, target: Path) -> None:
     """Everything to the disk, then the exchange of names."""
     for path in (*staging.iterdir(), staging):
         _sync(path)
-    old = _beside(target, "old")
     if target.exists():
-        target.rename(old)
-    staging.rename(target)
+        target.rename(_beside(target, "old"))
+    try:
+        staging.rename(target)
+    except OSError:
+        settle(target)
+        raise
     _sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the next export tries again
+        settle(target)
+
+
+def _discard(folder: Path) -> None:
+    """Delete a bundle, its manifest first: half of one must not look whole."""
+    (folder / manifests.NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder)
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the names in a folder, are on the disk."""
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":
+        return  # Windows cannot open a folder
+    # Windows syncs only what is open for writing.
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

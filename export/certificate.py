@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ortolan.export.errors import ExportError
 from ortolan.export.probes import Probe
 from ortolan.modeling import Decoder, TransformerConfig
 from ortolan.modeling.checkpoint import empty_decoder
@@ -56,6 +57,9 @@ def certify(
         probes: what to compute.
         precision: of the bundle to be; chooses the thresholds.
         progress: told after every layer.
+
+    Raises:
+        ExportError: PyTorch itself computes logits that are not finite.
     """
     module = empty_decoder(config)
     for name, table in tables.items():
@@ -72,6 +76,11 @@ def certify(
         final = _parameters(module, weights, "final_norm.")
         x_RE = torch.func.functional_call(module.final_norm, final, (torch.cat(streams),))
         top_ids, top_logits, log_sum_exp = _head(module, weights, x_RE)
+    if not bool(top_logits.isfinite().all() and log_sum_exp.isfinite().all()):
+        raise ExportError(
+            "reference: expected finite logits from PyTorch, got others. "
+            "The checkpoint is damaged, or its training diverged."
+        )
     return Certificate(
         probes=tuple(
             runtime_certificate.Probe(name=probe.name, length=len(probe.token_ids))
@@ -98,7 +107,7 @@ def _parameters(module: Decoder, weights: Weights, prefix: str) -> dict[str, Ten
 def _embed(module: Decoder, weights: Weights, probes: Sequence[Probe]) -> list[Tensor]:
     """What enters the first block, `(S, E)` for each probe."""
     ids = torch.cat([torch.from_numpy(probe.token_ids) for probe in probes])
-    used, places = ids.unique(return_inverse=True)
+    used, places = torch.unique(ids, return_inverse=True)
     parameters = {"embedding.weight": _gather_rows(weights, "embedding.weight", used)}
     if module.position_embedding is not None:
         name = "position_embedding.weight"

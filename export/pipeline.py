@@ -1,12 +1,11 @@
 """From a trained model to a bundle: the steps, in order."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -111,7 +110,7 @@ def export(
         measured = _verify(folder)
         if measured.verdict == "FAIL":
             raise ParityError(_describe(measured, certificate))
-        passed = _with_report(certificate, measured)
+        passed = replace(certificate, measured=measured)
         _write_certified(folder, model, options, blob, passed)
         report("verify", 1, 1)
     return open_bundle(target)
@@ -177,9 +176,7 @@ def _write_weights(
     )
 
 
-def _write_graphs(
-    traced: dict[str, ir.Model], blob: Blob, options: _Options, folder: Path
-) -> None:
+def _write_graphs(traced: dict[str, ir.Model], blob: Blob, options: _Options, folder: Path) -> None:
     for name, ir_model in traced.items():
         bind(ir_model, blob)
         proto = ir.to_proto(ir_model)
@@ -209,11 +206,11 @@ def _manifest(folder: Path, model: Source, options: _Options, blob: Blob) -> Man
         vocab_size=config.vocab_size,
         graphs=GRAPHS[options.graphs],
         states=_states(model, options),
-        weights=(blob.name,),
+        weights=(blob.file.name,),
         tokens=model.tokens,
         tokenizer="tokenizer.json" if "tokenizer.json" in model.companions else None,
         certificate=runtime_certificate.JSON_NAME,
-        files=describe_files(folder),
+        files=describe_files(folder, (blob.file,)),
         provenance=Provenance(
             source_sha256=model.sha256,
             model_type=config.model_type,
@@ -224,9 +221,7 @@ def _manifest(folder: Path, model: Source, options: _Options, blob: Blob) -> Man
 
 def _states(model: Source, options: _Options) -> tuple[State, ...]:
     config = model.config
-    dtype: Literal["float32", "float16"] = (
-        "float16" if options.precision == "fp16" else "float32"
-    )
+    dtype: Literal["float32", "float16"] = "float16" if options.precision == "fp16" else "float32"
     past, present = (cache_names(prefix, config) for prefix in ("past_key_values", "present"))
     return tuple(
         State(
@@ -260,14 +255,17 @@ sys.stdout.buffer.write(msgspec.json.encode(report))
 
 def _verify(folder: Path) -> Report:
     """Replay the certificate in a process of its own, whose memory is not ours."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     done = subprocess.run(
-        [sys.executable, "-c", _VERIFY, str(folder)],
+        # -P: the working directory is no place to import from
+        [sys.executable, "-P", "-c", _VERIFY, str(folder)],
         capture_output=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=os.environ | {"PYTHONPATH": path},
         check=False,
     )
     if done.returncode != 0:
-        message = done.stderr.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        message = lines[-1] if lines else f"exit status {done.returncode}"
         raise ExportError(f"verify: expected the new bundle to run, got: {message}")
     return msgspec.json.decode(done.stdout, type=Report)
 
@@ -275,28 +273,12 @@ def _verify(folder: Path) -> Report:
 def _describe(measured: Report, certificate: Certificate) -> str:
     """Why a bundle was refused, with its figures."""
     bounds = certificate.thresholds
-    figures = json.dumps(
-        {
-            "max_abs_delta": measured.max_abs_delta,
-            "mean_kl": measured.mean_kl,
-            "top1_agreement": measured.top1_agreement,
-        }
-    )
+    delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)
     where = measured.first_divergence
     place = f" First at {where.probe}, position {where.position}, {where.phase}." if where else ""
     return (
-        f"parity: expected max_abs_delta within {bounds.max_abs_delta} (relative) and mean_kl "
-        f"within {bounds.mean_kl}, got {figures}.{place} The bundle was not kept."
-    )
-
-
-def _with_report(certificate: Certificate, measured: Report) -> Certificate:
-    return Certificate(
-        probes=certificate.probes,
-        thresholds=certificate.thresholds,
-        measured=measured,
-        token_ids=certificate.token_ids,
-        top_ids=certificate.top_ids,
-        top_logits=certificate.top_logits,
-        log_sum_exp=certificate.log_sum_exp,
+        f"parity: expected logits within {delta:.3g} of PyTorch's, a mean KL divergence of at "
+        f"most {bounds.mean_kl:.3g} and the same most probable tokens, got "
+        f"{measured.max_abs_delta:.3g}, {measured.mean_kl:.3g}, {measured.top1_agreement:.2%} "
+        f"equal and {measured.non_finite} positions not finite.{place} The bundle was not kept."
     )

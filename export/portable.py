@@ -125,9 +125,7 @@ def body(name: str) -> FunctionProto:
 def attach_bodies(model: ModelProto) -> None:
     """Give every custom node of a finished graph its body, in place."""
     nodes = [node for node in model.graph.node if node.domain == "com.microsoft"]
-    names = {
-        f"{node.op_type}, rotary" if _is_rotary(node) else node.op_type for node in nodes
-    }
+    names = {f"{node.op_type}, rotary" if _is_rotary(node) else node.op_type for node in nodes}
     model.functions.extend(body(name) for name in sorted(names))
 
 

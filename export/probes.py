@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from ortolan.export.errors import OptionError
+from ortolan.runtime.tokenizer import Tokenizer
 
 LENGTHS = (1, 2, 5, 16, 33, 64, 128, 512)
 """Tokens of each probe: the first step alone, odd lengths, more than one chunk."""
@@ -87,6 +87,7 @@ def make_probes(
     Raises:
         OptionError: the calibration text is unreadable, too short, or of no use without a
             tokenizer.
+        TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     lengths = [min(length, context_length) for length in LENGTHS]
     if tokenizer is None:
@@ -108,23 +109,19 @@ def make_probes(
 
 
 def _encode(
-    tokenizer: Path, calibration: Path | None, longest: int, vocab_size: int
+    path: Path, calibration: Path | None, longest: int, vocab_size: int
 ) -> NDArray[np.int64]:
     """Ids of the text, repeated until the longest probe fits where the text is our own."""
     text = TEXT if calibration is None else _read_text(calibration)
-    encode = Tokenizer.from_file(str(tokenizer)).encode
-    ids = np.array(encode(text).ids, np.int64)
-    if calibration is None:
-        ids = np.tile(ids, -(-longest // max(len(ids), 1)))
+    # The runtime's reader: a tokenizer that the bundle could not load fails here.
+    tokenizer = Tokenizer.from_bytes(path.read_bytes(), model_vocab_size=vocab_size)
+    ids = np.array(tokenizer.encode(text), np.int64)
+    if calibration is None and len(ids) > 0:
+        ids = np.tile(ids, -(-longest // len(ids)))
     if len(ids) < longest:
         raise OptionError(
-            f"{calibration}: expected a text of at least {longest} tokens, got {len(ids)}. "
-            "Give a longer text."
-        )
-    if ids.max() >= vocab_size:
-        raise OptionError(
-            f"{tokenizer}: expected ids below the model's {vocab_size}, got {ids.max()}. "
-            "The tokenizer belongs to another model."
+            f"{calibration or path}: expected a text of at least {longest} tokens, got "
+            f"{len(ids)}. Give a longer text."
         )
     return ids
 
@@ -133,6 +130,10 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"{path}: expected a text file, got {error.strerror}.") from error
+        raise OptionError(
+            f"{path}: expected a text file, got {error.strerror}. Check the path."
+        ) from error
     except UnicodeDecodeError as error:
-        raise OptionError(f"{path}: expected UTF-8 text, got {error.reason}.") from error
+        raise OptionError(
+            f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}. Convert it."
+        ) from error

@@ -1,10 +1,11 @@
 """What is exported: a checkpoint folder, or a live module built from `ortolan.modeling`."""
 
-import json
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
+import torch
 from torch import Tensor
 
 from ortolan.export.errors import OptionError
@@ -57,7 +58,8 @@ def open_source(
         CheckpointError: the folder cannot be read.
         ConfigError: the model cannot be exported like this.
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
-        OptionError: there is no tokenizer where one was said to be.
+        OptionError: there is no tokenizer where one was said to be, generation_config.json
+            cannot be read, or a special token is outside the vocabulary.
     """
     if isinstance(source, Decoder):
         config, folder = source.config, None
@@ -89,8 +91,15 @@ def _module_sha256(module: Decoder) -> str:
     digest = sha256(repr(module.config).encode())
     for name, parameter in module.named_parameters():
         digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(-1).numpy().tobytes())
+        values = parameter.detach().cpu().contiguous()
+        digest.update(values.view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return digest.hexdigest()
+
+
+class _GenerationConfig(msgspec.Struct):
+    """What is read of generation_config.json."""
+
+    eos_token_id: int | tuple[int, ...] | None = None
 
 
 def _tokens(config: TransformerConfig, generation_config: Path | None) -> Tokens:
@@ -98,18 +107,22 @@ def _tokens(config: TransformerConfig, generation_config: Path | None) -> Tokens
     eos = config.eos_token_ids
     if generation_config is not None:
         try:
-            value = json.loads(generation_config.read_bytes()).get("eos_token_id")
-        except (ValueError, AttributeError, RecursionError) as error:
+            given = msgspec.json.decode(generation_config.read_bytes(), type=_GenerationConfig)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise OptionError(
-                f"{generation_config}: expected a JSON object, got {error}."
+                f"{generation_config}: expected a JSON object with eos_token_id, got {error}. "
+                "Correct or remove it."
             ) from error
-        if value is not None:
-            eos = tuple(value) if isinstance(value, list) else (value,)
+        match given.eos_token_id:
+            case int(one):
+                eos = (one,)
+            case tuple(several):
+                eos = several
     special = (config.bos_token_id, *eos, config.pad_token_id)
     outside = [i for i in special if i is not None and not 0 <= i < config.vocab_size]
     if outside:
         raise OptionError(
-            f"special tokens: expected ids below {config.vocab_size}, got {outside}. "
+            f"special tokens: expected ids from 0 to {config.vocab_size - 1}, got {outside}. "
             "Correct config.json or generation_config.json."
         )
     return Tokens(bos=config.bos_token_id, eos=eos, pad=config.pad_token_id)

@@ -6,8 +6,9 @@ model larger than this machine's memory can be traced. `weights.py` fills the in
 
 import contextlib
 import io
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 import torch
@@ -58,29 +59,44 @@ def trace_decoder(
         A graph with the inputs and outputs of the bundle's contract, whose initializers carry
         the names of the decoder's parameters and tables and no data.
     """
-    with FakeTensorMode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns of its own internals
+    with FakeTensorMode(), _quiet():
         graph = _DecoderGraph(_decoder(config, dtype)).eval()
         arguments, shapes = _example(config, dtype, sequence)
-        # The exporter prints progress even when it is told not to.
-        with contextlib.redirect_stdout(io.StringIO()):
-            program = torch.onnx.export(
-                graph,
-                arguments,
-                dynamic_shapes=shapes,
-                input_names=[*STEP_INPUTS, *cache_names("past_key_values", config)],
-                output_names=["logits", *cache_names("present", config)],
-                opset_version=OPSET,
-                dynamo=True,
-                optimize=False,
-                verbose=False,
-            )
+        program = torch.onnx.export(
+            graph,
+            arguments,
+            dynamic_shapes=shapes,
+            input_names=[*STEP_INPUTS, *cache_names("past_key_values", config)],
+            output_names=["logits", *cache_names("present", config)],
+            opset_version=OPSET,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
     model: ir.Model = program.model
     for name in list(model.graph.initializers):
         model.graph.initializers[name].name = name.removeprefix("decoder.")
     return model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the exporter says of its own internals from the user.
+
+    It warns, it prints progress even when it is told not to, and it logs that torchvision,
+    which nothing here needs, is not installed.
+    """
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _decoder(config: TransformerConfig, dtype: torch.dtype) -> Decoder:
@@ -118,7 +134,7 @@ def _example(
         cache,
     )
     buffer = {0: "batch", 2: "capacity"}
-    shapes = (
+    shapes: tuple[object, ...] = (
         {0: "batch"} if sequence else {0: "batch", 1: "sequence"},
         {0: "batch"},
         {},

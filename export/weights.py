@@ -3,9 +3,9 @@
 Memory is bounded by `CHUNK_BYTES`, whatever the size of the model or of its largest tensor.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ortolan.export.errors import ExportError
 from ortolan.modeling.weights import Weights
+from ortolan.runtime.manifest import File
 
 ALIGNMENT = 4096
 """Tensors start on a page, so that the runtime can map each of them."""
@@ -35,11 +36,11 @@ class Blob:
         placements: offset and length in bytes, by initializer.
     """
 
-    name: str
+    file: File
     placements: Mapping[str, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """Rows of one initializer, from a table in memory or from a checkpoint."""
 
@@ -89,11 +90,10 @@ def write_blob(
                 if progress is not None:
                     progress(done, total)
             placements[source.name] = (start, offset - start)
-        file.flush()
-        os.fsync(file.fileno())
     name = f"weights-{digest.hexdigest()[:16]}.bin"
     unnamed.rename(folder / name)
-    return Blob(name=name, placements=placements)
+    described = File(name=name, size=offset, sha256=digest.hexdigest())
+    return Blob(file=described, placements=placements)
 
 
 def bind(model: ir.Model, blob: Blob) -> None:
@@ -103,23 +103,30 @@ def bind(model: ir.Model, blob: Blob) -> None:
         if value.dtype is None or not isinstance(value.shape, ir.Shape):
             raise ExportError(f"{name}: expected a typed initializer, got {value}.")
         value.const_value = ir.ExternalTensor(
-            blob.name, offset, length, value.dtype, shape=value.shape, name=name
+            blob.file.name, offset, length, value.dtype, shape=value.shape, name=name
         )
 
 
 def _sources(
     models: Sequence[ir.Model], weights: Weights, tables: Mapping[str, Tensor]
 ) -> Iterator[_Source]:
-    """Every initializer once, in the order of the graphs."""
-    for name in dict.fromkeys(name for model in models for name in model.graph.initializers):
-        if name in tables:
-            table = tables[name]
-            yield _Source(name, tuple(table.shape), lambda a, b, table=table: table[a:b])
-        else:
-            rows = weights.rows
-            yield _Source(
-                name, weights.shape(name), lambda a, b, name=name, rows=rows: rows(name, a, b)
-            )
+    """Every initializer once, in the order of the graphs.
+
+    Shapes are those of the graph: with a shorter context, it has fewer rows of a learned table
+    than the checkpoint.
+    """
+    initializers = {
+        name: value for model in models for name, value in model.graph.initializers.items()
+    }
+    for name, value in initializers.items():
+        if value.shape is None:
+            raise ExportError(f"{name}: expected an initializer with a shape, got {value}.")
+        rows = partial(_slice, tables[name]) if name in tables else partial(weights.rows, name)
+        yield _Source(name=name, shape=tuple(value.shape.numpy()), rows=rows)
+
+
+def _slice(table: Tensor, start: int, stop: int) -> Tensor:
+    return table[start:stop]
 
 
 def _size(shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -138,4 +145,4 @@ def _chunks(source: _Source, dtype: torch.dtype) -> Iterator[memoryview]:
                 f"{source.name}: expected values that fit float16, got "
                 f"{float(stored.float().abs().max()):.3g}. Export with --precision fp32."
             )
-        yield memoryview(converted.numpy()).cast("B")
+        yield converted.view(-1).view(torch.uint8).numpy().data

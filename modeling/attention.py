@@ -30,7 +30,5 @@ class SelfAttention(nn.Module):
         self, x_BSE: Tensor, rotary: Rotary | None, past: LayerCache, step: Step
     ) -> tuple[Tensor, LayerCache]:
         """The same for new tokens behind a cache, which comes back extended."""
-        attended, present = cached_attention(
-            self.qkv(x_BSE), past, step, rotary, spec=self.config
-        )
+        attended, present = cached_attention(self.qkv(x_BSE), past, step, rotary, spec=self.config)
         return self.out(attended), present

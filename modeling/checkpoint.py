@@ -247,16 +247,17 @@ def _indexed_files(path: Path, index: Path) -> list[Path]:
             f"{index}: expected an index with a weight_map, got {error!r}."
         ) from error
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(
-            ".safetensors"
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not name.endswith(".safetensors")
         ):
             raise CheckpointError(
                 f"{index}: expected names of safetensors files beside it, got {name!r}."
             )
         if not (path / name).is_file():
             raise CheckpointError(
-                f"{index}: expected {name} beside it, got no such file. "
-                "The download is incomplete."
+                f"{index}: expected {name} beside it, got no such file. The download is incomplete."
             )
     return [path / name for name in sorted(names)]
 

@@ -70,9 +70,7 @@ def cached_attention(
         q_BHSD = _rotate(q_BHSD, cos_B1SR, sin_B1SR)
         k_BKSD = _rotate(k_BKSD, cos_B1SR, sin_B1SR)
     slots = positions_BS[:, None, :, None].expand_as(k_BKSD)
-    present = LayerCache(
-        past.key.scatter(2, slots, k_BKSD), past.value.scatter(2, slots, v_BKSD)
-    )
+    present = LayerCache(past.key.scatter(2, slots, k_BKSD), past.value.scatter(2, slots, v_BKSD))
     allowed = _visible(positions_BS, past.key.shape[2], spec)
     return _attend(q_BHSD, present.key, present.value, allowed, spec), present
 

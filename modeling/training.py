@@ -130,9 +130,7 @@ class _Run:
     def measure(self, step: int) -> None:
         """Bits per byte on the held-out files; the checkpoint so far is kept."""
         window = self.recipe.training.sequence_length
-        bits = bits_per_byte(
-            self.module, self.held_out, self.corpus.held_out_bytes, window=window
-        )
+        bits = bits_per_byte(self.module, self.held_out, self.corpus.held_out_bytes, window=window)
         self.measured.append((step, bits))
         tqdm.write(f"step {step}: loss {self.losses[-1]:.3f}, held out {bits:.4f} bits per byte")
         save(self.module, self.folder, dtype=torch.bfloat16)

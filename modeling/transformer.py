@@ -31,9 +31,7 @@ class Block(nn.Module):
 
     def forward(self, x_BSE: Tensor, rotary: Rotary | None) -> Tensor:
         """`(B, S, E)` to `(B, S, E)`, without a cache."""
-        x_BSE = self._residual(
-            x_BSE, self.attention_norm, lambda x: self.attention(x, rotary)
-        )
+        x_BSE = self._residual(x_BSE, self.attention_norm, lambda x: self.attention(x, rotary))
         return self._residual(x_BSE, self.feed_forward_norm, self.feed_forward)
 
     def step(

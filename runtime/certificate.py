@@ -63,8 +63,11 @@ BLOCK = 64
 TAIL = 64
 """Tokens at the end of a long probe that are decoded one by one."""
 
-_NO_PROBABILITY = 1e-9
-"""What the tokens outside the kept ones have at least: below it is rounding."""
+_REST = 1e-5
+"""Probability of the tokens not kept, at least: float32 does not tell smaller ones apart."""
+
+_TINY = 1e-300
+"""In place of 0 before a logarithm."""
 
 Logits = NDArray[np.float32]
 
@@ -124,9 +127,7 @@ def replay(
             if progress is not None:
                 progress(done, total)
     return comparison.report(
-        max_abs_logit=max_abs_logit,
-        device=engine.device,
-        seconds=time.monotonic() - started,
+        max_abs_logit=max_abs_logit, device=engine.device, seconds=time.monotonic() - started
     )
 
 
@@ -216,7 +217,7 @@ class _Differences:
 def _compare(certificate: Certificate, part: slice, logits_RV: Logits) -> _Differences:
     top_ids_RK = certificate.top_ids[part]
     expected_RK = certificate.top_logits[part].astype(np.float64)
-    finite: NDArray[np.bool_] = np.isfinite(logits_RV).all(axis=-1)
+    finite = np.asarray(np.isfinite(logits_RV).all(axis=-1))
     # figures of these rows are taken out again; zeros keep them from warnings
     sound_RV = logits_RV if finite.all() else np.where(finite[:, None], logits_RV, 0)
     got_RK = np.take_along_axis(sound_RV, top_ids_RK, axis=-1).astype(np.float64)
@@ -234,15 +235,21 @@ def _compare(certificate: Certificate, part: slice, logits_RV: Logits) -> _Diffe
     )
 
 
-def _divergence(
-    expected_RK: NDArray[np.float64], got_RK: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Kullback-Leibler divergence `(R,)` of log-probabilities, the tokens not kept as one."""
-    p_RK, q_RK = np.exp(expected_RK), np.exp(got_RK)
-    p_rest = np.maximum(1 - p_RK.sum(axis=-1), _NO_PROBABILITY)
-    q_rest = np.maximum(1 - q_RK.sum(axis=-1), _NO_PROBABILITY)
-    kept = (p_RK * (expected_RK - got_RK)).sum(axis=-1)
-    divergence: NDArray[np.float64] = np.maximum(kept + p_rest * np.log(p_rest / q_rest), 0)
+def _divergence(p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Kullback-Leibler divergence `(R,)` of q from p, logarithms of probabilities.
+
+    The tokens not kept count as one. By the chain rule that is the divergence of the two sums,
+    kept and not kept, and that among the kept tokens; the second does not depend on the
+    logarithm of all, whose rounding would be larger than what is measured.
+    """
+    p_kept, q_kept = (np.exp(part).sum(axis=-1) for part in (p_RK, q_RK))
+    p_kept = np.minimum(p_kept, 1 - _REST)
+    q_kept = np.clip(q_kept, _TINY, 1 - _REST)
+    sums = p_kept * np.log(p_kept / q_kept)
+    sums += (1 - p_kept) * np.log((1 - p_kept) / (1 - q_kept))
+    p_RK, q_RK = (part - log_sum_exp(part)[:, None] for part in (p_RK, q_RK))
+    among_kept = (np.exp(p_RK) * (p_RK - q_RK)).sum(axis=-1)
+    divergence: NDArray[np.float64] = np.maximum(sums + p_kept * among_kept, 0)
     return divergence
 
 

@@ -104,7 +104,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_abs_logit: largest magnitude of a kept logit of the reference.
         mean_kl: Kullback-Leibler divergence from the reference in nats, averaged over the
             positions. Computed over the kept logits, and all others as one: a lower bound of
-            the whole. Below 1e-6 it is the rounding of the stored numbers.
+            the whole.
         max_kl: the largest of one position.
         top1_agreement: share of positions with the same most probable token.
         near_ties: positions where the two most probable tokens, nearly tied, changed places.

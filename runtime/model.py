@@ -51,6 +51,9 @@ def load(
 ) -> "Model":
     """Open a bundle and make it ready to generate.
 
+    The weights are mapped, not copied: a bundle in use may be replaced file by file, and never
+    changed in place.
+
     Args:
         path: folder of the bundle.
         device: `auto`, `cpu`, `cuda` or `cuda:N`. This version generates on the CPU.
@@ -242,12 +245,11 @@ class Model:
             part = tokens[start : start + CHUNK]
             rows = logits_SV[start : start + len(part)]
             feed(self._engine, cache, part, positions=range(len(part)), logits_RV=rows)
-            highest = rows.max(axis=-1)
-            if not np.isfinite(highest).all():
-                position = start + int(np.isfinite(highest).argmin())
+            if not np.isfinite(rows.max(axis=-1)).all():
+                # a kernel may spread one over its whole call, so the position is not known
                 raise NumericError(
-                    f"logits: expected finite ones, got others at position {position}. "
-                    "Run `ortolan verify` on the bundle."
+                    f"logits: expected finite ones, got others at positions {start} to "
+                    f"{start + len(part) - 1}. Run `ortolan verify` on the bundle."
                 )
         return logits_SV
 

@@ -44,7 +44,7 @@ except ImportError as error:
         'Run: pip install "ortolan[cpu]"'
     ) from error
 
-__all__ = ["Engine", "Step", "onnxruntime_version", "resolve_device"]
+__all__ = ["Engine", "Step", "available_providers", "onnxruntime_version", "resolve_device"]
 
 INPUTS = ("input_ids", "seqlens_k", "total_sequence_length", "logit_positions")
 """Inputs of every decoder graph, before those of its states."""
@@ -62,6 +62,11 @@ _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 def onnxruntime_version() -> str:
     """The version of onnxruntime in use."""
     return str(ort.__version__)
+
+
+def available_providers() -> tuple[str, ...]:
+    """What this onnxruntime can compute with, best first, whether or not it works here."""
+    return tuple(ort.get_available_providers())
 
 
 def resolve_device(device: str, offered: tuple[str, ...]) -> str:
@@ -84,7 +89,7 @@ def resolve_device(device: str, offered: tuple[str, ...]) -> str:
         )
     if kind == "cpu":
         return kind
-    if "CUDAExecutionProvider" not in ort.get_available_providers():
+    if "CUDAExecutionProvider" not in available_providers():
         raise DeviceError(
             f"device {device!r}: expected an onnxruntime with CUDA, got one without. "
             'Run: pip uninstall onnxruntime && pip install "ortolan[cuda]"'
@@ -252,7 +257,7 @@ def _open_session(bundle: Bundle, graph: Graph, threads: int) -> Any:
     except Exception as error:  # onnxruntime's own classes have no common base
         raise GraphError(
             f"{graph.file}: expected a graph that onnxruntime {ort.__version__} can run, got: "
-            f"{str(error).splitlines()[0][:300]}. Export the checkpoint again, or install "
+            f"{str(error).partition(chr(10))[0][:300]}. Export the checkpoint again, or install "
             "the version of onnxruntime it was exported with."
         ) from error
     _check_names(graph.file, bundle.manifest, session)

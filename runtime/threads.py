@@ -46,7 +46,7 @@ def _quota(root: Path) -> float | None:
         hierarchy, controllers, group = [*line.split(":", 2), "", ""][:3]
         if hierarchy == "0":
             folders = _with_parents(root / "sys/fs/cgroup", group)
-            granted += [_ratio(*_read(folder / "cpu.max").split()) for folder in folders]
+            granted += [_ratio(*_read(folder / "cpu.max").split()[:2]) for folder in folders]
         elif "cpu" in controllers.split(","):
             folders = _with_parents(root / "sys/fs/cgroup/cpu", group)
             granted += [

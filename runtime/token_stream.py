@@ -148,15 +148,12 @@ def _is_sentencepiece(parts: Sequence[dict[str, Any]]) -> bool:
     places = [order.index(part["type"]) if part["type"] in order else -1 for part in parts]
     if -1 in places or places != sorted(set(places)):
         return False
-    for part in parts:
-        if part["type"] == "Replace" and (part["pattern"], part["content"]) != (
-            {"String": "▁"},
-            " ",
-        ):
-            return False
-        if part["type"] == "Strip" and (part["start"] > 1 or part["stop"] > 0):
-            return False
-    return True
+    spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    return all(
+        (part == spaces or part["type"] != "Replace")
+        and (part.get("start", 0) <= 1 and part.get("stop", 0) == 0)
+        for part in parts
+    )
 
 
 def _is_byte_token(text: str) -> bool:

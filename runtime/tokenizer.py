@@ -51,6 +51,7 @@ class Tokenizer:
             library = tokenizers.Tokenizer.from_buffer(data)
             library.no_truncation()
             library.no_padding()
+            _check_added_tokens(library)
             own_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         if model_vocab_size is not None and own_size > model_vocab_size:
             raise TokenizerError(
@@ -130,11 +131,24 @@ class Tokenizer:
         return plain
 
 
+def _check_added_tokens(library: tokenizers.Tokenizer) -> None:
+    """Refuse an added token that the normalizer empties: encoding would find it without end."""
+    normalizer = library.normalizer
+    for token in library.get_added_tokens_decoder().values():
+        if normalizer and token.normalized and not normalizer.normalize_str(token.content):
+            raise TokenizerError(
+                f"tokenizer.json: expected added tokens that the normalizer leaves something of, "
+                f"got {token.content!r}. Set its `normalized` to false."
+            )
+
+
 @contextmanager
 def _library_errors(what: str, advice: str) -> Iterator[None]:
     """Turn whatever the library raises into a TokenizerError."""
     try:
         yield
+    except TokenizerError:
+        raise
     except BaseException as error:
         # a panic of the library is no Exception, and its class cannot be imported
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -9,7 +9,7 @@ complete: the library says that.
 """
 
 import base64
-import binascii
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,6 +18,46 @@ from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.limits import MAX_POST_PROCESSOR_BYTES, MAX_TEXT_GROWTH
 
 __all__ = ["Outline", "read_outline"]
+
+_KNOWN = frozenset(
+    [
+        "BPEDecoder",
+        "BertNormalizer",
+        "BertPreTokenizer",
+        "ByteFallback",
+        "ByteLevel",
+        "CTC",
+        "CharDelimiterSplit",
+        "Digits",
+        "FixedLength",
+        "Fuse",
+        "Lowercase",
+        "Metaspace",
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Nmt",
+        "Precompiled",
+        "Prepend",
+        "Punctuation",
+        "Replace",
+        "Sequence",
+        "Split",
+        "Strip",
+        "StripAccents",
+        "UnicodeScripts",
+        "Whitespace",
+        "WhitespaceSplit",
+        "WordPiece",
+    ]
+)
+"""Types of components whose factor is known: all that the library has."""
+
+
+class _Model(msgspec.Struct, frozen=True):
+    type: Any = None
+    continuing_subword_prefix: Any = None
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +70,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     pre_tokenizer: Any = None
     post_processor: msgspec.Raw = msgspec.Raw(b"null")
     decoder: Any = None
+    model: _Model = _Model()
 
 
 def read_outline(data: bytes) -> Outline:
@@ -37,18 +78,21 @@ def read_outline(data: bytes) -> Outline:
 
     Case 1: `Replace`, `Prepend`, `Precompiled` and `ByteLevel` lengthen text. Their factors
         multiply, and the product is bounded, once for encoding and once for decoding.
-    Case 2: a post-processor adds tokens. A short description adds few.
+    Case 2: of a component of unknown type the factor is unknown too.
+    Case 3: a post-processor adds tokens. A short description adds few.
+    Case 4: in a BPE model, a prefix for the inside of words is cut off by bytes, whatever stands
+        there. Half a character then ends the process. Language models do not use it.
 
     Raises:
         TokenizerError: the file is not JSON, or a bound is passed.
     """
     try:
         outline = msgspec.json.decode(data, type=Outline)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TokenizerError(
             f"tokenizer.json: expected a JSON description, got {error}. Copy the file again."
         ) from error
-    _check_growth("encoding", [outline.normalizer, outline.pre_tokenizer])
+    _check_growth("encoding", outline.normalizer, outline.pre_tokenizer)
     _check_growth("decoding", outline.decoder)
     size = len(bytes(outline.post_processor))
     if size > MAX_POST_PROCESSOR_BYTES:
@@ -56,25 +100,43 @@ def read_outline(data: bytes) -> Outline:
             f"tokenizer.json: expected a post_processor of at most {MAX_POST_PROCESSOR_BYTES} "
             f"bytes, got {size}. Remove what it does not need."
         )
+    if outline.model.continuing_subword_prefix and outline.model.type in (None, "BPE"):
+        raise TokenizerError(
+            "tokenizer.json: expected a BPE model without continuing_subword_prefix, "
+            f"got {outline.model.continuing_subword_prefix!r}. Train the tokenizer without it."
+        )
     return outline
 
 
-def _check_growth(action: str, part: Any) -> None:
-    """Multiply the factors of all components inside a part (case 1)."""
+def _check_growth(action: str, *parts: Any) -> None:
+    """Multiply the factors of all components inside some parts (cases 1 and 2)."""
     growth = 1.0
-    waiting = [part]
+    for part in parts:
+        for component in _components(part):
+            growth *= _factor(component)
+            if growth > MAX_TEXT_GROWTH:
+                raise TokenizerError(
+                    f"tokenizer.json: expected {action} to lengthen text at most "
+                    f"{MAX_TEXT_GROWTH}-fold, got more. Do not use this tokenizer."
+                )
+
+
+def _components(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield every component inside a part."""
+    waiting = [] if part is None else [part]
     while waiting:
-        item = waiting.pop()
-        if isinstance(item, list):
-            waiting.extend(item)
-        elif isinstance(item, dict):
-            growth *= _factor(item)
-            waiting.extend(item.values())
-        if growth > MAX_TEXT_GROWTH:
+        component = waiting.pop()
+        kind = component.get("type") if isinstance(component, dict) else component
+        # the library also takes components without a type, and guesses: they would pass unseen
+        if not isinstance(component, dict) or not isinstance(kind, str) or kind not in _KNOWN:
             raise TokenizerError(
-                f"tokenizer.json: expected {action} to lengthen text at most "
-                f"{MAX_TEXT_GROWTH}-fold, got more. Do not use this tokenizer."
+                f"tokenizer.json: expected components of known types, got {kind!r}. "
+                "Save the file again with a current version of tokenizers."
             )
+        yield component
+        if kind == "Sequence":
+            for value in component.values():
+                waiting.extend(value if isinstance(value, list) else [])
 
 
 def _factor(component: dict[str, Any]) -> float:
@@ -99,10 +161,13 @@ def _longest_replacement(table: str) -> float:
     """The longest text of a sentencepiece table: 4 bytes of size, a trie, then texts and NULs."""
     try:
         content = base64.b64decode(table, validate=True)
-    except binascii.Error as error:
+    except ValueError:
+        content = b""
+    end = 4 + int.from_bytes(content[:4], "little")
+    # the library allocates that size before it looks
+    if not 4 <= end <= len(content):
         raise TokenizerError(
-            "tokenizer.json: expected base64 in precompiled_charsmap, got something else. "
+            "tokenizer.json: expected a base64 table in precompiled_charsmap, got a torn one. "
             "Copy the file again."
-        ) from error
-    texts = content[4 + int.from_bytes(content[:4], "little") :]
-    return float(max(1, *map(len, texts.split(b"\0"))))
+        )
+    return float(max(1, *map(len, content[end:].split(b"\0"))))

@@ -5,10 +5,12 @@ import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import check_sizes
 import check_wheel
@@ -156,3 +158,36 @@ def test_check_sizes_sees_each_file_of_the_project_once() -> None:
     paths = list(check_sizes.python_files(ROOT))
     assert ROOT / "runtime" / "errors.py" in paths
     assert len({path.resolve() for path in paths}) == len(paths)
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def dependencies() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"]]
+    for extra in extras.keys() - {"cuda"}:  # not installed where these pins were tested
+        needed += extras[extra]
+    return sorted(set(needed))
+
+
+@pytest.mark.parametrize("dependency", dependencies())
+def test_dependency_is_pinned_to_a_version_that_it_allows(dependency: str) -> None:
+    needed = Requirement(dependency)
+    assert needed.specifier.contains(pins()[needed.name])
+
+
+@pytest.mark.parametrize("name", ["Makefile", "README.md", "CONTRIBUTING.md"])
+def test_every_pip_install_takes_the_constraints(name: str) -> None:
+    lines = (ROOT / name).read_text().splitlines()
+    installs = [line for line in lines if "pip install" in line]
+    assert all("pip install -c constraints.txt" in line for line in installs)
+
+
+def test_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == ortolan.__version__
+    assert f"## [{ortolan.__version__}]" in (ROOT / "CHANGELOG.md").read_text()

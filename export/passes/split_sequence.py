@@ -23,23 +23,25 @@ class SplitSequence(ir.passes.InPlacePass):
 
 
 def _rewrite(graph: ir.Graph, node: ir.Node) -> bool:
-    sizes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] else None
+    sizes = _constant(node, 1)
     readers = [use.node for use in node.outputs[0].uses()]
-    indices = [_index(reader) for reader in readers]
-    if sizes is None or None in indices or sizes.shape.rank() != 1:
+    indices = [index for index in map(_index, readers) if index is not None]
+    if sizes is None or sizes.shape.rank() != 1 or len(indices) < len(readers):
+        return False  # Case 2
+    if node.outputs[0].is_graph_output():
         return False  # Case 2
     split = ir.Node(
         "",
         "Split",
-        [node.inputs[0], node.inputs[1]],
+        node.inputs,
         [ir.AttrInt64("axis", node.attributes.get_int("axis", 0))],
-        num_outputs=int(sizes.size),
+        num_outputs=sizes.size,
     )
     graph.insert_before(node, split)
     for reader, index in zip(readers, indices, strict=True):
-        old, new = reader.outputs[0], split.outputs[index or 0]
+        old, new = reader.outputs[0], split.outputs[index]
         new.name, new.shape, new.type = old.name, old.shape, old.type
-        old.replace_all_uses_with(new)
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
         graph.remove(reader, safe=True)
     graph.remove(node, safe=True)
     return True
@@ -47,7 +49,11 @@ def _rewrite(graph: ir.Graph, node: ir.Node) -> bool:
 
 def _index(reader: ir.Node) -> int | None:
     """The constant index of a SequenceAt, or None."""
-    if reader.op_type != "SequenceAt" or reader.inputs[1] is None:
-        return None
-    tensor = ir.convenience.get_const_tensor(reader.inputs[1])
+    tensor = _constant(reader, 1) if reader.op_type == "SequenceAt" else None
     return None if tensor is None else int(tensor.numpy())
+
+
+def _constant(node: ir.Node, place: int) -> ir.TensorProtocol | None:
+    """The constant that a node takes at a place, or None."""
+    value = node.inputs[place] if place < len(node.inputs) else None
+    return None if value is None else ir.convenience.get_const_tensor(value)

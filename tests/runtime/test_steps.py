@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,11 +227,3 @@ def test_a_step_allocates_nothing_and_binds_once(
     rows = [decoder.step([1], [length]) for length in range(1, 200)]
     assert len(bound) == 1
     assert len({row.ctypes.data for row in rows}) == 1
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_number_of_threads_changes_no_bit(tmp_path: Path, threads: int) -> None:
-    bundle = open_bundle(write_bundle(tmp_path / "bundle").path)
-    tokens = random_ids(64)
-    one, several = Engine(bundle, threads=1), Engine(bundle, threads=threads)
-    np.testing.assert_array_equal(whole(one, tokens), whole(several, tokens))

@@ -1,0 +1,6 @@
+"""`python -m ortolan` is the command line."""
+
+from ortolan.cli import main
+
+if __name__ == "__main__":
+    main()

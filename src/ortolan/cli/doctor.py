@@ -1,0 +1,128 @@
+"""`ortolan doctor`."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from ortolan import __version__
+from ortolan.cli.output import print_json, print_table, size
+
+EXTRAS = {
+    "cpu": ("onnxruntime",),
+    "export": ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors"),
+    "train": ("torch", "safetensors", "matplotlib"),
+}
+"""Packages of each extra."""
+
+BASE = ("numpy", "tokenizers", "msgspec", "protobuf", "click", "tqdm")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(as_json: bool) -> None:
+    """Say what this machine has, what is missing, and how to get it."""
+    facts = {"ortolan": __version__, **_machine(), **_packages(), **_devices()}
+    advice = _advice(facts)
+    if as_json:
+        print_json({"facts": facts, "advice": advice})
+        return
+    print_table(list(facts.items()))
+    print()
+    for line in advice or ["Nothing is missing."]:
+        print(line)
+
+
+def _machine() -> dict[str, str]:
+    from ortolan.runtime.threads import physical_cores
+
+    return {
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "processor": _processor(),
+        "cores": f"{physical_cores()} physical for this process, {os.cpu_count()} logical",
+        "memory": _memory(),
+    }
+
+
+def _processor() -> str:
+    """The processor's name and the instructions that decide the speed."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    values = {name.strip(): value.strip() for name, value in fields.items()}
+    flags = values.get("flags", values.get("Features", "")).split()
+    known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
+    return f"{values.get('model name', 'unknown')} ({' '.join(f for f in known if f in flags)})"
+
+
+def _memory() -> str:
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+    return f"{size(total)}, {size(free)} free"
+
+
+def _packages() -> dict[str, str]:
+    names = dict.fromkeys((*BASE, *(name for names in EXTRAS.values() for name in names)))
+    return {name: _version(name) or "missing" for name in names}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _devices() -> dict[str, str]:
+    """What onnxruntime can run on, and what the driver says of a GPU."""
+    facts = {"onnxruntime-gpu": _version("onnxruntime-gpu") or "missing"}
+    try:
+        from ortolan.runtime.session import available_providers
+
+        facts["providers"] = ", ".join(available_providers())
+    except ImportError as error:
+        facts["providers"] = f"none: {' '.join(str(error).split())}"
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        facts["gpu"] = "none found (no nvidia-smi)"
+        return facts
+    query = [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    answer = done.stdout.strip() or done.stderr.strip() or f"nvidia-smi exited {done.returncode}"
+    facts["gpu"] = "; ".join(answer.splitlines())
+    return facts
+
+
+def _advice(facts: dict[str, str]) -> list[str]:
+    """One line for each thing that is missing: what cannot be done, and how to mend it."""
+    purposes = {"cpu": "run bundles", "export": "export checkpoints", "train": "train recipes"}
+    advice = []
+    for extra, packages in EXTRAS.items():
+        present = facts["onnxruntime-gpu"] != "missing"
+        missing = [
+            name
+            for name in packages
+            if facts[name] == "missing" and not (name == "onnxruntime" and present)
+        ]
+        if missing:
+            advice.append(
+                f'To {purposes[extra]}: pip install "ortolan[{extra}]" '
+                f"(missing {', '.join(missing)})"
+            )
+    if facts["onnxruntime"] != "missing" and facts["onnxruntime-gpu"] != "missing":
+        advice.append(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
+            "pip uninstall one of them."
+        )
+    return advice

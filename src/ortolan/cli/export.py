@@ -1,0 +1,85 @@
+"""`ortolan export SOURCE OUT`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ortolan.cli.output import Steps, print_json, print_table, size
+from ortolan.errors import OrtolanError
+
+
+class MissingExportError(OrtolanError):
+    """The packages of the extra `export` are absent."""
+
+    code = "missing-extra"
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
+@click.option(
+    "--graphs",
+    type=click.Choice(["unified", "split"]),
+    default="unified",
+    show_default=True,
+    help="One graph, or one for prefill and one for decoding.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["fused", "portable"]),
+    default="fused",
+    show_default=True,
+    help="portable adds bodies of standard operators, for other tools than onnxruntime.",
+)
+@click.option("--max-context", type=int, help="Tokens that shall fit; the model's own by default.")
+@click.option("--calibration", type=click.Path(path_type=Path), help="Text to prove parity on.")
+@click.option("--force", is_flag=True, help="Replace a bundle at OUT.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(source: Path, out: Path, as_json: bool, **options: Any) -> None:
+    """Make the bundle OUT from the checkpoint folder SOURCE, and prove its parity.
+
+    SOURCE is in Hugging Face format: config.json and safetensors. Nothing is kept at OUT unless
+    the bundle computes what PyTorch computes.
+    """
+    try:
+        from ortolan.export.pipeline import export
+    except ModuleNotFoundError as error:
+        raise MissingExportError(
+            f"export: expected the package {error.name}, got none. "
+            'Run: pip install "ortolan[export]"'
+        ) from error
+    from ortolan.runtime import certificate
+
+    steps = Steps()
+    try:
+        bundle = export(source, out, progress=steps, **options)
+    finally:
+        steps.close()
+    measured = certificate.read(bundle).measured
+    if measured is None:
+        raise OrtolanError(f"{out}: expected a measured certificate, got none. Export it again.")
+    total = sum(file.size for file in bundle.manifest.files)
+    if as_json:
+        print_json(
+            {
+                "bundle": str(bundle.path),
+                "bytes": total,
+                "verdict": measured.verdict,
+                "max_abs_delta": measured.max_abs_delta,
+                "mean_kl": measured.mean_kl,
+                "top1_agreement": measured.top1_agreement,
+            }
+        )
+        return
+    print_table(
+        [
+            ("bundle", f"{out} ({size(total)}, {bundle.manifest.precision})"),
+            (
+                "parity",
+                f"{measured.verdict}: max |Δlogit| {measured.max_abs_delta:.1e}, mean KL "
+                f"{measured.mean_kl:.1e}, top-1 agreement {measured.top1_agreement:.2%}",
+            ),
+        ]
+    )

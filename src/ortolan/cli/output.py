@@ -1,0 +1,57 @@
+"""What the commands print with: JSON, tables, sizes, progress."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(value, indent=2))
+
+
+def print_table(rows: Sequence[tuple[str, str]]) -> None:
+    """Names and values in two columns on stdout."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}".rstrip())
+
+
+def size(count: float) -> str:
+    """Bytes for a person: `1.5 GB`. Units are powers of 1000, as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class Steps:
+    """Progress of several steps, one bar each, on stderr when that is a terminal."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+        self._step = ""
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Show that `done` of `total` of a step are done."""
+        if not sys.stderr.isatty():
+            return
+        if step != self._step or self._bar is None:
+            self.close()
+            self._step = step
+            self._bar = tqdm(
+                total=total,
+                desc=f"{step:<9}",
+                bar_format="{desc} {bar:30} {percentage:3.0f}% {elapsed}",
+            )
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Leave the last bar as it is."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,30 @@
+"""`ortolan train RECIPE [OUT]`."""
+
+from pathlib import Path
+
+import click
+
+from ortolan.errors import OrtolanError
+
+
+class MissingTrainError(OrtolanError):
+    """The packages of the extra `train` are absent."""
+
+    code = "missing-extra"
+
+
+@click.command()
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+def command(recipe: Path, out: Path | None) -> None:
+    """Train the model of RECIPE and write its checkpoint to OUT, or beside the recipe."""
+    try:
+        import matplotlib  # noqa: F401 - the curve is drawn at the end, too late to find out
+
+        from ortolan.modeling.training import train
+    except ModuleNotFoundError as error:
+        raise MissingTrainError(
+            f'train: expected the package {error.name}, got none. Run: pip install "ortolan[train]"'
+        ) from error
+    folder = train(recipe, out)
+    print(f"checkpoint  {folder}")

@@ -1,0 +1,60 @@
+"""`ortolan verify BUNDLE`."""
+
+from pathlib import Path
+
+import click
+
+from ortolan.cli.output import Steps, print_json, print_table
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--threads", type=int, help="The physical cores by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> int:
+    """Prove that BUNDLE computes on this machine what PyTorch computed when it was exported.
+
+    Every file is hashed, and the certificate replayed: prefill in one go and in chunks, and
+    decoding token by token. Exit status 0 for PASS, and for AMBIGUOUS, where only nearly tied
+    tokens changed places; 1 for FAIL.
+    """
+    import msgspec
+
+    from ortolan.runtime import verify
+
+    steps = Steps()
+    try:
+        report = verify(
+            bundle,
+            device=device,
+            threads=threads,
+            progress=lambda done, total: steps("verify", done, total),
+        )
+    finally:
+        steps.close()
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+        return int(report.verdict == "FAIL")
+    where = report.first_divergence
+    print_table(
+        [
+            ("verdict", report.verdict),
+            ("max |Δlogit|", f"{report.max_abs_delta:.2e} of {report.max_abs_logit:.1f}"),
+            ("KL", f"mean {report.mean_kl:.1e}, max {report.max_kl:.1e} nats"),
+            ("top-1 agreement", f"{report.top1_agreement:.2%}, {report.near_ties} near ties"),
+            (
+                "first divergence",
+                f"{where.probe}, position {where.position}, {where.phase}" if where else "none",
+            ),
+            (
+                "positions",
+                ", ".join(f"{phase.positions} {name}" for name, phase in report.phases.items()),
+            ),
+            (
+                "device",
+                f"{report.device}, onnxruntime {report.onnxruntime}, {report.seconds:.1f} s",
+            ),
+        ]
+    )
+    return int(report.verdict == "FAIL")

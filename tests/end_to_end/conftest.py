@@ -1,0 +1,81 @@
+"""One tiny checkpoint with a tokenizer, exported through the command line."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ortolan import modeling
+from ortolan.modeling.checkpoint import config_from_hf
+
+REPOSITORY = Path(__file__).parents[2]
+
+TEXT = "def read_lines(path):\n    with open(path) as file:\n        return file.readlines()\n" * 8
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+@pytest.fixture(scope="session")
+def ortolan() -> Run:
+    """The command line in a process of its own."""
+
+    def run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "ortolan", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": "src"},
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers with a byte-level tokenizer."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    torch.manual_seed(0)
+    config = config_from_hf(
+        {
+            "model_type": "llama",
+            "vocab_size": 320,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 96,
+            "tie_word_embeddings": True,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        }
+    )
+    modeling.save(modeling.Decoder(config), folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bundle(ortolan: Run, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of that checkpoint."""
+    path = tmp_path_factory.mktemp("bundles") / "tiny"
+    done = ortolan("export", checkpoint, path)
+    assert done.returncode == 0, done.stderr.decode()
+    return path

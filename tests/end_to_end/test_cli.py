@@ -1,0 +1,192 @@
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.end_to_end.conftest import Run
+
+from ortolan.cli import COMMANDS
+from ortolan.export.bundle import describe_files, write_manifest
+from ortolan.runtime import certificate, open_bundle
+
+
+def fails_in_one_line(ortolan: Run, *arguments: str | Path, stdin: bytes = b"") -> str:
+    """Run a command that must fail, and give its only line."""
+    done = ortolan(*arguments, stdin=stdin)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("ortolan: ")
+    return lines[0]
+
+
+def test_run_streams_the_text_and_says_figures_on_stderr(ortolan: Run, bundle: Path) -> None:
+    done = ortolan("run", bundle, "def read", "-n", "8", "--ignore-eos")
+    assert done.returncode == 0
+    assert len(done.stdout) > 1
+    assert b"8 tokens" in done.stderr
+
+
+def test_run_reads_the_prompt_from_stdin(ortolan: Run, bundle: Path) -> None:
+    given = json.loads(ortolan("run", bundle, "def read", "-n", "8", "--json").stdout)
+    piped = json.loads(ortolan("run", bundle, "-", "-n", "8", "--json", stdin=b"def read").stdout)
+    assert given["tokens"] == piped["tokens"]
+    assert piped["prompt"] == "def read"
+
+
+def test_run_with_a_seed_is_repeatable_and_another_seed_differs(ortolan: Run, bundle: Path) -> None:
+    def tokens(seed: int) -> list[int]:
+        options = ("-n", "16", "--temperature", "2", "--seed", str(seed), "--json", "--ignore-eos")
+        ids: list[int] = json.loads(ortolan("run", bundle, "def", *options).stdout)["tokens"]
+        return ids
+
+    assert tokens(1) == tokens(1)
+    assert tokens(1) != tokens(2)
+
+
+def test_run_ends_before_a_stop_text(ortolan: Run, bundle: Path) -> None:
+    options = ("-n", "16", "--json", "--ignore-eos")
+    whole = json.loads(ortolan("run", bundle, "def", *options).stdout)["text"]
+    middle = whole[len(whole) // 2]
+    cut = json.loads(ortolan("run", bundle, "def", *options, "--stop", middle).stdout)
+    assert cut["text"] == whole[: whole.index(middle)]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_verify_passes_and_gives_every_figure(ortolan: Run, bundle: Path) -> None:
+    done = ortolan("verify", bundle, "--json")
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    assert report["verdict"] == "PASS"
+    assert set(report["phases"]) == {"prefill", "decode", "chunked"}
+
+
+def test_verify_of_a_wrong_reference_exits_with_1(
+    ortolan: Run, bundle: Path, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong"
+    shutil.copytree(bundle, wrong)
+    opened = open_bundle(wrong)
+    reference = certificate.read(opened)
+    certificate.write(wrong, replace(reference, top_logits=reference.top_logits + 0.5))
+    manifest = msgspec.structs.replace(opened.manifest, files=describe_files(wrong))
+    write_manifest(wrong, manifest)
+
+    done = ortolan("verify", wrong)
+    assert done.returncode == 1
+    assert b"FAIL" in done.stdout
+
+
+def test_inspect_lists_attention_and_memory(ortolan: Run, bundle: Path) -> None:
+    text = ortolan("inspect", bundle).stdout.decode()
+    assert "2 x com.microsoft::GroupQueryAttention, fused" in text
+    about = json.loads(ortolan("inspect", bundle, "--json", "--context", "50").stdout)
+    # Two layers, keys and values of 2 heads of 16 channels in float32.
+    assert about["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+    whole = json.loads(ortolan("inspect", bundle, "--json").stdout)
+    assert whole["memory_bytes"] - about["memory_bytes"] == 46 * about["cache_bytes_per_token"]
+
+
+def test_bench_measures_both_phases(ortolan: Run, bundle: Path) -> None:
+    options = ("-p", "16", "-n", "8", "-r", "2", "--json")
+    result = json.loads(ortolan("bench", bundle, *options).stdout)
+    assert result["prefill"]["mean"] > 0
+    assert result["decode"]["tokens"] == 8
+    assert "pp16" in ortolan("bench", bundle, *options[:-1]).stdout.decode()
+
+
+def test_doctor_names_what_is_installed(ortolan: Run) -> None:
+    facts = json.loads(ortolan("doctor", "--json").stdout)["facts"]
+    assert "CPUExecutionProvider" in facts["providers"]
+    assert facts["python"].split()[1] == f"({sys.executable})"
+
+
+def test_export_of_a_taken_place_needs_force(ortolan: Run, checkpoint: Path, bundle: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()}
+    assert "--force" in fails_in_one_line(ortolan, "export", checkpoint, bundle)
+    assert before == {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()}
+
+
+def test_export_of_nothing_is_refused(ortolan: Run, tmp_path: Path) -> None:
+    line = fails_in_one_line(ortolan, "export", tmp_path / "nowhere", tmp_path / "out")
+    assert "nowhere" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--temperature", "-1"), "temperature"),
+        (("--temperature", "warm"), "--temperature"),
+        (("--device", "cuda"), "cuda"),
+        (("--device", "toaster"), "toaster"),
+        (("-n", "0"), "max_new_tokens"),
+        (("--stop", ""), "stop"),
+        (("--nonsense",), "--nonsense"),
+    ],
+)
+def test_run_with_a_wrong_option_fails_in_one_line(
+    ortolan: Run, bundle: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in fails_in_one_line(ortolan, "run", bundle, "def", *arguments)
+
+
+def test_run_of_a_missing_bundle_fails_in_one_line(ortolan: Run, tmp_path: Path) -> None:
+    assert "nowhere" in fails_in_one_line(ortolan, "run", tmp_path / "nowhere", "def")
+
+
+def test_run_of_a_torn_manifest_fails_in_one_line(
+    ortolan: Run, bundle: Path, tmp_path: Path
+) -> None:
+    torn = tmp_path / "torn"
+    shutil.copytree(bundle, torn)
+    manifest = (torn / "manifest.json").read_bytes()
+    (torn / "manifest.json").write_bytes(manifest[: len(manifest) // 2])
+    assert "manifest.json" in fails_in_one_line(ortolan, "run", torn, "def")
+
+
+def test_prompt_longer_than_the_context_fails_with_the_figures(ortolan: Run, bundle: Path) -> None:
+    line = fails_in_one_line(ortolan, "run", bundle, "def read(path):\n" * 200)
+    assert "96" in line
+
+
+def test_stdin_that_is_not_utf8_fails_with_the_place(ortolan: Run, bundle: Path) -> None:
+    line = fails_in_one_line(ortolan, "run", bundle, "-", stdin=b"def \xff\xfe")
+    assert "0xff at 4" in line
+
+
+def test_debug_shows_the_traceback(ortolan: Run, tmp_path: Path) -> None:
+    done = ortolan("run", tmp_path / "nowhere", "def", "--debug")
+    assert done.returncode != 0
+    assert b"Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(ortolan: Run, name: str) -> None:
+    done = ortolan(name, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"Usage: python -m ortolan " + name.encode())
+
+
+def test_help_imports_no_heavy_package() -> None:
+    code = (
+        "import sys, contextlib\n"
+        "sys.argv = ['ortolan', '--help']\n"
+        "from ortolan.cli import main\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "sys.stderr.write(str({'torch', 'onnx', 'numpy', 'onnxruntime'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": "src"},
+        cwd=Path(__file__).parents[2],
+        check=True,
+    )
+    assert done.stderr == "set()"

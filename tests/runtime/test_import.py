@@ -1,0 +1,173 @@
+import ast
+import importlib
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.runtime.tiny_decoder import tokenizer_json, write_bundle
+
+from ortolan import runtime
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+GENERATE = """
+import sys
+opened = []
+sys.addaudithook(lambda event, _: event.startswith("socket.") and opened.append(event))
+import ortolan.runtime
+model = ortolan.runtime.load(sys.argv[1])
+text = model.generate("hello", max_new_tokens=5).text
+assert len(text) == 5, text
+"""
+
+NO_SOCKETS = """
+import os
+links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+opened += [os.readlink(link) for link in links if os.path.lexists(link)]
+assert not [name for name in opened if name.startswith("socket")], opened
+"""
+
+
+def run(
+    code: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
+    return subprocess.run(
+        [*prefix, sys.executable, "-c", code, *arguments],
+        env={**kept, "PYTHONPATH": str(SOURCE), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def modules(code: str) -> set[str]:
+    done = run(f"import sys\n{code}\nprint(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("import") / "bundle"
+    return str(write_bundle(folder, tokenizer=tokenizer_json()).path)
+
+
+# --- what an import brings along --------------------------------------------------------------
+
+
+def test_importing_the_package_brings_neither_numpy_nor_onnxruntime() -> None:
+    assert not modules("import ortolan.runtime") & {"numpy", "onnxruntime", "torch", "tokenizers"}
+
+
+def test_importing_everything_brings_no_torch_onnx_or_transformers() -> None:
+    code = "import ortolan.runtime as r\nfor name in r.__all__: getattr(r, name)"
+    brought = modules(code)
+    assert "onnxruntime" in brought
+    assert not brought & {"torch", "onnx", "transformers", "onnxscript", "onnx_ir", "safetensors"}
+
+
+def test_no_module_of_the_runtime_names_another_room_or_its_packages() -> None:
+    forbidden = {"torch", "onnx", "transformers", "onnxscript", "onnx_ir", "safetensors"}
+    for path in Path(runtime.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                assert name.partition(".")[0] not in forbidden, (path.name, name)
+                assert not name.startswith(("ortolan.modeling", "ortolan.export", "ortolan.cli"))
+
+
+# --- public names -----------------------------------------------------------------------------
+
+
+def test_every_public_name_is_there_and_sorted() -> None:
+    assert runtime.__all__ == sorted(runtime.__all__)
+    for name in runtime.__all__:
+        assert getattr(runtime, name).__name__ == name
+    assert set(runtime.__all__) <= set(dir(runtime))
+
+
+def test_no_public_name_hides_a_module() -> None:
+    found = {module.name for module in pkgutil.iter_modules(runtime.__path__)}
+    assert not found & set(runtime.__all__)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = runtime.nothing
+
+
+def test_every_module_states_what_it_knows_and_what_not() -> None:
+    for module in pkgutil.iter_modules(runtime.__path__):
+        documentation = importlib.import_module(f"ortolan.runtime.{module.name}").__doc__
+        assert documentation is not None, module.name
+
+
+# --- packages that are missing ----------------------------------------------------------------
+
+
+def test_without_onnxruntime_the_error_names_the_extra() -> None:
+    done = run(
+        "import sys\n"
+        "sys.modules['onnxruntime'] = None\n"
+        "from ortolan.runtime import MissingExtraError, open_bundle\n"  # needs none
+        "try:\n"
+        "    from ortolan.runtime import load\n"
+        "except ImportError as error:\n"
+        "    assert isinstance(error, MissingExtraError)\n"
+        "    print(error)"
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'pip install "ortolan[cpu]"' in done.stdout
+
+
+# --- telemetry and the network ----------------------------------------------------------------
+
+
+def test_telemetry_is_switched_off_before_onnxruntime_is_imported() -> None:
+    done = run(
+        "import os, sys, ortolan.runtime\n"
+        "assert 'onnxruntime' not in sys.modules\n"
+        "print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
+    assert (done.stdout.strip(), done.stderr) == ("1", "")
+
+
+def test_the_choice_of_the_user_is_kept() -> None:
+    code = "import os, onnxruntime, ortolan.runtime\nprint(os.environ['ORT_DISABLE_TELEMETRY'])"
+    done = run(code, ORT_DISABLE_TELEMETRY="0")
+    assert (done.stdout.strip(), done.stderr) == ("0", "")
+
+
+def test_onnxruntime_imported_first_is_a_warning() -> None:
+    done = run("import onnxruntime, ortolan.runtime")
+    assert "RuntimeWarning: onnxruntime was imported before ortolan.runtime" in done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux only")
+def test_loading_and_generating_open_no_socket(bundle: str) -> None:
+    done = run(GENERATE + NO_SOCKETS, bundle)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_loading_and_generating_call_nothing_of_the_network(bundle: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tracer = ("strace", "-f", "-qq", "-e", "trace=%network,execve", "-o", str(log))
+    if run("", prefix=tracer).returncode != 0:
+        pytest.skip("strace may not trace here")
+    done = run(GENERATE, bundle, prefix=tracer)
+    assert done.returncode == 0, done.stderr
+    calls = log.read_text().splitlines()
+    # AF_UNIX: the C library asks a daemon of the machine for the user's home
+    assert not [line for line in calls if "AF_INET" in line or "AF_NETLINK" in line]
+    assert len([line for line in calls if "execve(" in line]) == 1  # Python itself

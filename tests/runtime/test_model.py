@@ -1,0 +1,224 @@
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.tiny_decoder import (
+    BOS,
+    CONTEXT,
+    EOS,
+    VOCABULARY,
+    TinyDecoder,
+    assert_close,
+    tokenizer_json,
+    write_bundle,
+)
+
+from ortolan.runtime.errors import (
+    BundleFileError,
+    ContextLengthError,
+    DeviceError,
+    ForkedError,
+    InputError,
+    NumericError,
+    SamplingError,
+    TokenizerError,
+)
+from ortolan.runtime.manifest import Tokens
+from ortolan.runtime.model import Model, load
+from ortolan.runtime.sampling import Sampling
+from ortolan.runtime.session import Step
+from ortolan.runtime.tokenizer import Tokenizer
+
+POISON = 13
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    return write_bundle(folder, tokenizer=tokenizer_json(), tokens=Tokens(bos=BOS, eos=(EOS,)))
+
+
+@pytest.fixture(scope="module")
+def model(tiny: TinyDecoder) -> Model:
+    return load(tiny.path)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The same weights, with neither a tokenizer nor special tokens."""
+    return load(write_bundle(tmp_path_factory.mktemp("model") / "bare").path)
+
+
+def test_a_loaded_model_says_what_it_is(tiny: TinyDecoder, model: Model) -> None:
+    assert model.device == "cpu"
+    assert model.bundle.path == tiny.path
+    assert model.manifest is model.bundle.manifest
+    assert isinstance(model.tokenizer, Tokenizer)
+
+
+@pytest.mark.parametrize("count", [1, 63, 513, CONTEXT])
+def test_logits_are_those_of_the_reference(tiny: TinyDecoder, model: Model, count: int) -> None:
+    tokens = np.random.default_rng(count).integers(0, VOCABULARY, count)
+    logits = model.logits(tokens)
+    assert logits.shape == (count, VOCABULARY)
+    assert logits.dtype == np.float32
+    assert_close(logits, tiny.reference(tokens.tolist()))
+
+
+def test_logits_of_more_than_the_context_are_an_error(model: Model) -> None:
+    with pytest.raises(ContextLengthError, match=f"at most {CONTEXT} tokens, got {CONTEXT + 1}"):
+        model.logits([0] * (CONTEXT + 1))
+
+
+@pytest.mark.parametrize("wrong", [[], [97], [-1], ["a"], "text", 3])
+def test_logits_of_what_is_no_sequence_of_ids_are_an_error(model: Model, wrong: Any) -> None:
+    with pytest.raises(InputError, match="ids: expected"):
+        model.logits(wrong)
+
+
+@pytest.mark.parametrize(("position", "part"), [(0, "0 to 511"), (600, "512 to 699")])
+def test_logits_that_are_not_finite_are_an_error_that_names_the_positions(
+    tmp_path_factory: pytest.TempPathFactory, position: int, part: str
+) -> None:
+    folder = tmp_path_factory.mktemp("model") / "poisoned"
+    model = load(write_bundle(folder, poisoned=POISON).path)
+    tokens = [1] * 700
+    tokens[position] = POISON
+    with pytest.raises(NumericError, match=f"at positions {part}"):
+        model.logits(tokens)
+
+
+def test_a_device_that_the_bundle_does_not_list_is_an_error(tiny: TinyDecoder) -> None:
+    with pytest.raises(DeviceError, match=r"\(cpu\), got 'cuda'"):
+        load(tiny.path, device="cuda")
+
+
+def test_an_altered_weight_is_found_by_a_full_check_alone(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    tiny = write_bundle(tmp_path_factory.mktemp("model") / "altered")
+    (blob,) = tiny.path.glob("weights-*.bin")
+    data = bytearray(blob.read_bytes())
+    data[100] ^= 1
+    blob.write_bytes(data)
+    load(tiny.path)
+    with pytest.raises(BundleFileError, match=blob.name):
+        load(tiny.path, full_check=True)
+
+
+def test_a_model_keeps_its_weights_when_the_bundle_is_replaced(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    old, new = write_bundle(folder / "old"), write_bundle(folder / "new", seed=1)
+    model = load(old.path)
+    expected = model.logits([1, 2, 3])
+    for file in new.path.iterdir():
+        os.replace(file, old.path / file.name)
+    np.testing.assert_array_equal(model.logits([1, 2, 3]), expected)
+    assert_close(load(old.path).logits([1, 2, 3]), new.reference([1, 2, 3]))
+
+
+def test_a_model_of_another_process_is_refused(
+    tiny: TinyDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(tiny.path)
+    monkeypatch.setattr("ortolan.runtime.session._fork_guard.forks", 1)
+    with pytest.raises(ForkedError, match=r"os\.fork"):
+        model.logits([1])
+    with pytest.raises(ForkedError, match=r"os\.fork"):
+        model.generate([1], max_new_tokens=1)
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def test_an_empty_prompt_stands_for_the_beginning_of_text(model: Model) -> None:
+    expected = model.generate([BOS], max_new_tokens=5).tokens
+    empty: tuple[Any, ...] = ("", [], np.array([], np.int64))
+    for prompt in empty:
+        assert model.generate(prompt, max_new_tokens=5).tokens == expected
+        assert model.generate([prompt, [1]], max_new_tokens=5)[0].tokens == expected
+
+
+def test_an_empty_prompt_without_a_beginning_of_text_is_an_error(bare: Model) -> None:
+    with pytest.raises(InputError, match="no beginning-of-text token"):
+        bare.generate([])
+
+
+def test_text_and_ids_may_be_mixed(model: Model) -> None:
+    assert model.tokenizer is not None
+    ids = model.tokenizer.encode("hello")
+    prompts: list[Any] = ["hello", ids, np.array(ids)]
+    rows = model.generate(prompts, max_new_tokens=6)
+    assert rows[0].tokens == rows[1].tokens == rows[2].tokens
+
+
+@pytest.mark.parametrize("prompt", [[-1], [97], [True], [1.5], [None], 7, {"a": 1}, b"x", [[[1]]]])
+def test_a_prompt_that_is_none_is_an_error(model: Model, prompt: Any) -> None:
+    with pytest.raises(InputError, match="prompt: expected"):
+        model.generate(prompt, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.0, "3"])
+def test_max_new_tokens_that_is_no_count_is_an_error(model: Model, wrong: Any) -> None:
+    with pytest.raises(InputError, match="max_new_tokens: expected"):
+        model.generate("hello", max_new_tokens=wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"sampling": Sampling(), "temperature": 1.0}, InputError),
+        ({"temperature": -1.0}, SamplingError),
+        ({"sampling": Sampling(logit_bias={97: 1.0})}, SamplingError),
+        ({"stop": "text"}, InputError),
+        ({"stop": [""]}, InputError),
+        ({"max_new_tokens": CONTEXT}, ContextLengthError),
+    ],
+)
+def test_a_wrong_option_is_an_error_before_anything_is_computed(
+    model: Model, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[Exception]
+) -> None:
+    monkeypatch.setattr(Step, "run", lambda _: pytest.fail("computed"))
+    with pytest.raises(error):
+        model.generate("hello", **options)
+    with pytest.raises(error):
+        model.stream("hello", **options)
+
+
+def test_too_many_prompts_are_an_error(model: Model) -> None:
+    with pytest.raises(InputError, match="1 to 256, got 257"):
+        model.generate([[1]] * 257, max_new_tokens=1)
+
+
+def test_a_list_of_prompts_cannot_be_streamed(model: Model) -> None:
+    with pytest.raises(InputError, match="expected one prompt"):
+        model.stream(["a", "b"])  # type: ignore[list-item]
+
+
+def test_temperature_is_short_for_a_sampling(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model.generate("hello", temperature=0.0, max_new_tokens=9).tokens == (
+        model.generate("hello", max_new_tokens=9).tokens
+    )
+    draws = {model.generate("hello", temperature=2.0, max_new_tokens=9).tokens for _ in range(4)}
+    assert len(draws) > 1
+
+
+def test_without_a_tokenizer_ids_give_ids(bare: Model, model: Model) -> None:
+    completion = bare.generate([1, 2, 3], max_new_tokens=9)
+    assert completion.tokens == model.generate([1, 2, 3], max_new_tokens=9, ignore_eos=True).tokens
+    assert completion.text == ""
+
+
+def test_without_a_tokenizer_text_is_an_error(bare: Model) -> None:
+    uses: list[Callable[[], object]] = [
+        lambda: bare.generate("hello"),
+        lambda: bare.generate([1], stop=["x"]),
+        lambda: bare.stream([1]),
+    ]
+    for use in uses:
+        with pytest.raises(TokenizerError, match="bundle with a tokenizer"):
+            use()
