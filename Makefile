@@ -9,7 +9,7 @@ BUNDLE := build/pythonic
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all setup demo test test-slow test-gpu check fix
+.PHONY: all setup demo test test-slow check fix
 
 all: check test
 
@@ -32,9 +32,6 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
-
-test-gpu: $(INSTALLED)
-	$(BIN)/pytest -m gpu
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import report
@@ -68,24 +68,30 @@ ORTOLAN = Peer(
     reuse=False,
 )
 
+GENAI = Peer(
+    name="onnxruntime-genai",
+    requirements=(
+        "onnxruntime-genai==0.18.0",
+        # Its model builder needs these and does not declare them.
+        *("onnx", "onnx-ir", "onnxruntime", "torch", "transformers"),
+    ),
+    convert=(
+        *("{bin}/python", "-m", "onnxruntime_genai.models.builder"),
+        *("-i", "{checkpoint}", "-o", "{model}", "-c", "{cache}"),
+        *("-p", "{precision}", "-e", "cpu"),
+    ),
+    worker="workers.genai",
+    versions=("onnxruntime-genai", "onnxruntime"),
+)
+
 PEERS = (
     ORTOLAN,
-    Peer(
-        name="onnxruntime-genai",
-        requirements=(
-            "onnxruntime-genai==0.18.0",
-            # Its model builder needs these and does not declare them.
-            *("onnx", "onnx-ir", "onnxruntime", "torch", "transformers"),
-        ),
-        convert=(
-            *("{bin}/python", "-m", "onnxruntime_genai.models.builder"),
-            *("-i", "{checkpoint}", "-o", "{model}", "-c", "{cache}"),
-            *("-p", "{precision}", "-e", "cpu"),
-            # Its default computes the logits of the whole prompt and throws all but one row away.
-            *("--extra_options", "prune_lm_head=true"),
-        ),
-        worker="workers.genai",
-        versions=("onnxruntime-genai", "onnxruntime"),
+    GENAI,
+    # Not its default: logits for the last position of a prompt alone, as Ortolan does.
+    replace(
+        GENAI,
+        name="onnxruntime-genai-pruned",
+        convert=(*GENAI.convert, "--extra_options", "prune_lm_head=true"),
     ),
 )
 
@@ -94,7 +100,8 @@ def environment(peer: Peer) -> Path:
     """Return the folder with the programs of a peer's environment, made if need be."""
     if not peer.requirements:
         return Path(sys.executable).parent
-    folder = ENVIRONMENTS / peer.name
+    # Named by what is installed: variants of one peer share it.
+    folder = ENVIRONMENTS / peer.requirements[0].partition("==")[0]
     programs = folder / "bin"
     wanted = "\n".join(peer.requirements) + hashlib.sha256(CONSTRAINTS.read_bytes()).hexdigest()
     stamp = folder / "installed"

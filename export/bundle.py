@@ -145,7 +145,8 @@ def _locked(target: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # left behind, it hinders nobody
+                lock.unlink()
 
 
 def _hold(lock: Path, descriptor: int) -> bool:

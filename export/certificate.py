@@ -66,11 +66,9 @@ def certify(
         module.register_buffer(name, table, persistent=False)
     with torch.inference_mode():
         streams = _embed(module, weights, probes)
-        for index, block in enumerate(module.blocks):
-            layer = _parameters(module, weights, f"blocks.{index}.")
-            for number, x_SE in enumerate(streams):
-                arguments = (x_SE[None], module.rotary)
-                streams[number] = torch.func.functional_call(block, layer, arguments)[0]
+        for index in range(len(module.blocks)):
+            # The layer's weights are freed when this returns, before the next ones are read.
+            streams = _run_block(module, weights, index, streams)
             if progress is not None:
                 progress(index + 1, len(module.blocks))
         final = _parameters(module, weights, "final_norm.")
@@ -93,6 +91,17 @@ def certify(
         top_logits=top_logits.numpy(),
         log_sum_exp=log_sum_exp.numpy(),
     )
+
+
+def _run_block(
+    module: Decoder, weights: Weights, index: int, streams: Sequence[Tensor]
+) -> list[Tensor]:
+    """One layer over every stream `(S, E)`."""
+    layer = _parameters(module, weights, f"blocks.{index}.")
+    block = module.blocks[index]
+    return [
+        torch.func.functional_call(block, layer, (x_SE[None], module.rotary))[0] for x_SE in streams
+    ]
 
 
 def _parameters(module: Decoder, weights: Weights, prefix: str) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from ortolan import __version__
 from ortolan.export.bundle import describe_files, staged, write_manifest
 from ortolan.export.certificate import certify
 from ortolan.export.errors import ExportError, OptionError, ParityError
+from ortolan.export.kernels import check_kernels
 from ortolan.export.passes import tidy
 from ortolan.export.portable import attach_bodies
 from ortolan.export.probes import make_probes
@@ -90,6 +91,7 @@ def export(
     Raises:
         CheckpointError, ConfigError: the source cannot be read (`ortolan.modeling.errors`).
         OptionError: an option cannot be honoured.
+        ExportError: the model cannot be exported: no kernel, or values that do not fit.
         OutputError: `out` is taken or locked.
         ParityError: the bundle misses a threshold; it was not kept.
     """
@@ -97,6 +99,7 @@ def export(
     _check(options)
     report = progress or _silent
     model = open_source(source, tokenizer=tokenizer, max_context=max_context)
+    check_kernels(model.config)
     target = Path(out).absolute()
     with staged(target, force=force) as folder:
         certificate = _reference(model, options, calibration, report)

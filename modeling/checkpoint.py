@@ -7,7 +7,7 @@ model costs the memory of the slice. Pickles are refused: loading one runs its c
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,19 +16,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ortolan.modeling.config import TransformerConfig
+from ortolan.modeling.config import DynamicNTKScaling, RotaryPositions, TransformerConfig
 from ortolan.modeling.errors import CheckpointError, ConfigError
-from ortolan.modeling.families import FAMILIES, family_of
-from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.linear import PackedLinear
+from ortolan.modeling.families import family_of
+from ortolan.modeling.families.reader import MAX_SIZE, ConfigReader
+from ortolan.modeling.linear import packed_rows
 from ortolan.modeling.positions import tables
 from ortolan.modeling.transformer import Decoder
-from ortolan.modeling.weights import MappedWeights, map_weights, published_rows, read_weight
+from ortolan.modeling.weights import MappedWeights, map_weights, published_pieces
 
 MAX_HEADER_BYTES = 8 << 20
 """A header of zero-size tensors costs a thousand times its size to parse."""
 
 MAX_CONFIG_BYTES = 1 << 20
+
+MAX_INDEX_BYTES = 16 << 20
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""What weights may be stored in; anything else is quantized, and means nothing by itself."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -63,10 +68,19 @@ class SafetensorsFolder:
         return sorted(set(self._files.values()))
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype."""
+        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype.
+
+        Raises:
+            CheckpointError: it is stored in something other than floating point.
+        """
         with safe_open(str(self._files[name]), framework="pt") as file:
             view = file.get_slice(name)
             piece: Tensor = view[start:stop] if axis == 0 else view[:, start:stop]
+            if piece.dtype not in FLOATS:
+                raise CheckpointError(
+                    f"{name}: expected bf16, fp16 or fp32, got {piece.dtype}. "
+                    "Export the checkpoint that this one was quantized from."
+                )
             return piece.clone()
 
 
@@ -83,17 +97,10 @@ def read_config(path: str | Path) -> TransformerConfig:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(
-            f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file."
+            f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file. "
+            "Check the path."
         )
-    if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise CheckpointError(f"{file}: expected at most {MAX_CONFIG_BYTES} bytes.")
-    try:
-        values = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: expected JSON, got {error}.") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file}: expected a JSON object, got {type(values).__name__}.")
-    return config_from_hf(values)
+    return config_from_hf(_read_json(file, MAX_CONFIG_BYTES))
 
 
 def config_from_hf(values: dict[str, object]) -> TransformerConfig:
@@ -105,6 +112,7 @@ def config_from_hf(values: dict[str, object]) -> TransformerConfig:
     reader = ConfigReader(values)
     family = family_of(reader.get("model_type", str))
     config = family.config(reader)
+    reader.refuse("add_cross_attention")
     reader.finish()
     return config
 
@@ -116,11 +124,12 @@ def open_weights(path: str | Path, config: TransformerConfig) -> MappedWeights:
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
         CheckpointError: the files cannot be read.
     """
-    family = family_of(config.model_type)
+    family, module = family_of(config.model_type), empty_decoder(config)
     return map_weights(
         SafetensorsFolder(Path(path)),
         family.WEIGHTS,
-        {name: tuple(p.shape) for name, p in empty_decoder(config).named_parameters()},
+        {name: tuple(p.shape) for name, p in module.named_parameters()},
+        packed_rows(module),
         base_model_prefix=family.BASE_MODEL_PREFIX,
     )
 
@@ -143,15 +152,17 @@ def load(path: str | Path, *, max_context: int | None = None) -> Decoder:
         ConfigError: the config asks for something that Ortolan does not have.
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
     """
-    config = limit_context(read_config(path), max_context)
-    weights = open_weights(path, read_config(path))
-    module = empty_decoder(config)
-    state = {}
-    for name, parameter in module.named_parameters():
-        # A shorter context needs only the first rows of a learned table.
-        state[name] = weights.rows(name, 0, parameter.shape[0]).to(torch.float32)
+    config = read_config(path)
+    weights = open_weights(path, config)
+    limited = limit_context(config, max_context)
+    module = empty_decoder(limited)
+    # A shorter context needs only the first rows of a learned table.
+    state = {
+        name: weights.rows(name, 0, parameter.shape[0]).to(torch.float32)
+        for name, parameter in module.named_parameters()
+    }
     module.load_state_dict(state, assign=True)
-    for name, table in tables(config).items():
+    for name, table in tables(limited).items():
         module.register_buffer(name, table, persistent=False)
     return module.eval()
 
@@ -164,11 +175,15 @@ def limit_context(config: TransformerConfig, max_context: int | None) -> Transfo
     """
     if max_context is None:
         return config
-    positions_grow = "DynamicNTK" in type(getattr(config.positions, "scaling", None)).__name__
-    if max_context < 1 or (max_context > config.context_length and not positions_grow):
+    match config.positions:
+        case RotaryPositions(scaling=DynamicNTKScaling()):
+            longest = MAX_SIZE
+        case _:
+            longest = config.context_length
+    if not 1 <= max_context <= longest:
         raise ConfigError(
-            f"max_context: expected 1 to {config.context_length} (the model's own), "
-            f"got {max_context}."
+            f"max_context: expected 1 to {longest}, got {max_context}. "
+            "The model's positions reach no further."
         )
     return replace(config, context_length=max_context)
 
@@ -187,25 +202,33 @@ def save(module: Decoder, path: str | Path, *, dtype: torch.dtype | None = None)
     """
     family = family_of(module.config.model_type)
     values = family.hf_config(module.config)
-    parts = {
-        f"{name}.{kind}": layer.parts
-        for name, layer in module.named_modules()
-        if isinstance(layer, PackedLinear)
-        for kind in ("weight", "bias")
-    }
+    _check_reads_back(values, module.config)
+    packed = packed_rows(module)
     tensors: dict[str, Tensor] = {}
     for ours, parameter in module.named_parameters():
         weight = parameter.detach().cpu().to(dtype or parameter.dtype)
-        start = 0
-        for name, rows, transposed in published_rows(family.WEIGHTS, ours, parts):
-            piece = weight[start : start + rows] if rows >= 0 else weight
-            tensors[name] = (piece.T if transposed else piece).contiguous()
-            start += rows
+        pieces = published_pieces(family.WEIGHTS, ours, packed.get(ours, weight.shape[:1]))
+        for piece, rows in zip(pieces, torch.split(weight, [p.rows for p in pieces]), strict=True):
+            tensors[piece.name] = (rows.T if piece.transposed else rows).contiguous()
     values["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    # Renamed when complete: training saves over the checkpoint it would lose otherwise.
+    partial = folder / "model.safetensors.partial"
+    save_file(tensors, str(partial), metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+    partial.replace(folder / "model.safetensors")
+
+
+def _check_reads_back(values: dict[str, object], config: TransformerConfig) -> None:
+    """Raise ConfigError if a published config would be read as another model."""
+    read = config_from_hf(values)
+    changed = [f.name for f in fields(config) if getattr(read, f.name) != getattr(config, f.name)]
+    if changed:
+        raise ConfigError(
+            f"{config.model_type}: expected a model that its format can describe, got one whose "
+            f"{', '.join(changed)} would be read back differently. Save it as another family."
+        )
 
 
 def checkpoint_sha256(path: str | Path) -> str:
@@ -221,12 +244,12 @@ def checkpoint_sha256(path: str | Path) -> str:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a folder: those of the index, or the only one."""
+    """The safetensors files of a folder: the only one, or (as transformers does) an index's."""
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if index.is_file():
-        return _indexed_files(path, index)
     if single.is_file():
         return [single]
+    if index.is_file():
+        return _indexed_files(path, index)
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise CheckpointError(
@@ -235,31 +258,51 @@ def _weight_files(path: Path) -> list[Path]:
             "AutoModelForCausalLM.from_pretrained(SOURCE).save_pretrained(TARGET)."
         )
     raise CheckpointError(
-        f"{path}: expected model.safetensors or model.safetensors.index.json, got neither."
+        f"{path}: expected model.safetensors or model.safetensors.index.json, got neither. "
+        "Check the path."
     )
 
 
 def _indexed_files(path: Path, index: Path) -> list[Path]:
-    try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    """The files that an index names, all of them beside it."""
+    entries = _read_json(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(entries, dict) or not entries:
         raise CheckpointError(
-            f"{index}: expected an index with a weight_map, got {error!r}."
-        ) from error
-    for name in names:
-        if (
-            not isinstance(name, str)
-            or Path(name).name != name
-            or not name.endswith(".safetensors")
-        ):
+            f"{index}: expected an object weight_map, got {entries!r:.80}. "
+            "The download is incomplete."
+        )
+    files = []
+    for name in sorted(set(map(str, entries.values()))):
+        file = path / name
+        if file.name != name or file.suffix != ".safetensors":
             raise CheckpointError(
-                f"{index}: expected names of safetensors files beside it, got {name!r}."
+                f"{index}: expected names of safetensors files beside it, got {name!r:.80}. "
+                "Do not trust this checkpoint."
             )
-        if not (path / name).is_file():
+        if not file.is_file():
             raise CheckpointError(
                 f"{index}: expected {name} beside it, got no such file. The download is incomplete."
             )
-    return [path / name for name in sorted(names)]
+        files.append(file)
+    return files
+
+
+def _read_json(file: Path, limit: int) -> dict[str, object]:
+    """The object in a JSON file of at most `limit` bytes."""
+    size = file.stat().st_size
+    if size > limit:
+        raise CheckpointError(
+            f"{file}: expected at most {limit} bytes, got {size}. This is not a {file.name}."
+        )
+    try:
+        values = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: expected JSON, got {error}. Fetch it again.") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(
+            f"{file}: expected a JSON object, got {type(values).__name__}. Fetch it again."
+        )
+    return values
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -277,4 +320,6 @@ def _read_header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 yield name, tuple(tensors.get_slice(name).get_shape())
     except SafetensorError as error:
-        raise CheckpointError(f"{file}: expected a whole safetensors file, got {error}.") from error
+        raise CheckpointError(
+            f"{file}: expected a whole safetensors file, got {error}. Fetch it again."
+        ) from error

@@ -11,6 +11,7 @@ from typing import Literal
 from ortolan.modeling.errors import ConfigError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+"""`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,33 @@ class RotaryPositions:
     theta: float = 10_000.0
     scaling: RotaryScaling | None = None
 
+    def __post_init__(self) -> None:
+        if not self.theta > 1:
+            raise ConfigError(
+                f"positions: expected theta above 1, got {self.theta}. Check rope_theta."
+            )
+        if self.scaling is not None and not self.scaling.factor > 0:
+            raise ConfigError(
+                f"positions: expected a positive factor, got {self.scaling.factor}. "
+                "Check rope_scaling."
+            )
+        match self.scaling:
+            case DynamicNTKScaling() if self.dim <= 2:
+                raise ConfigError(
+                    f"positions: expected more than 2 rotated channels, got {self.dim}. "
+                    "The dynamic scaling is not defined for them."
+                )
+            case Llama3Scaling(low_freq_factor=low, high_freq_factor=high) if not low < high:
+                raise ConfigError(
+                    f"positions: expected low_freq_factor below high_freq_factor, got {low} and "
+                    f"{high}. Check rope_scaling."
+                )
+            case YarnScaling(beta_fast=fast, beta_slow=slow) if not (fast > 0 and slow > 0):
+                raise ConfigError(
+                    f"positions: expected positive beta_fast and beta_slow, got {fast} and "
+                    f"{slow}. Check rope_scaling."
+                )
+
 
 Positions = NoPositions | LearnedPositions | SinusoidalPositions | RotaryPositions
 
@@ -131,6 +159,12 @@ class AttentionConfig:
     softcap: float | None = None
 
     def __post_init__(self) -> None:
+        if min(self.num_heads, self.num_kv_heads, self.head_dim) < 1:
+            raise ConfigError(
+                f"attention: expected at least one head of at least one channel, got "
+                f"{self.num_heads} and {self.num_kv_heads} heads of {self.head_dim}. "
+                "Check num_attention_heads, num_key_value_heads and head_dim."
+            )
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"attention: expected num_heads divisible by num_kv_heads, got {self.num_heads} "
@@ -177,8 +211,10 @@ class TransformerConfig:
         context_length: tokens that fit; rows of every position table.
         final_norm: the norm before the head; None where the blocks already end in one.
         tied_head: the head is the embedding's table.
+        embedding_scale: multiplies the token embeddings, not the position embeddings.
         bos_token_id: the token that starts a text, if there is one.
         eos_token_ids: the tokens that end one.
+        pad_token_id: the token that fills batches; never decides what is computed.
     """
 
     model_type: str
@@ -196,7 +232,9 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         if not self.blocks:
-            raise ConfigError("blocks: expected at least one layer, got none.")
+            raise ConfigError(
+                "blocks: expected at least one layer, got none. Check num_hidden_layers."
+            )
         if isinstance(self.positions, RotaryPositions):
             _check_rotary(self.positions, self.blocks)
 

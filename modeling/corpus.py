@@ -70,6 +70,15 @@ def train_tokenizer(recipe: TokenizerRecipe, texts: tuple[str, ...]) -> Tokenize
 
 
 def encode(tokenizer: Tokenizer, texts: tuple[str, ...], end_of_text: str) -> list[list[int]]:
-    """Ids of each document, the special token before it."""
+    """Ids of each document, the special token before it.
+
+    Raises:
+        RecipeError: the tokenizer has no such token.
+    """
     start = tokenizer.token_to_id(end_of_text)
+    if start is None:
+        raise RecipeError(
+            f"tokenizer: expected the token {end_of_text!r}, got a tokenizer without it. "
+            "Check tokenizer.end_of_text."
+        )
     return [[start, *encoding.ids] for encoding in tokenizer.encode_batch(list(texts))]

@@ -1,4 +1,7 @@
-"""How well a model predicts text, in units that do not depend on its tokenizer."""
+"""How well a model predicts text, in units that do not depend on its tokenizer.
+
+Knows ids and bytes. Does not know where the text comes from.
+"""
 
 import lzma
 import math
@@ -15,25 +18,26 @@ def bits_per_byte(
 ) -> float:
     """Bits that the model needs for each byte of some documents.
 
-    Windows overlap by half, so that every token but the first of a document is predicted from
-    at least `window / 2` tokens, or from all there are.
+    Windows overlap by half, so that every token but the first of a document is predicted once,
+    from at least `window / 2` tokens, or from all there are.
 
     Args:
         module: the model.
         documents: ids of each document, the first one given and not predicted.
         text_bytes: UTF-8 bytes of all documents.
-        window: tokens the model sees at once.
+        window: tokens the model sees at once, at most its context.
     """
+    stride = max(window // 2, 1)
     nats = 0.0
     with torch.inference_mode():
         for ids in documents:
-            for start in range(0, max(len(ids) - 1, 0), window // 2):
+            for start in range(0, max(len(ids) - 1, 0), stride):
                 piece = torch.tensor(ids[start : start + window + 1])
-                fresh = 0 if start == 0 else window // 2
-                if len(piece) - 1 <= fresh:
+                known = 0 if start == 0 else window - stride
+                if len(piece) - 1 <= known:
                     break
-                logits = module(piece[None, :-1])[0, fresh:]
-                nats += float(F.cross_entropy(logits, piece[1 + fresh :], reduction="sum"))
+                logits = module(piece[None, :-1])[0, known:]
+                nats += float(F.cross_entropy(logits, piece[1 + known :], reduction="sum"))
     return nats / math.log(2) / text_bytes
 
 

@@ -17,3 +17,13 @@ class PackedLinear(nn.Linear):
     def __init__(self, in_features: int, parts: tuple[int, ...], *, bias: bool) -> None:
         super().__init__(in_features, sum(parts), bias=bias)
         self.parts = parts
+
+
+def packed_rows(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Rows of each projection, by the name of the parameter that holds them all."""
+    return {
+        f"{name}.{kind}": layer.parts
+        for name, layer in module.named_modules()
+        if isinstance(layer, PackedLinear)
+        for kind in ("weight", "bias")
+    }

@@ -1,4 +1,4 @@
-"""Normalisation layers."""
+"""Normalisation layers. Where they stand in a block is the business of `transformer.py`."""
 
 from torch import nn
 

@@ -1,13 +1,15 @@
-"""The attention ops: what they compute, and the one ONNX node that each becomes.
+"""The attention ops: what they compute, and the ONNX node that a step becomes.
 
-Each function is ordinary PyTorch. While `torch.onnx.export` traces, it emits a single
-node instead, whose contract is that of ONNX Runtime's operator of the same name
+Each function is ordinary PyTorch. While `torch.onnx.export` traces, `cached_attention` emits a
+single node instead, whose contract is that of ONNX Runtime's GroupQueryAttention
 (onnxruntime, docs/ContribOperators.md). `export/portable.py` gives that node a body of standard
-operators for tools that lack the kernel.
+operators for tools that lack the kernel. Knows no layers and no weights.
 
 Shape letters: B batch, S new tokens, T tokens attended to, C cache capacity, H query heads,
 K key/value heads, D head width, P rows of the rotary tables, R rotated channels of a head.
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,11 @@ from ortolan.modeling.config import AttentionConfig
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines, `(P, R/2)` each."""
+
+_Attributes = dict[
+    str, int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]
+]
+"""What `symbolic_multi_out` takes; a dict is invariant, so every kind must be named."""
 
 
 def attention(qkv: Tensor, rotary: Rotary | None, *, spec: AttentionConfig) -> Tensor:
@@ -50,7 +57,8 @@ def cached_attention(
 
     Args:
         qkv: projections of the new tokens, `(B, S, (H + 2K) * D)`, right padded.
-        past: keys and values so far, `(B, K, C, D)`; what lies behind a row's length is ignored.
+        past: keys and values so far, `(B, K, C, D)`; what lies behind a row's length is ignored,
+            as long as it is finite.
         step: lengths after this step. With more than one new token and a past, B must be 1
             (the fused kernel's rule).
         rotary: tables with a row for every position, or None.
@@ -77,9 +85,10 @@ def cached_attention(
 
 def _split_heads(qkv: Tensor, spec: AttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
     """`(B, S, (H + 2K) * D)` to queries `(B, H, S, D)`, keys and values `(B, K, S, D)`."""
-    heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
-    split = qkv.unflatten(-1, (sum(heads), spec.head_dim)).transpose(1, 2).split(heads, 1)
-    return split[0], split[1], split[2]
+    heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+    all_BNSD = torch.unflatten(qkv, -1, (sum(heads), spec.head_dim)).transpose(1, 2)
+    q_BHSD, k_BKSD, v_BKSD = torch.split(all_BNSD, heads, 1)
+    return q_BHSD, k_BKSD, v_BKSD
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -129,7 +138,7 @@ def _emit_group_query_attention(
     qkv: Tensor, past: LayerCache, step: Step, rotary: Rotary | None, spec: AttentionConfig
 ) -> tuple[Tensor, LayerCache]:
     """One `com.microsoft::GroupQueryAttention` node; present keeps the capacity of past."""
-    attributes: dict[str, int | float | str | bool | list[int] | list[float]] = {
+    attributes: _Attributes = {
         "num_heads": spec.num_heads,
         "kv_num_heads": spec.num_kv_heads,
         "scale": float(spec.scale),

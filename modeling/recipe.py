@@ -1,11 +1,19 @@
-"""Training recipes: a TOML file that says how a model of ours came to be."""
+"""Training recipes: a TOML file that says how a model of ours came to be.
+
+Knows the fields and their ranges. Does not know whether a machine can honour them.
+"""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ortolan.modeling.errors import RecipeError
+
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class TokenizerRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,7 +24,7 @@ class TokenizerRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         end_of_text: the token that starts and ends every document.
     """
 
-    vocab_size: int
+    vocab_size: Count
     end_of_text: str = "<|endoftext|>"
 
 
@@ -45,19 +53,19 @@ class OptimizerRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         evaluate_every: steps between measurements on the held-out files.
     """
 
-    steps: int
-    batch_size: int
-    sequence_length: int
-    learning_rate: float
-    warmup_steps: int
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip: float = 1.0
-    seed: int = 0
+    steps: Count
+    batch_size: Count
+    sequence_length: Count
+    learning_rate: Positive
+    warmup_steps: Annotated[int, Meta(ge=0)]
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    clip: Positive = 1.0
+    seed: Annotated[int, Meta(ge=0)] = 0
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
-    evaluate_every: int = 500
+    evaluate_every: Count = 500
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +86,10 @@ def read_recipe(path: Path) -> Recipe:
     try:
         return msgspec.toml.decode(path.read_bytes(), type=Recipe)
     except OSError as error:
-        raise RecipeError(f"{path}: expected a recipe, got {error.strerror}.") from error
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise RecipeError(f"{path}: {error}.") from error
+        raise RecipeError(
+            f"{path}: expected a recipe, got {error.strerror}. Check the path."
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            f"{path}: expected a recipe, got {error}. See models/pythonic/recipe.toml."
+        ) from error

@@ -1,4 +1,7 @@
-"""The small trainer that the recipes in `models/` use."""
+"""The small trainer that the recipes in `models/` use: one process, one processor.
+
+Knows no file formats: `checkpoint.py` writes the model, `corpus.py` reads the text.
+"""
 
 import json
 import math
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ortolan.modeling.checkpoint import config_from_hf, save
+from ortolan.modeling.config import TransformerConfig
 from ortolan.modeling.corpus import Corpus, encode, read_corpus, train_tokenizer
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.evaluation import bits_per_byte, xz_bits_per_byte
@@ -41,7 +45,7 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
     path = Path(recipe_path)
     folder = Path(out) if out is not None else path.parent
     recipe = read_recipe(path)
-    _check(recipe.training)
+    _check(recipe)
     torch.manual_seed(recipe.training.seed)
     corpus = read_corpus(recipe.data)
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,25 +58,37 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
     return folder
 
 
-def _check(recipe: OptimizerRecipe) -> None:
-    """Raise RecipeError for a request that this machine cannot honour."""
-    if recipe.compile and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+def _check(recipe: Recipe) -> None:
+    """Raise RecipeError or ConfigError, before any work, for what would fail later."""
+    training = recipe.training
+    if training.compile and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
         raise RecipeError(
             "training.compile: expected a C++ compiler on PATH, got none. "
             "Install g++ or set compile = false."
         )
-    if recipe.warmup_steps >= recipe.steps:
+    if training.warmup_steps >= training.steps:
         raise RecipeError(
-            f"training: expected warmup_steps below steps, got {recipe.warmup_steps} "
-            f"and {recipe.steps}."
+            f"training: expected warmup_steps below steps, got {training.warmup_steps} "
+            f"and {training.steps}. Correct one of them."
         )
+    config = _config(recipe, vocab_size=recipe.tokenizer.vocab_size, end=0)
+    if training.sequence_length > config.context_length:
+        raise RecipeError(
+            f"training: expected sequence_length up to the model's {config.context_length}, "
+            f"got {training.sequence_length}. Correct one of them."
+        )
+
+
+def _config(recipe: Recipe, *, vocab_size: int, end: int | None) -> TransformerConfig:
+    """The recipe's model for a tokenizer of `vocab_size` ids, one of them the end of a text."""
+    special = {"bos_token_id": end, "eos_token_id": end}
+    return config_from_hf({"vocab_size": vocab_size, **special, **recipe.model})
 
 
 def _initialised(recipe: Recipe, tokenizer: Tokenizer) -> Decoder:
     """A fresh model: normal weights, residual projections smaller with depth (GPT-2)."""
     end = tokenizer.token_to_id(recipe.tokenizer.end_of_text)
-    special = {"bos_token_id": end, "eos_token_id": end}
-    config = config_from_hf({"vocab_size": tokenizer.get_vocab_size(), **special, **recipe.model})
+    config = _config(recipe, vocab_size=tokenizer.get_vocab_size(), end=end)
     module = Decoder(config)
     for name, parameter in module.named_parameters():
         if parameter.dim() == 2:
@@ -85,7 +101,7 @@ def _initialised(recipe: Recipe, tokenizer: Tokenizer) -> Decoder:
 
 
 def learning_rate(recipe: OptimizerRecipe, step: int) -> float:
-    """Linear warm-up, then a cosine that ends at zero."""
+    """The rate of a step, from 0: linear warm-up, then a cosine towards zero."""
     if step < recipe.warmup_steps:
         return recipe.learning_rate * (step + 1) / recipe.warmup_steps
     done = (step - recipe.warmup_steps) / (recipe.steps - recipe.warmup_steps)
@@ -101,6 +117,11 @@ class _Run:
         end_of_text = recipe.tokenizer.end_of_text
         documents = encode(tokenizer, corpus.train, end_of_text)
         self.tokens = torch.tensor([i for ids in documents for i in ids], dtype=torch.int32)
+        if len(self.tokens) < recipe.training.sequence_length + 2:
+            raise RecipeError(
+                f"training: expected sequence_length below the {len(self.tokens)} tokens of the "
+                f"text, got {recipe.training.sequence_length}. Learn from more files."
+            )
         self.held_out = encode(tokenizer, corpus.held_out, end_of_text)
         self.recipe, self.module, self.corpus, self.folder = recipe, module, corpus, folder
         self.losses: list[float] = []

@@ -3,7 +3,8 @@
 Shape letters: B batch, S new tokens, E model width, V vocabulary, N positions asked for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +69,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position_embedding = (
+        self.position_embedding: nn.Embedding | None = (
             nn.Embedding(config.context_length, config.hidden_size)
             if isinstance(config.positions, LearnedPositions)
             else None
@@ -77,7 +78,7 @@ class Decoder(nn.Module):
         self.final_norm = (
             norm(config.final_norm, config.hidden_size) if config.final_norm else nn.Identity()
         )
-        self.head = (
+        self.head: nn.Linear | None = (
             None
             if config.tied_head
             else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -119,7 +120,7 @@ class Decoder(nn.Module):
         """
         x_BSE = self.embed(input_ids, step.positions(input_ids.shape[1]))
         present = []
-        for block, past in zip(self.blocks, cache, strict=True):
+        for block, past in zip(cast(Iterable[Block], self.blocks), cache, strict=True):
             x_BSE, extended = block.step(x_BSE, self.rotary, past, step)
             present.append(extended)
         if logit_positions is not None:
@@ -132,14 +133,16 @@ class Decoder(nn.Module):
         if self.config.embedding_scale != 1.0:
             x_BSE = x_BSE * self.config.embedding_scale
         if self.position_embedding is not None:
-            return x_BSE + self.position_embedding(positions)
+            learned_BSE: Tensor = self.position_embedding(positions)
+            return x_BSE + learned_BSE
         table = self._buffers.get("position_table")
         return x_BSE if table is None else x_BSE + F.embedding(positions, table)
 
     def logits(self, x_BSE: Tensor) -> Tensor:
         """The stream that leaves the blocks, `(B, S, E)`, to logits `(B, S, V)`."""
         head = self.embedding if self.head is None else self.head
-        return F.linear(self.final_norm(x_BSE), head.weight)
+        logits_BSV: Tensor = F.linear(self.final_norm(x_BSE), head.weight)
+        return logits_BSV
 
 
 def _select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:

@@ -2,18 +2,23 @@
 
 A family's table maps the names of a published checkpoint to ours; several published tensors
 may fill the rows of one of ours, in the order of the table. `Weights` hides this, and hands
-out any rows of any weight without holding another.
+out any rows of any weight without holding another. Knows no files.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ortolan.modeling.errors import WeightError
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+HEAD, EMBEDDING = "head.weight", "embedding.weight"
+
+ROWS_AT_ONCE = 4096
 
 
 class Target(NamedTuple):
@@ -30,6 +35,14 @@ class Target(NamedTuple):
 
 Table = Mapping[str, Target | None]
 """From a published name (`{}` for the layer) to ours; None for dropped on purpose."""
+
+
+class Piece(NamedTuple):
+    """A published tensor that fills some rows of one of our weights, perhaps transposed."""
+
+    name: str
+    rows: int
+    transposed: bool
 
 
 class TensorSource(Protocol):
@@ -59,7 +72,7 @@ class Weights(Protocol):
 class ModuleWeights:
     """The weights of a live module."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._tensors = {name: p.detach().cpu() for name, p in module.named_parameters()}
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -67,27 +80,18 @@ class ModuleWeights:
         return tuple(self._tensors[name].shape)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight."""
+        """Rows `[start:stop]` of a weight, in its dtype."""
         return self._tensors[name][start:stop]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of one of our weights: a published tensor, perhaps transposed."""
-
-    source_name: str
-    rows: int
-    transposed: bool
 
 
 class MappedWeights:
     """The weights of a checkpoint, through its family's table."""
 
     def __init__(
-        self, source: TensorSource, parts: Mapping[str, tuple[_Part, ...]], shapes: "Shapes"
+        self, source: TensorSource, pieces: Mapping[str, tuple[Piece, ...]], shapes: Shapes
     ) -> None:
         self._source = source
-        self._parts = parts
+        self._pieces = pieces
         self._shapes = shapes
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -95,19 +99,16 @@ class MappedWeights:
         return self._shapes[name]
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight, read now and kept nowhere."""
-        pieces, offset = [], 0
-        for part in self._parts[name]:
-            first, last = max(start - offset, 0), min(stop - offset, part.rows)
+        """Rows `[start:stop]` of a weight, read now and kept nowhere, in their stored dtype."""
+        slices, offset = [], 0
+        for piece in self._pieces[name]:
+            first, last = max(start - offset, 0), min(stop - offset, piece.rows)
             if first < last:
-                axis = int(part.transposed)
-                piece = self._source.read(part.source_name, first, last, axis=axis)
-                pieces.append(piece.T if part.transposed else piece)
-            offset += part.rows
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-Shapes = Mapping[str, tuple[int, ...]]
+                axis = int(piece.transposed)
+                part = self._source.read(piece.name, first, last, axis=axis)
+                slices.append(part.T if piece.transposed else part)
+            offset += piece.rows
+        return slices[0] if len(slices) == 1 else torch.cat(slices)
 
 
 def read_weight(weights: Weights, name: str) -> Tensor:
@@ -116,7 +117,12 @@ def read_weight(weights: Weights, name: str) -> Tensor:
 
 
 def map_weights(
-    source: TensorSource, table: Table, expected: Shapes, *, base_model_prefix: str
+    source: TensorSource,
+    table: Table,
+    expected: Shapes,
+    parts: Mapping[str, tuple[int, ...]],
+    *,
+    base_model_prefix: str,
 ) -> MappedWeights:
     """Check a checkpoint against a model and give access to its weights by our names.
 
@@ -124,97 +130,119 @@ def map_weights(
         source: the published tensors.
         table: the family's table.
         expected: the shape of every parameter of the model, by our names.
+        parts: rows of each projection in the parameters that hold several.
         base_model_prefix: what a checkpoint of the model without its head leaves out of names.
 
     Raises:
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
     """
     published = source.shapes()
-    prefixed = _prefixed(published, table, base_model_prefix)
-    parts: dict[str, dict[int, _Part]] = {}
+    unclaimed = _table_names(published, table, base_model_prefix)
+    mapped: dict[str, tuple[Piece, ...]] = {}
     problems = []
-    for name, shape in published.items():
-        template, layer = _template(prefixed[name])
-        if template not in table:
-            problems.append(f"unexpected {name} {shape}")
-            continue
-        target = table[template]
-        ours = target.name.format(layer) if target else ""
-        if target is None or (ours == "head.weight" and ours not in expected):
-            continue  # dropped on purpose, or a copy of a tied embedding
-        rows = shape[1] if target.transposed else shape[0]
-        order = list(table).index(template)
-        parts.setdefault(ours, {})[order] = _Part(name, rows, target.transposed)
-    ordered = {ours: tuple(by[i] for i in sorted(by)) for ours, by in parts.items()}
-    problems += _mismatches(ordered, published, table, expected)
+    for ours, shape in expected.items():
+        found = []
+        for piece in published_pieces(table, ours, parts.get(ours, shape[:1])):
+            name = unclaimed.pop(piece.name, None)
+            if name is None:
+                problems.append(f"missing {piece.name}")
+                continue
+            problems += _misshapen(name, published[name], _published_shape(piece, shape))
+            found.append(piece._replace(name=name))
+        mapped[ours] = tuple(found)
+    # Where the head is the embedding, a checkpoint may hold a copy of it.
+    copies = [name for place, name in unclaimed.items() if _target(table, place) == Target(HEAD)]
+    for name in copies:
+        problems += _misshapen(name, published[name], expected[EMBEDDING])
+    for place, name in unclaimed.items():
+        if name not in copies and not _is_dropped(table, place):
+            problems.append(f"unexpected {name}")
     if problems:
         raise WeightError(
             f"weights: expected those that config.json describes, got {len(problems)} "
             f"differences: {'; '.join(sorted(problems))}. "
             "The checkpoint and its config do not belong together."
         )
-    return MappedWeights(source, ordered, expected)
+    weights = MappedWeights(source, mapped, expected)
+    for name in copies:
+        _check_tied(source, name, weights)
+    return weights
 
 
-def published_rows(
-    table: Table, ours: str, parts: Mapping[str, tuple[int, ...]]
-) -> list[tuple[str, int, bool]]:
-    """How one of our weights is cut for a checkpoint: (published name, rows, transposed)."""
+def published_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[Piece, ...]:
+    """The published tensors that make up one of our weights, in order.
+
+    Args:
+        table: the family's table.
+        ours: the name of the weight.
+        parts: rows of each projection in it.
+
+    Raises:
+        WeightError: the family's format has no place for this weight.
+    """
     template, layer = _template(ours)
     names = [
-        (published.format(layer), target.transposed)
-        for published, target in table.items()
+        (name.format(layer), target.transposed)
+        for name, target in table.items()
         if target is not None and target.name == template
     ]
     if not names:
         raise WeightError(
             f"{ours}: expected a place in the family's format, got none. "
-            "This model cannot be saved in this format."
+            "This model cannot be stored in this format."
         )
-    rows = parts[ours] if len(names) > 1 else (-1,)
-    return [(name, n, transposed) for (name, transposed), n in zip(names, rows, strict=True)]
+    rows = parts if len(names) > 1 else (sum(parts),)
+    return tuple(
+        Piece(name, count, transposed)
+        for (name, transposed), count in zip(names, rows, strict=True)
+    )
+
+
+def _published_shape(piece: Piece, ours: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in which a checkpoint stores a piece of a weight of shape `ours`."""
+    shape = (piece.rows, *ours[1:])
+    return shape[::-1] if piece.transposed else shape
+
+
+def _target(table: Table, name: str) -> Target | None:
+    return table.get(_template(name)[0])
+
+
+def _is_dropped(table: Table, name: str) -> bool:
+    template, _ = _template(name)
+    return template in table and table[template] is None
+
+
+def _misshapen(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> list[str]:
+    return [] if got == want else [f"{name}: expected shape {want}, got {got}"]
 
 
 def _template(name: str) -> tuple[str, str]:
     """A name with its layer number replaced by `{}`, and that number (or nothing)."""
-    found = re.search(r"(?<=\.)\d+(?=\.)", f".{name}")
+    found = re.search(r"\.(\d+)\.", f".{name}")
     if found is None:
         return name, ""
-    start, end = found.start() - 1, found.end() - 1
-    return f"{name[:start]}{{}}{name[end:]}", found.group()
+    start, end = (position - 1 for position in found.span(1))
+    return f"{name[:start]}{{}}{name[end:]}", found.group(1)
 
 
-def _prefixed(names: Iterable[str], table: Table, prefix: str) -> dict[str, str]:
-    """Names as the table has them: a checkpoint without a head may leave the prefix out."""
-    names = list(names)
-    bare = not any(name.startswith(f"{prefix}.") for name in names)
+def _table_names(published: Shapes, table: Table, prefix: str) -> dict[str, str]:
+    """What the table calls each published tensor: one without a head leaves out the prefix."""
+    bare = not any(name.startswith(f"{prefix}.") for name in published)
     return {
-        name: f"{prefix}.{name}" if bare and _template(name)[0] not in table else name
-        for name in names
+        f"{prefix}.{name}" if bare and _template(name)[0] not in table else name: name
+        for name in published
     }
 
 
-def _mismatches(
-    parts: Mapping[str, tuple[_Part, ...]], published: Shapes, table: Table, expected: Shapes
-) -> list[str]:
-    """What is missing or of the wrong shape, in the words of the checkpoint where possible."""
-    problems = []
-    for ours, shape in expected.items():
-        template, layer = _template(ours)
-        wanted = [p.format(layer) for p, t in table.items() if t and t.name == template]
-        found = parts.get(ours, ())
-        if len(found) < len(wanted) or not found:
-            have = {part.source_name for part in found}
-            missing = [n for n in wanted if not any(h == n or n.endswith(f".{h}") for h in have)]
-            problems += [f"missing {name}" for name in missing or [ours]]
-            continue
-        columns = {
-            published[p.source_name][::-1][1:] if p.transposed else published[p.source_name][1:]
-            for p in found
-        }
-        if columns != {shape[1:]} or sum(p.rows for p in found) != shape[0]:
-            got = ", ".join(f"{p.source_name} {published[p.source_name]}" for p in found)
-            problems.append(f"{ours}: expected shape {shape}, got {got}")
-    extra = set(parts) - set(expected)
-    problems += [f"unexpected {p.source_name}" for ours in extra for p in parts[ours]]
-    return problems
+def _check_tied(source: TensorSource, head: str, weights: Weights) -> None:
+    """Raise WeightError unless a head that shall be the embedding is a copy of it."""
+    rows = weights.shape(EMBEDDING)[0]
+    for start in range(0, rows, ROWS_AT_ONCE):
+        stop = min(start + ROWS_AT_ONCE, rows)
+        ours = weights.rows(EMBEDDING, start, stop)
+        if not torch.equal(source.read(head, start, stop).float(), ours.float()):
+            raise WeightError(
+                f"{head}: expected a copy of the embedding, got other values. "
+                "If they were trained apart, set tie_word_embeddings in config.json to false."
+            )

@@ -7,8 +7,8 @@
     for piece in model.stream("def main(", sampling=Sampling(temperature=0.8, top_p=0.95)):
         print(piece, end="", flush=True)
 
-Importing this package loads neither numpy nor onnxruntime: the names below come on first use, so
-that a bundle can be inspected on a machine without them.
+Importing this package loads neither numpy nor onnxruntime: the names below come on first use. It
+does look whether onnxruntime is there, and says which extra to install when it is not.
 
 onnxruntime sends telemetry unless it is told not to before its first import. Importing this
 package tells it so.
@@ -18,6 +18,7 @@ import os
 import sys
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ortolan.runtime.errors import (
@@ -111,6 +112,12 @@ def _switch_telemetry_off() -> None:
 
 
 _switch_telemetry_off()
+
+if find_spec("onnxruntime") is None:
+    raise MissingExtraError(
+        "ortolan.runtime: expected the package onnxruntime, got none. "
+        'Run: pip install "ortolan[cpu]"'
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -114,7 +114,7 @@ MAX_STOP_TEXT_BYTES = 1024
 # --- tokenizers -----------------------------------------------------------------------------
 
 MAX_TEXT_GROWTH = 256
-"""Factor by which a tokenizer may lengthen text; the Unicode tables of published ones reach 40."""
+"""Factor by which a tokenizer may lengthen text; the Unicode tables of published ones reach 33."""
 
 MAX_POST_PROCESSOR_BYTES = 16 << 10
 """16 KiB. Published post-processors take 2 kB; the tokens they add grow with the square of it."""

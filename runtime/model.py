@@ -346,7 +346,10 @@ def _sampling(sampling: Sampling | None, temperature: float | None) -> Sampling:
 def _asked(cancel: Cancel | None) -> Callable[[], bool]:
     if cancel is None:
         return lambda: False
-    return cancel.is_set if isinstance(cancel, Event) else cancel
+    asked = cancel.is_set if isinstance(cancel, Event) else cancel
+    if not callable(asked):
+        raise InputError(f"cancel: expected a function or an event, got {asked!r}.")
+    return asked
 
 
 def _no_tokenizer(what: str) -> TokenizerError:

@@ -51,8 +51,13 @@ class Tokenizer:
             library = tokenizers.Tokenizer.from_buffer(data)
             library.no_truncation()
             library.no_padding()
-            _check_added_tokens(library)
+            emptied = _emptied(library)
             own_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        if emptied:
+            raise TokenizerError(
+                "tokenizer.json: expected added tokens that the normalizer leaves something of, "
+                f"got {emptied[0]!r}. Set its `normalized` to false."
+            )
         if model_vocab_size is not None and own_size > model_vocab_size:
             raise TokenizerError(
                 f"tokenizer.json: expected ids below the model's {model_vocab_size}, "
@@ -131,15 +136,14 @@ class Tokenizer:
         return plain
 
 
-def _check_added_tokens(library: tokenizers.Tokenizer) -> None:
-    """Refuse an added token that the normalizer empties: encoding would find it without end."""
+def _emptied(library: tokenizers.Tokenizer) -> list[str]:
+    """Added tokens of which the normalizer leaves nothing: encoding would find them without end."""
     normalizer = library.normalizer
-    for token in library.get_added_tokens_decoder().values():
-        if normalizer and token.normalized and not normalizer.normalize_str(token.content):
-            raise TokenizerError(
-                f"tokenizer.json: expected added tokens that the normalizer leaves something of, "
-                f"got {token.content!r}. Set its `normalized` to false."
-            )
+    if normalizer is None:
+        return []
+    added = library.get_added_tokens_decoder().values()
+    contents = [token.content for token in added if token.normalized]
+    return [content for content in contents if not normalizer.normalize_str(content)]
 
 
 @contextmanager
@@ -147,8 +151,6 @@ def _library_errors(what: str, advice: str) -> Iterator[None]:
     """Turn whatever the library raises into a TokenizerError."""
     try:
         yield
-    except TokenizerError:
-        raise
     except BaseException as error:
         # a panic of the library is no Exception, and its class cannot be imported
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

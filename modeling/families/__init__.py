@@ -4,8 +4,7 @@ A family maps a published config to a `TransformerConfig` and published weight n
 and back. Adding one is a file and a row in `FAMILIES`.
 """
 
-from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import Protocol
 
 from ortolan.modeling.config import TransformerConfig
 from ortolan.modeling.errors import ConfigError
@@ -36,11 +35,11 @@ class Family(Protocol):
         ...
 
 
-FAMILIES: Mapping[str, Family] = {
-    "gpt2": cast(Family, gpt2),
-    "llama": cast(Family, llama),
-    "mistral": cast(Family, mistral),
-    "qwen2": cast(Family, qwen2),
+FAMILIES: dict[str, Family] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
 }
 
 

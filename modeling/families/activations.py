@@ -21,7 +21,7 @@ def read_activation(name: str) -> Activation:
     """
     if name not in NAMES:
         raise ConfigError(
-            f"activation: expected one of {', '.join(NAMES)}, got {name!r}. "
+            f"config.json: expected an activation of {', '.join(NAMES)}, got {name!r}. "
             "This checkpoint cannot be loaded faithfully."
         )
     return NAMES[name]

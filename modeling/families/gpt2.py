@@ -10,7 +10,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
-from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 
 BASE_MODEL_PREFIX = "transformer"
@@ -40,20 +40,17 @@ WEIGHTS: dict[str, Target | None] = {
 
 
 def config(hf: ConfigReader) -> TransformerConfig:
-    """A `GPT2Config` of Hugging Face as a `TransformerConfig`.
-
-    Raises:
-        ConfigError: scores scaled by layer, which Ortolan does not have.
-    """
-    width, heads = hf.get("n_embd", int), hf.get("n_head", int)
-    if hf.get("scale_attn_by_inverse_layer_idx", bool, False):
-        raise ConfigError(
-            "config.json: expected scale_attn_by_inverse_layer_idx false, got true. "
-            "This checkpoint cannot be loaded faithfully."
-        )
+    """A `GPT2Config` of Hugging Face as a `TransformerConfig`."""
+    hf.refuse("scale_attn_by_inverse_layer_idx")
     # Upcasting attention changes precision in half precision only; ours is always float32.
     hf.skip("reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj")
     hf.skip("summary_activation", "summary_proj_to_labels", "summary_first_dropout")
+    width, heads = hf.size("n_embd"), hf.size("n_head")
+    if width % heads:
+        raise ConfigError(
+            f"config.json: expected n_embd divisible by n_head, got {width} and {heads}. "
+            "Correct one of them."
+        )
     head_dim = width // heads
     norm = NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5))
     block = BlockConfig(
@@ -67,41 +64,30 @@ def config(hf: ConfigReader) -> TransformerConfig:
         ),
         feed_forward=FeedForwardConfig(
             kind="mlp",
-            intermediate_size=hf.get("n_inner", int, 4 * width),
+            intermediate_size=hf.size("n_inner", 4 * width),
             activation=read_activation(hf.get("activation_function", str, "gelu_new")),
             bias=True,
         ),
         norm=norm,
     )
-    bos, pad = hf.token_ids("bos_token_id"), hf.token_ids("pad_token_id")
     return TransformerConfig(
         model_type="gpt2",
-        vocab_size=hf.get("vocab_size", int),
+        vocab_size=hf.size("vocab_size"),
         hidden_size=width,
-        context_length=hf.get("n_positions", int),
+        context_length=hf.size("n_positions"),
         positions=LearnedPositions(),
-        blocks=(block,) * hf.get("n_layer", int),
+        blocks=(block,) * hf.size("n_layer", most=MAX_LAYERS),
         final_norm=norm,
         tied_head=hf.get("tie_word_embeddings", bool, True),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=hf.get("bos_token_id", int, None),
         eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=pad[0] if pad else None,
+        pad_token_id=hf.get("pad_token_id", int, None),
     )
 
 
 def hf_config(config: TransformerConfig) -> dict[str, object]:
-    """The `config.json` of a GPT-2 that computes what `config` says.
-
-    Raises:
-        ConfigError: the model is not of this shape and cannot be written in this format.
-    """
+    """The `config.json` of a GPT-2 that computes what `config` says."""
     block = config.blocks[0]
-    if not isinstance(config.positions, LearnedPositions) or block.feed_forward.kind != "mlp":
-        raise ConfigError(
-            "gpt2: expected learned positions and an mlp, got "
-            f"{type(config.positions).__name__} and {block.feed_forward.kind}. "
-            "Save in another format."
-        )
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

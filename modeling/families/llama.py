@@ -4,7 +4,6 @@
 """
 
 from ortolan.modeling.config import (
-    Activation,
     AttentionConfig,
     BlockConfig,
     FeedForwardConfig,
@@ -14,7 +13,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
-from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotary, write_rotary
 from ortolan.modeling.weights import Target
 
@@ -47,6 +46,8 @@ WEIGHTS: dict[str, Target | None] = {
 
 def config(hf: ConfigReader) -> TransformerConfig:
     """A `LlamaConfig` of Hugging Face as a `TransformerConfig`."""
+    hf.skip("is_llama_config")
+    hf.refuse("rope_interleaved")
     bias = hf.get("attention_bias", bool, False)
     return llama_like(
         hf,
@@ -54,7 +55,7 @@ def config(hf: ConfigReader) -> TransformerConfig:
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=hf.get("mlp_bias", bool, False),
-        windows=(None,) * hf.get("num_hidden_layers", int),
+        windows=(None,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
     )
 
 
@@ -68,17 +69,23 @@ def llama_like(
     windows: tuple[int | None, ...],
 ) -> TransformerConfig:
     """A pre-norm, rotary, gated decoder; `windows` has the sliding window of each layer."""
-    width, heads = hf.get("hidden_size", int), hf.get("num_attention_heads", int)
-    head_dim = hf.get("head_dim", int, width // heads)
-    context_length = hf.get("max_position_embeddings", int)
+    width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
+    head_dim = hf.size("head_dim", width // heads)
+    context_length = hf.size("max_position_embeddings")
+    positions = read_rotary(hf, head_dim=head_dim, context_length=context_length)
+    if positions.dim != head_dim:
+        raise ConfigError(
+            f"config.json: expected all {head_dim} channels of a head rotated, got "
+            f"{positions.dim}. transformers ignores partial_rotary_factor here; remove it."
+        )
     norm = NormConfig(kind="rms", eps=hf.get("rms_norm_eps", float, 1e-6))
     feed_forward = FeedForwardConfig(
         kind="gated",
-        intermediate_size=hf.get("intermediate_size", int),
+        intermediate_size=hf.size("intermediate_size"),
         activation=read_activation(hf.get("hidden_act", str, "silu")),
         bias=mlp_bias,
     )
-    kv_heads = hf.get("num_key_value_heads", int, heads)
+    kv_heads = hf.size("num_key_value_heads", heads)
     blocks = tuple(
         BlockConfig(
             attention=AttentionConfig(
@@ -95,19 +102,18 @@ def llama_like(
         )
         for window in windows
     )
-    bos, pad = hf.token_ids("bos_token_id"), hf.token_ids("pad_token_id")
     return TransformerConfig(
         model_type=model_type,
-        vocab_size=hf.get("vocab_size", int),
+        vocab_size=hf.size("vocab_size"),
         hidden_size=width,
         context_length=context_length,
-        positions=read_rotary(hf, head_dim=head_dim, context_length=context_length),
+        positions=positions,
         blocks=blocks,
         final_norm=norm,
         tied_head=hf.get("tie_word_embeddings", bool, False),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=hf.get("bos_token_id", int, None),
         eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=pad[0] if pad else None,
+        pad_token_id=hf.get("pad_token_id", int, None),
     )
 
 
@@ -124,14 +130,13 @@ def llama_like_hf_config(config: TransformerConfig, *, architecture: str) -> dic
     """The keys that Llama-like families share.
 
     Raises:
-        ConfigError: the model is not of this shape and cannot be written in this format.
+        ConfigError: the positions are not rotary.
     """
     first, positions = config.blocks[0], config.positions
-    activation: Activation = first.feed_forward.activation
-    if not isinstance(positions, RotaryPositions) or first.feed_forward.kind != "gated":
+    if not isinstance(positions, RotaryPositions):
         raise ConfigError(
-            f"{config.model_type}: expected rotary positions and a gated feed-forward, got "
-            f"{type(positions).__name__} and {first.feed_forward.kind}. Save in another format."
+            f"{config.model_type}: expected rotary positions, got {type(positions).__name__}. "
+            "Save it as another family."
         )
     return {
         "architectures": [architecture],
@@ -144,11 +149,11 @@ def llama_like_hf_config(config: TransformerConfig, *, architecture: str) -> dic
         "num_key_value_heads": first.attention.num_kv_heads,
         "head_dim": first.attention.head_dim,
         "max_position_embeddings": config.context_length,
-        "hidden_act": write_activation(activation),
+        "hidden_act": write_activation(first.feed_forward.activation),
         "rms_norm_eps": first.norm.eps,
         "tie_word_embeddings": config.tied_head,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids) or None,
         "pad_token_id": config.pad_token_id,
-        **write_rotary(positions),
+        **write_rotary(positions, head_dim=first.attention.head_dim),
     }

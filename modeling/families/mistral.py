@@ -2,7 +2,7 @@
 
 from ortolan.modeling.config import TransformerConfig
 from ortolan.modeling.families import llama
-from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 
 BASE_MODEL_PREFIX = llama.BASE_MODEL_PREFIX
 WEIGHTS = llama.WEIGHTS
@@ -10,14 +10,15 @@ WEIGHTS = llama.WEIGHTS
 
 def config(hf: ConfigReader) -> TransformerConfig:
     """A `MistralConfig` of Hugging Face as a `TransformerConfig`."""
-    window = hf.get("sliding_window", int, None)
+    # Where the key is absent, transformers takes this; null means no window.
+    window = hf.size("sliding_window", None) if "sliding_window" in hf else 4096
     return llama.llama_like(
         hf,
         model_type="mistral",
         qkv_bias=False,
         out_bias=False,
         mlp_bias=False,
-        windows=(window,) * hf.get("num_hidden_layers", int),
+        windows=(window,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
     )
 
 

@@ -3,7 +3,7 @@
 from ortolan.modeling.config import TransformerConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import llama
-from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 
 BASE_MODEL_PREFIX = llama.BASE_MODEL_PREFIX
 WEIGHTS = llama.WEIGHTS
@@ -11,6 +11,7 @@ WEIGHTS = llama.WEIGHTS
 
 def config(hf: ConfigReader) -> TransformerConfig:
     """A `Qwen2Config` of Hugging Face as a `TransformerConfig`."""
+    hf.refuse("use_mrope")
     return llama.llama_like(
         hf,
         model_type="qwen2",
@@ -23,16 +24,18 @@ def config(hf: ConfigReader) -> TransformerConfig:
 
 def _read_windows(hf: ConfigReader) -> tuple[int | None, ...]:
     """The window of each layer: `layer_types` if given, else from `max_window_layers` on."""
-    layers = hf.get("num_hidden_layers", int)
-    window = hf.get("sliding_window", int, None)
+    layers = hf.size("num_hidden_layers", most=MAX_LAYERS)
+    # Where the key is absent, transformers takes this; null means no window.
+    window = hf.size("sliding_window", None) if "sliding_window" in hf else 4096
     used = hf.get("use_sliding_window", bool, False)
     first = hf.get("max_window_layers", int, 28)
     default = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     kinds = hf.get("layer_types", list, default)
-    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+    known = all(kind in ("full_attention", "sliding_attention") for kind in kinds)
+    if len(kinds) != layers or not known:
         raise ConfigError(
             f"config.json: expected layer_types to hold full_attention or sliding_attention for "
-            f"{layers} layers, got {kinds}."
+            f"{layers} layers, got {kinds!r:.80}. This checkpoint cannot be loaded faithfully."
         )
     return tuple(window if used and kind == "sliding_attention" else None for kind in kinds)
 

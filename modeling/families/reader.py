@@ -1,33 +1,40 @@
 """Reads a Hugging Face `config.json` and notices what nobody read.
 
 A key that is not understood may change what the model computes (a new kind of rope scaling,
-say), so it is an error, never dropped.
+say), so it is an error, never dropped. Knows no family.
 """
 
+import math
 from collections.abc import Mapping
+from types import EllipsisType
 from typing import TypeVar, overload
 
 from ortolan.modeling.errors import ConfigError
 
 T = TypeVar("T")
 
-IRRELEVANT = frozenset(
-    """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention
+MAX_SIZE = 1 << 24
+"""Above every width, vocabulary and context that was ever published."""
+
+MAX_LAYERS = 1 << 12
+
+_IRRELEVANT = """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
     architectures attention_dropout attn_pdrop attribute_map auto_map bad_words_ids
     begin_suppress_tokens chunk_size_feed_forward cross_attention_hidden_size
-    decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
-    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id id2label initializer_range is_decoder
-    is_encoder_decoder label2id length_penalty max_length min_length model_type
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
-    output_hidden_states output_scores prefix pretraining_tp problem_type pruned_heads
-    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
-    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
-    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-    typical_p use_bfloat16 use_cache
-    """.split()
-)
+    decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing id2label initializer_range is_decoder is_encoder_decoder label2id
+    length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups
+    num_beams num_return_sequences output_attentions output_hidden_states output_scores prefix
+    pretraining_tp problem_type pruned_heads remove_invalid_values repetition_penalty
+    resid_pdrop return_dict return_dict_in_generate sep_token_id suppress_tokens
+    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k
+    top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
+    use_bfloat16 use_cache
+"""
+IRRELEVANT = frozenset(_IRRELEVANT.split())
 """Keys of Hugging Face configs that do not change a forward pass of inference."""
 
 
@@ -44,18 +51,21 @@ class ConfigReader:
         self._name = name
         self._read: set[str] = set()
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
     @overload
     def get(self, key: str, kind: type[T]) -> T: ...
     @overload
-    def get(self, key: str, kind: type[T], default: T) -> T: ...
-    @overload
     def get(self, key: str, kind: type[T], default: None) -> T | None: ...
+    @overload
+    def get(self, key: str, kind: type[T], default: T) -> T: ...
 
     def get(self, key: str, kind: type[T], default: object = ...) -> object:
         """The value of `key`, or `default` where it is absent or null.
 
         Raises:
-            ConfigError: absent without a default, or not a `kind`.
+            ConfigError: absent without a default, or not a (finite) `kind`.
         """
         self._read.add(key)
         value = self._values.get(key)
@@ -66,10 +76,43 @@ class ConfigReader:
                 )
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+            # A number too large for a float is as wrong as one too large for JSON.
+            value = float(value) if abs(value) < 1 << 1023 else math.inf
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(
+                f"{self._name}: expected {key} to be finite, got {value}. Correct it."
+            )
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(
-                f"{self._name}: expected {key} to be a {kind.__name__}, got {value!r}."
+                f"{self._name}: expected {key} to be a {kind.__name__}, got {value!r:.80}. "
+                "Correct it."
+            )
+        return value
+
+    @overload
+    def size(self, key: str, *, most: int = MAX_SIZE) -> int: ...
+    @overload
+    def size(self, key: str, default: None, *, most: int = MAX_SIZE) -> int | None: ...
+    @overload
+    def size(self, key: str, default: int, *, most: int = MAX_SIZE) -> int: ...
+
+    def size(
+        self, key: str, default: int | EllipsisType | None = ..., *, most: int = MAX_SIZE
+    ) -> int | None:
+        """The value of `key` as a number of something, from 1 to `most`; see `get`.
+
+        Raises:
+            ConfigError: absent without a default, or not such a number.
+        """
+        if isinstance(default, EllipsisType):
+            value: int | None = self.get(key, int)
+        elif default is None:
+            value = self.get(key, int, None)
+        else:
+            value = self.get(key, int, default)
+        if value is not None and not 1 <= value <= most:
+            raise ConfigError(
+                f"{self._name}: expected {key} to be 1 to {most}, got {value:.6g}. Correct it."
             )
         return value
 
@@ -84,8 +127,18 @@ class ConfigReader:
         value = self._values.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise ConfigError(f"{self._name}: expected {key} to be token ids, got {value!r}.")
+            raise ConfigError(
+                f"{self._name}: expected {key} to be token ids, got {value!r:.80}. Correct it."
+            )
         return tuple(ids)
+
+    def refuse(self, key: str) -> None:
+        """Raise ConfigError if a switch is on that changes the model in a way unknown to us."""
+        if self.get(key, bool, False):
+            raise ConfigError(
+                f"{self._name}: expected {key} false, got true. "
+                "This checkpoint cannot be loaded faithfully."
+            )
 
     def skip(self, *keys: str) -> None:
         """Declare keys that this family knows to be irrelevant."""

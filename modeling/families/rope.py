@@ -24,14 +24,12 @@ def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> Rota
     Raises:
         ConfigError: a kind of scaling that Ortolan does not have, or a key it does not know.
     """
-    nested = hf.nested("rope_parameters")
-    legacy = hf.nested("rope_scaling")
-    rope = nested or legacy or ConfigReader({})
-    theta = rope.get("rope_theta", float, None) or hf.get("rope_theta", float, 10_000.0)
-    # Where both places hold a value, they are written by the same library and agree.
-    fraction = rope.get("partial_rotary_factor", float, None)
-    fraction = fraction or hf.get("partial_rotary_factor", float, 1.0)
-    hf.skip("rope_theta", "partial_rotary_factor")
+    # A config with both is ambiguous: the second stays unread, which is an error.
+    rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
+    # What stands beside the scaling is the default of what may stand in it.
+    theta = rope.get("rope_theta", float, hf.get("rope_theta", float, 10_000.0))
+    fraction = hf.get("partial_rotary_factor", float, 1.0)
+    fraction = rope.get("partial_rotary_factor", float, fraction)
     scaling = _read_scaling(rope, context_length)
     rope.finish()
     return RotaryPositions(dim=int(head_dim * fraction), theta=theta, scaling=scaling)
@@ -45,7 +43,7 @@ def _read_scaling(rope: ConfigReader, context_length: int) -> RotaryScaling | No
     factor = rope.get("factor", float)
     if kind == "linear":
         return LinearScaling(factor=factor)
-    original = rope.get("original_max_position_embeddings", int, context_length)
+    original = rope.size("original_max_position_embeddings", context_length)
     if kind == "dynamic":
         # transformers ignores the original length here, so a faithful reader does too.
         return DynamicNTKScaling(factor=factor, original_context=context_length)
@@ -87,9 +85,11 @@ def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float:
     return recommended(1.0)
 
 
-def write_rotary(positions: RotaryPositions) -> dict[str, object]:
+def write_rotary(positions: RotaryPositions, *, head_dim: int) -> dict[str, object]:
     """The keys `rope_theta` and `rope_scaling`, which every version of transformers reads."""
     keys: dict[str, object] = {"rope_theta": positions.theta}
+    if positions.dim != head_dim:
+        keys["partial_rotary_factor"] = positions.dim / head_dim
     match positions.scaling:
         case LinearScaling() as scaling:
             keys["rope_scaling"] = {"rope_type": "linear", "factor": scaling.factor}

@@ -118,14 +118,13 @@ def test_without_onnxruntime_the_error_names_the_extra() -> None:
     done = run(
         "import sys\n"
         "sys.modules['onnxruntime'] = None\n"
-        "from ortolan.runtime import MissingExtraError, open_bundle\n"  # needs none
         "try:\n"
-        "    from ortolan.runtime import load\n"
+        "    import ortolan.runtime\n"
         "except ImportError as error:\n"
-        "    assert isinstance(error, MissingExtraError)\n"
-        "    print(error)"
+        "    print(type(error).__name__, error)"
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("MissingExtraError ")
     assert 'pip install "ortolan[cpu]"' in done.stdout
 
 

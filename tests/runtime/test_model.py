@@ -176,6 +176,7 @@ def test_max_new_tokens_that_is_no_count_is_an_error(model: Model, wrong: Any) -
         ({"sampling": Sampling(logit_bias={97: 1.0})}, SamplingError),
         ({"stop": "text"}, InputError),
         ({"stop": [""]}, InputError),
+        ({"cancel": True}, InputError),
         ({"max_new_tokens": CONTEXT}, ContextLengthError),
     ],
 )

@@ -143,7 +143,7 @@ def test_stream_of_every_character_has_no_half_characters(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "gemma"])
 def test_character_over_several_tokens_comes_whole(kind: str) -> None:
     ids = ours(kind).encode("l🦜l", add_special_tokens=False)
-    assert len(ids) >= 6
+    assert len(ids) >= 5
     assert {piece for piece in pieces(kind, ids) if piece} <= {"l", "🦜", "🦜l"}
 
 
@@ -412,16 +412,51 @@ def test_table_of_replacements_is_bounded_by_its_longest_text(length: int, is_ta
             Tokenizer.from_bytes(data)
 
 
-@pytest.mark.parametrize("table", ["", "AA==", "//////8=", "é", "A", "a" * 64])
-def test_broken_table_of_replacements_is_a_tokenizer_error_or_works(
-    table: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("table", ["", "AA==", "BQAAAAAAAAA=", "AAAA////", "é", "AAAAA", 5, None])
+def test_torn_table_of_replacements_is_refused(table: Any) -> None:
+    # the library would allocate the size that the first four bytes give, here up to 4 GiB
     normalizer = {"type": "Precompiled", "precompiled_charsmap": table}
-    try:
-        tokenizer = Tokenizer.from_bytes(saved(library("words"), normalizer=normalizer))
-        tokenizer.encode("abc é")
-    except TokenizerError:
-        capfd.readouterr()
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        Tokenizer.from_bytes(saved(library("words"), normalizer=normalizer))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "Growing"},
+        {"type": ["Replace"]},
+        {"pattern": {"String": "a"}, "content": "aa"},
+        {"type": "Sequence", "normalizers": [{"pattern": {"String": "a"}, "content": "aa"}]},
+        {"type": "Sequence", "normalizers": [[DOUBLING]]},
+        "Replace",
+        5,
+    ],
+)
+@pytest.mark.parametrize("key", ["normalizer", "pre_tokenizer", "decoder"])
+def test_component_of_unknown_type_is_refused(key: str, part: Any) -> None:
+    with pytest.raises(TokenizerError, match="components of known types"):
+        Tokenizer.from_bytes(saved(library("words"), **{key: part}))
+
+
+@pytest.mark.parametrize("kind", [{"type": "BPE"}, {}])
+def test_prefix_inside_the_words_of_a_bpe_model_is_refused(kind: dict[str, str]) -> None:
+    model = json.loads(library("byte_level").to_str())["model"]
+    del model["type"]
+    for prefix in ("a", "é"):
+        changed = {**model, **kind, "continuing_subword_prefix": prefix}
+        with pytest.raises(TokenizerError, match="continuing_subword_prefix"):
+            Tokenizer.from_bytes(saved(library("byte_level"), model=changed))
+
+
+def test_added_token_that_the_normalizer_empties_is_refused() -> None:
+    emptied = {"type": "Replace", "pattern": {"String": "é"}, "content": ""}
+    token = {"id": 7, "content": "é", "single_word": False, "lstrip": False, "rstrip": False}
+    plain = {**token, "normalized": False, "special": False}
+    data = saved(library("words"), normalizer=emptied, added_tokens=[plain])
+    assert Tokenizer.from_bytes(data).encode("é") == [7]
+    data = saved(library("words"), normalizer=emptied, added_tokens=[{**plain, "normalized": True}])
+    with pytest.raises(TokenizerError, match="normalizer leaves something of, got 'é'"):
+        Tokenizer.from_bytes(data)
 
 
 def test_tokens_that_a_post_processor_adds_are_bounded() -> None:

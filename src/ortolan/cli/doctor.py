@@ -39,15 +39,21 @@ def command(as_json: bool) -> None:
 
 
 def _machine() -> dict[str, str]:
-    from ortolan.runtime.threads import physical_cores
-
     return {
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "processor": _processor(),
-        "cores": f"{physical_cores()} physical for this process, {os.cpu_count()} logical",
+        "cores": _cores(),
         "memory": _memory(),
     }
+
+
+def _cores() -> str:
+    try:
+        from ortolan.runtime.threads import physical_cores
+    except ImportError:  # the advice below says how to get the runtime
+        return f"{os.cpu_count()} logical"
+    return f"{physical_cores()} physical for this process, {os.cpu_count()} logical"
 
 
 def _processor() -> str:

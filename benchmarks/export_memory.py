@@ -1,0 +1,60 @@
+"""What an export costs in memory and time, and that depth does not add to it.
+
+    python benchmarks/export_memory.py 1b
+    python benchmarks/export_memory.py 1b --layers 32
+
+Writes a random checkpoint of a named shape if need be, exports it in a process of its own and
+prints the peak resident memory of that process (VmHWM, Linux). The verification runs in a child
+of that process, whose memory is that of the runtime and is not counted.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from make_checkpoint import SHAPES, make_checkpoint
+
+ROOT = Path(__file__).parents[1]
+
+CHILD = """
+import json, sys, time
+from pathlib import Path
+started = time.monotonic()
+from ortolan.export.pipeline import export
+steps = {}
+def progress(step, done, total):
+    steps.setdefault(step, time.monotonic() - started)
+export(sys.argv[1], sys.argv[2], force=True, progress=progress)
+status = Path("/proc/self/status").read_text().splitlines()
+peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+seconds = time.monotonic() - started
+print(json.dumps({"peak_bytes": peak, "seconds": seconds, "begun_at_s": steps}))
+"""
+
+
+def main() -> None:
+    """Measure one shape and print one JSON object."""
+    parser = argparse.ArgumentParser(description="Measure the peak memory of an export.")
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--layers", type=int, help="depth; the shape's own by default")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "export_memory")
+    asked = parser.parse_args()
+    name = asked.shape if asked.layers is None else f"{asked.shape}-{asked.layers}"
+    checkpoint = asked.work / name / "checkpoint"
+    if not (checkpoint / "config.json").exists():
+        make_checkpoint(asked.shape, checkpoint, layers=asked.layers)
+    bundle = asked.work / name / "bundle"
+    command = [sys.executable, "-c", CHILD, str(checkpoint), str(bundle)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    measured = json.loads(done.stdout.splitlines()[-1])
+    sizes = {
+        role: sum(file.stat().st_size for file in folder.iterdir())
+        for role, folder in (("checkpoint_bytes", checkpoint), ("bundle_bytes", bundle))
+    }
+    print(json.dumps({"shape": name, **sizes, **measured}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

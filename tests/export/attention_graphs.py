@@ -1,0 +1,205 @@
+"""Graphs of one GroupQueryAttention node, and the ways to run them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime as ort  # type: ignore[import-untyped]
+import torch
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from ortolan.export.portable import attach_bodies
+from ortolan.modeling.cache import LayerCache, Step
+from ortolan.modeling.config import AttentionConfig, RotaryPositions
+from ortolan.modeling.ops import cached_attention
+from ortolan.modeling.positions import rotary_tables
+
+CAPACITY = 16
+
+Shape = Sequence[str | int | None]
+Arrays = dict[str, NDArray[np.generic]]
+Run = Callable[[Arrays], list[NDArray[np.float32]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of attention: 4 query heads, 2 key and value heads, 32 wide."""
+
+    rotated: int = 0
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def spec(self) -> AttentionConfig:
+        return AttentionConfig(
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=32,
+            scale=0.21,
+            sliding_window=self.window,
+            softcap=self.softcap,
+        )
+
+    @property
+    def rotary(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if self.rotated == 0:
+            return None
+        return rotary_tables(RotaryPositions(dim=self.rotated), CAPACITY)
+
+
+def graph(kind: Kind) -> ModelProto:
+    """What `modeling.ops` emits for this kind of attention."""
+    spec = kind.spec
+    names = ["query", "", "", "past_key", "past_value", "seqlens_k", "total"]
+    cache: Shape = ["batch", 2, CAPACITY, 32]
+    values: dict[str, tuple[int, Shape]] = {
+        "query": (TensorProto.FLOAT, ["batch", "sequence", 8 * 32]),
+        "past_key": (TensorProto.FLOAT, cache),
+        "past_value": (TensorProto.FLOAT, cache),
+        "seqlens_k": (TensorProto.INT32, ["batch"]),
+        "total": (TensorProto.INT32, []),
+    }
+    if kind.rotary is not None:
+        names += ["cos", "sin"]
+        values |= {name: (TensorProto.FLOAT, [CAPACITY, kind.rotated // 2]) for name in names[-2:]}
+    node = helper.make_node(
+        "GroupQueryAttention",
+        names,
+        ["output", "present_key", "present_value"],
+        domain="com.microsoft",
+        num_heads=spec.num_heads,
+        kv_num_heads=spec.num_kv_heads,
+        scale=spec.scale,
+        do_rotary=int(kind.rotary is not None),
+        local_window_size=spec.sliding_window or -1,
+        softcap=spec.softcap or 0.0,
+    )
+    outputs: dict[str, tuple[int, Shape]] = {
+        "output": (TensorProto.FLOAT, ["batch", "sequence", 4 * 32]),
+        "present_key": (TensorProto.FLOAT, cache),
+        "present_value": (TensorProto.FLOAT, cache),
+    }
+    return helper.make_model(
+        helper.make_graph(
+            [node],
+            "attention",
+            [helper.make_tensor_value_info(name, *value) for name, value in values.items()],
+            [helper.make_tensor_value_info(name, *value) for name, value in outputs.items()],
+        ),
+        ir_version=10,
+        opset_imports=[helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)],
+    )
+
+
+def without_kernel(model: ModelProto) -> ModelProto:
+    """The same graph in a domain for which nobody has a kernel: only the body is left."""
+    moved = ModelProto()
+    moved.CopyFrom(model)
+    for part in (*moved.graph.node, *moved.functions):
+        if part.domain == "com.microsoft":
+            part.domain = "nobody"
+    moved.opset_import.append(helper.make_opsetid("nobody", 1))
+    return moved
+
+
+def in_onnxruntime(model: ModelProto) -> Run:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def run(inputs: Arrays) -> list[NDArray[np.float32]]:
+        results: list[NDArray[np.float32]] = session.run(None, inputs)
+        return results
+
+    return run
+
+
+def in_reference(model: ModelProto) -> Run:
+    evaluator = ReferenceEvaluator(model)
+
+    def run(inputs: Arrays) -> list[NDArray[np.float32]]:
+        results = evaluator.run(None, inputs)
+        assert isinstance(results, list)
+        return results
+
+    return run
+
+
+def in_pytorch(kind: Kind) -> Run:
+    def run(inputs: Arrays) -> list[NDArray[np.float32]]:
+        given = {name: torch.from_numpy(np.asarray(value)) for name, value in inputs.items()}
+        output, present = cached_attention(
+            given["query"],
+            LayerCache(given["past_key"], given["past_value"]),
+            Step(given["seqlens_k"], given["total"]),
+            kind.rotary,
+            spec=kind.spec,
+        )
+        return [output.numpy(), present.key.numpy(), present.value.numpy()]
+
+    return run
+
+
+def ways(kind: Kind) -> dict[str, Run]:
+    """Every way to compute the node."""
+    fused = graph(kind)
+    portable = graph(kind)
+    attach_bodies(portable)
+    return {
+        "pytorch": in_pytorch(kind),
+        "kernel": in_onnxruntime(fused),
+        "kernel with a body beside it": in_onnxruntime(portable),
+        "body in onnxruntime": in_onnxruntime(without_kernel(portable)),
+        "body in onnx.reference": in_reference(portable),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Steps of some rows: new tokens of each row (right padded to the longest), in order."""
+
+    steps: Sequence[Sequence[int]]
+
+    def run(self, kind: Kind, run: Run) -> list[NDArray[np.float32]]:
+        """Outputs of every step's valid tokens, then the valid part of the cache."""
+        random = np.random.default_rng(3)
+        batch = len(self.steps[0])
+        lengths = np.zeros(batch, np.int32)
+        # What lies behind a row's length must not matter, so it is not zero.
+        key, value = (random.normal(size=(batch, 2, CAPACITY, 32)).astype("f") for _ in range(2))
+        collected = []
+        for new in self.steps:
+            lengths = lengths + np.array(new, np.int32)
+            query = random.normal(size=(batch, max(new), 8 * 32)).astype(np.float32)
+            inputs: Arrays = {
+                "query": query,
+                "past_key": key,
+                "past_value": value,
+                "seqlens_k": lengths - 1,
+                "total": np.array(lengths.max(), np.int32),
+            }
+            if kind.rotary is not None:
+                inputs |= {"cos": kind.rotary[0].numpy(), "sin": kind.rotary[1].numpy()}
+            output, key, value = run(inputs)
+            collected += [output[row, :count] for row, count in enumerate(new)]
+        for row, length in enumerate(lengths):
+            collected += [key[row, :, :length], value[row, :, :length]]
+        return collected
+
+
+CONVERSATIONS = {
+    "ragged prompt, then decode": Conversation(steps=[(6, 4), (1, 1), (1, 1), (1, 1)]),
+    "one token, then decode": Conversation(steps=[(1,), (1,), (1,)]),
+    "prompt, chunk over a past, decode": Conversation(steps=[(3,), (5,), (4,), (1,)]),
+    "up to the capacity": Conversation(steps=[(15,), (1,)]),
+}
+
+KINDS = {
+    "plain": Kind(),
+    "rotary": Kind(rotated=32),
+    "partial rotary": Kind(rotated=16),
+    "window": Kind(rotated=32, window=4),
+    "window of one": Kind(window=1),
+    "softcap": Kind(softcap=2.0),
+    "all": Kind(rotated=16, window=5, softcap=3.0),
+}

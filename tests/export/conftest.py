@@ -1,0 +1,72 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+from tests.export import tiny_models
+
+import ortolan
+from ortolan.export import pipeline
+from ortolan.export.trace import trace_decoder
+from ortolan.modeling import Decoder, TransformerConfig
+from ortolan.runtime import Bundle, load
+from ortolan.runtime.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A bundle, what it was made from, and what it has to compute."""
+
+    module: Decoder
+    reference: Decoder
+    bundle: Bundle
+    model: Model
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    module = tiny_models.decoder(tiny_models.llama())
+    return tiny_models.write_checkpoint(tmp_path_factory.mktemp("checkpoint"), module)
+
+
+@pytest.fixture(scope="session")
+def exported(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint: Path
+) -> Callable[[str], Exported]:
+    """Bundles of `tiny_models.CASES`, each made once."""
+
+    @cache
+    def export(name: str) -> Exported:
+        case = tiny_models.CASES[name]
+        module = tiny_models.decoder(case.config(), case.dtype)
+        source = checkpoint if name == "llama" else module
+        out = tmp_path_factory.mktemp("bundles") / name
+        bundle = ortolan.export(source, out, **case.options)
+        return Exported(
+            module=module,
+            reference=tiny_models.reference(module, case.options.get("max_context")),
+            bundle=bundle,
+            model=load(out, threads=1),
+        )
+
+    return export
+
+
+@cache
+def _traced(config: TransformerConfig, dtype: torch.dtype, sequence: int | None) -> ir.Model:
+    return trace_decoder(config, dtype=dtype, sequence=sequence)
+
+
+@pytest.fixture
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports take their graph from an earlier one of the same model: for what comes after."""
+
+    def clone(
+        config: TransformerConfig, *, dtype: torch.dtype, sequence: int | None = None
+    ) -> ir.Model:
+        return _traced(config, dtype, sequence).clone()
+
+    monkeypatch.setattr(pipeline, "trace_decoder", clone)

@@ -1,0 +1,272 @@
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.export.file_faults import Faults, Killed
+from tests.runtime import tiny_bundle
+
+from ortolan.export.bundle import describe_files, settle, staged, write_manifest
+from ortolan.export.errors import OutputError
+from ortolan.runtime import BundleNotFoundError, open_bundle
+from ortolan.runtime.manifest import File
+
+OLD, NEW, NEXT = b"old", b"new", b"next"
+
+GRAPH = tiny_bundle.model()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "place" / "bundle"
+
+
+def fill(folder: Path, marker: bytes) -> None:
+    """Write a bundle whose certificate is the marker."""
+    files = tiny_bundle.files_of(GRAPH) | {"certificate.npz": marker}
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    manifest = tiny_bundle.manifest_of(files)
+    write_manifest(folder, msgspec.structs.replace(manifest, files=describe_files(folder)))
+
+
+def nothing() -> None:
+    pass
+
+
+def export(
+    target: Path,
+    marker: bytes,
+    *,
+    force: bool = True,
+    meanwhile: Callable[[], None] = nothing,
+) -> None:
+    with staged(target, force=force) as folder:
+        fill(folder, marker)
+        meanwhile()
+
+
+def failing_export(
+    target: Path, at: int, error: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch
+) -> BaseException | None:
+    """Export the new bundle while one file operation fails; give what the export raises."""
+    with monkeypatch.context() as patch:
+        Faults(at, error).install(patch)
+        try:
+            export(target, NEW)
+        except (Killed, OutputError) as raised:
+            return raised
+    return None
+
+
+def marker_at(target: Path) -> bytes | None:
+    """The marker of the bundle there, every file checked; None where there is none."""
+    try:
+        bundle = open_bundle(target, full_check=True)
+    except BundleNotFoundError:
+        return None
+    return bundle.read("certificate.npz")
+
+
+def beside(target: Path) -> list[str]:
+    return sorted(path.name for path in target.parent.iterdir())
+
+
+def count_operations(target: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    counting = Faults(0, OSError)
+    with monkeypatch.context() as patch:
+        counting.install(patch)
+        export(target, OLD)
+    return counting.count
+
+
+def test_bundle_appears_with_missing_parents_and_nothing_beside_it(target: Path) -> None:
+    export(target, NEW, force=False)
+    assert marker_at(target) == NEW
+    assert beside(target) == ["bundle"]
+
+
+def test_target_is_untouched_until_the_block_has_ended(target: Path) -> None:
+    export(target, OLD)
+    with staged(target, force=True) as folder:
+        fill(folder, NEW)
+        assert marker_at(target) == OLD
+    assert marker_at(target) == NEW
+    assert beside(target) == ["bundle"]
+
+
+def test_existing_bundle_needs_force(target: Path) -> None:
+    export(target, OLD)
+    with pytest.raises(OutputError, match=r"bundle: expected nothing there.*--force"):
+        export(target, NEW, force=False)
+    assert marker_at(target) == OLD
+    assert beside(target) == ["bundle"]
+
+
+def test_empty_folder_needs_no_force(target: Path) -> None:
+    target.mkdir(parents=True)
+    export(target, NEW, force=False)
+    assert marker_at(target) == NEW
+    assert beside(target) == ["bundle"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [("thesis.txt", b"years of work"), ("manifest.json", b'{"name": "a web page"}')],
+)
+def test_folder_that_is_no_bundle_is_never_replaced(
+    name: str, contents: bytes, force: bool, target: Path
+) -> None:
+    target.mkdir(parents=True)
+    (target / name).write_bytes(contents)
+    with pytest.raises(OutputError, match="got a folder that is no bundle"):
+        export(target, NEW, force=force)
+    assert [path.read_bytes() for path in target.iterdir()] == [contents]
+    assert beside(target) == ["bundle"]
+
+
+def test_bundle_with_somebodys_notes_in_it_is_not_replaced(target: Path) -> None:
+    export(target, OLD)
+    (target / "notes.txt").write_text("which prompt worked")
+    with pytest.raises(OutputError, match=r"other files beside it \(notes\.txt\)\. Move them"):
+        export(target, NEW)
+    assert (target / "notes.txt").read_text() == "which prompt worked"
+    assert marker_at(target) == OLD
+
+
+def test_file_in_the_place_of_the_bundle_is_never_replaced(target: Path) -> None:
+    target.parent.mkdir()
+    target.write_text("a file")
+    with pytest.raises(OutputError, match="expected a folder or nothing, got a file"):
+        export(target, NEW)
+    assert target.read_text() == "a file"
+
+
+def test_what_is_put_there_meanwhile_is_not_replaced(target: Path) -> None:
+    def somebody_works() -> None:
+        target.mkdir()
+        (target / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(OutputError, match="got a folder that is no bundle"):
+        export(target, NEW, meanwhile=somebody_works)
+    assert (target / "thesis.txt").read_text() == "years of work"
+    assert beside(target) == ["bundle"]
+
+
+def test_link_to_a_folder_stays_and_the_folder_is_replaced(target: Path, tmp_path: Path) -> None:
+    real = tmp_path / "disk" / "real"
+    export(real, OLD)
+    target.parent.mkdir()
+    target.symlink_to(real)
+    export(target, NEW)
+    assert target.is_symlink()
+    assert not real.is_symlink()
+    assert marker_at(real) == NEW
+    assert (beside(target), beside(real)) == (["bundle"], ["real"])
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
+def test_failure_inside_leaves_the_old_bundle_and_nothing_beside_it(
+    error: type[BaseException], target: Path
+) -> None:
+    def fail() -> None:
+        raise error
+
+    export(target, OLD)
+    with pytest.raises(OutputError if error is OSError else error):
+        export(target, NEW, meanwhile=fail)
+    assert marker_at(target) == OLD
+    assert beside(target) == ["bundle"]
+
+
+def test_second_export_to_a_target_is_refused_while_the_first_runs(target: Path) -> None:
+    with staged(target, force=True) as folder:
+        with pytest.raises(OutputError, match="expected no other export"):
+            export(target, NEXT)
+        fill(folder, NEW)
+        export(target.parent / "elsewhere", NEXT)
+    assert marker_at(target) == NEW
+    assert beside(target) == ["bundle", "elsewhere"]
+
+
+def test_place_that_cannot_be_written_to_is_named(target: Path) -> None:
+    target.parent.write_text("a file where a folder should be")
+    with pytest.raises(OutputError, match=r"place/bundle: expected to write a bundle there"):
+        export(target, NEW)
+
+
+def test_killed_at_any_file_operation_leaves_the_old_bundle_the_new_or_none(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(target, OLD)
+    operations = count_operations(target, monkeypatch)
+    assert operations > 30
+    seen = []
+    for at in range(1, operations + 1):
+        assert isinstance(failing_export(target, at, Killed, monkeypatch), Killed)
+        seen.append(marker_at(target))
+        # The next export finds everything as it needs it, and clears away the rest.
+        export(target, OLD)
+        assert marker_at(target) == OLD
+        assert beside(target) == ["bundle"]
+    # In this order, and with none only where the two are being exchanged.
+    assert seen == sorted(seen, key=[OLD, None, NEW].index)
+    assert seen.count(None) == 1
+    assert NEW in seen
+
+
+def test_settle_brings_back_the_bundle_of_an_export_killed_while_exchanging(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(target, OLD)
+    for at in range(1, count_operations(target, monkeypatch) + 1):
+        failing_export(target, at, Killed, monkeypatch)
+        if marker_at(target) is None:
+            break
+        export(target, OLD)
+    settle(target)
+    assert marker_at(target) == OLD
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_error_of_any_file_operation_leaves_a_whole_bundle_and_nothing_beside_it(
+    code: int, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(target, OLD)
+    for at in range(1, count_operations(target, monkeypatch) + 1):
+        error = failing_export(target, at, lambda: OSError(code, os.strerror(code)), monkeypatch)
+        found = marker_at(target)
+        if error is None:  # it failed to clear away what is no longer needed
+            assert found == NEW
+        else:
+            assert os.strerror(code) in str(error)
+            assert found in (OLD, NEW)
+        assert not (target.parent / ".bundle.new").exists()
+        export(target, OLD)
+        assert beside(target) == ["bundle"]
+
+
+def test_half_deleted_bundle_is_not_brought_back(target: Path) -> None:
+    old = target.parent / ".bundle.old"
+    export(old, OLD)
+    (old / "manifest.json").unlink()
+    settle(target)
+    assert not target.exists()
+    assert not old.exists()
+
+
+def test_files_are_described_in_order_without_the_manifest(tmp_path: Path) -> None:
+    (tmp_path / "b.bin").write_bytes(b"beta")
+    (tmp_path / "a.bin").write_bytes(b"")
+    (tmp_path / "manifest.json").write_bytes(b"{}")
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    known = File(name="b.bin", size=4, sha256="1" * 64)
+    assert describe_files(tmp_path, (known,)) == (
+        File(name="a.bin", size=0, sha256=empty),
+        known,
+    )
+    read = describe_files(tmp_path)[1]
+    assert (read.size, read.sha256[:8]) == (4, "f44e64e7")

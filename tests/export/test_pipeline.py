@@ -1,0 +1,201 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from tests.export import tiny_models
+from tests.export.conftest import Exported
+from torch import Tensor
+
+import ortolan
+from ortolan.export import pipeline, weights
+from ortolan.export.certificate import THRESHOLDS
+from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
+from ortolan.export.passes import tidy
+from ortolan.modeling.weights import Weights
+from ortolan.runtime import open_bundle
+from ortolan.runtime.certificate import read
+
+Export = Callable[[str], Exported]
+
+
+class Perturbed:
+    """Weights of which one row of one tensor is slightly off."""
+
+    def __init__(self, weights: Weights, name: str) -> None:
+        self._weights = weights
+        self._name = name
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._weights.shape(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        rows = self._weights.rows(name, start, stop).clone()
+        if name == self._name:
+            rows[3] += 0.05
+        return rows
+
+
+def damage_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_blob(
+        models: Sequence[ir.Model],
+        source: Weights,
+        tables: Mapping[str, Tensor],
+        folder: Path,
+        **options: Any,
+    ) -> weights.Blob:
+        perturbed = Perturbed(source, "blocks.1.feed_forward.down.weight")
+        return weights.write_blob(models, perturbed, tables, folder, **options)
+
+    monkeypatch.setattr(pipeline, "write_blob", write_blob)
+
+
+def damage_attention(monkeypatch: pytest.MonkeyPatch, attribute: ir.Attr) -> None:
+    def tidied(model: ir.Model) -> ir.Model:
+        tidy(model)
+        node = next(node for node in model.graph if node.op_type == "GroupQueryAttention")
+        assert attribute.name in node.attributes
+        node.attributes.add(attribute)
+        return model
+
+    monkeypatch.setattr(pipeline, "tidy", tidied)
+
+
+DAMAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a weight": damage_weight,
+    "scale": lambda patch: damage_attention(patch, ir.AttrFloat32("scale", 0.27)),
+    # Sees everything for 300 tokens, and differs only behind that.
+    "window": lambda patch: damage_attention(patch, ir.AttrInt64("local_window_size", 300)),
+    "rotation": lambda patch: damage_attention(patch, ir.AttrInt64("do_rotary", 0)),
+}
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_bundle_fails_the_export_and_is_not_kept(
+    damage: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DAMAGES[damage](monkeypatch)
+    with pytest.raises(ParityError, match=r"parity: expected logits within .* First at \d-\d+-tok"):
+        ortolan.export(checkpoint, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
+    exported: Export, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    ortolan.export(checkpoint, out)
+    before = (out / "manifest.json").read_bytes()
+    damage_attention(monkeypatch, ir.AttrInt64("num_heads", 3))
+    with pytest.raises(ExportError, match="verify: expected the new bundle to run, got: GraphErr"):
+        ortolan.export(checkpoint, out, force=True)
+    assert (out / "manifest.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", tiny_models.CASES)
+def test_certificate_holds_what_the_export_measured(name: str, exported: Export) -> None:
+    bundle = exported(name).bundle
+    certificate = read(bundle)
+    assert certificate.measured is not None
+    assert certificate.measured.verdict == "PASS"
+    assert certificate.thresholds == THRESHOLDS[bundle.manifest.precision]
+
+
+def test_bundle_is_whole_and_tells_what_it_is(exported: Export) -> None:
+    case = exported("llama-fp16")
+    manifest = open_bundle(case.bundle.path, full_check=True).manifest
+    assert (manifest.precision, manifest.attention) == ("fp16", "fused")
+    assert manifest.devices == ("cpu", "cuda")
+    assert manifest.vocab_size == 97
+    assert manifest.provenance.versions["torch"] == torch.__version__
+    assert manifest.provenance.versions["ortolan"] == ortolan.__version__
+    on_disk = {path.name for path in case.bundle.path.iterdir()}
+    assert on_disk == {"manifest.json", *(file.name for file in manifest.files)}
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    ortolan.export(
+        checkpoint,
+        tmp_path / "out",
+        progress=lambda step, done, total: told.append((step, done, total)),
+    )
+    steps = list(dict.fromkeys(step for step, _, _ in told))
+    assert steps == ["reference", "trace", "weights", "verify"]
+    for step in steps:
+        done = [(done, total) for name, done, total in told if name == step]
+        assert done == sorted(done)
+        assert done[-1][0] == done[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "int4"}, r"precision: expected one of fp32, fp16, got 'int4'"),
+        ({"graphs": "both"}, r"graphs: expected one of unified, split, got 'both'"),
+        ({"attention": "standard"}, r"attention: expected one of fused, portable, got 'standard'"),
+    ],
+)
+def test_option_that_cannot_be_honoured_is_an_error(
+    options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        ortolan.export(checkpoint, tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_target_that_is_taken_is_refused_before_any_work(
+    exported: Export, checkpoint: Path
+) -> None:
+    told: list[str] = []
+    with pytest.raises(OutputError, match="--force"):
+        ortolan.export(
+            checkpoint,
+            exported("llama").bundle.path,
+            progress=lambda step, done, total: told.append(step),
+        )
+    assert told == []
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_weight_too_large_for_half_precision_fails_the_export(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    module.get_parameter("blocks.0.feed_forward.gate_up.weight").data[5, 5] = 7e4
+    with pytest.raises(ExportError, match=r"blocks\.0\.feed_forward\.gate_up\.weight: .* 7e\+04"):
+        ortolan.export(module, tmp_path / "out", precision="fp16")
+    assert list(tmp_path.iterdir()) == []
+
+
+EXPORT = """
+import sys
+import ortolan
+ortolan.export(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_two_exports_are_equal_byte_for_byte_whatever_the_place_and_the_hash_seed(
+    exported: Export, checkpoint: Path, tmp_path: Path
+) -> None:
+    one, other = exported("llama").bundle.path, tmp_path / "another" / "place"
+    done = subprocess.run(
+        [sys.executable, "-c", EXPORT, str(checkpoint), str(other)],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "42", "TZ": "Asia/Tokyo"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    names = sorted(path.name for path in one.iterdir())
+    assert sorted(path.name for path in other.iterdir()) == names
+    for name in names:
+        assert (other / name).read_bytes() == (one / name).read_bytes(), name

@@ -1,0 +1,156 @@
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+from tests.export import attention_graphs
+from tests.export.attention_graphs import CONVERSATIONS, KINDS, Run
+from tests.export.conftest import Exported
+
+from ortolan.export.portable import BODIES, attach_bodies, body
+from ortolan.runtime import Bundle
+from ortolan.runtime.functions import KNOWN_FUNCTIONS
+
+Export = Callable[[str], Exported]
+
+WAYS = [
+    "kernel",
+    "kernel with a body beside it",
+    "body in onnxruntime",
+    "body in onnx.reference",
+]
+
+
+@cache
+def ways(kind: str) -> dict[str, Run]:
+    return attention_graphs.ways(KINDS[kind])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_node_computes_what_pytorch_does(kind: str, conversation: str, way: str) -> None:
+    steps = CONVERSATIONS[conversation]
+    wanted = steps.run(KINDS[kind], ways(kind)["pytorch"])
+    got = steps.run(KINDS[kind], ways(kind)[way])
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+def test_softcap_and_window_change_the_numbers() -> None:
+    steps = CONVERSATIONS["prompt, chunk over a past, decode"]
+    last = [
+        steps.run(KINDS[kind], ways(kind)["pytorch"])[3]
+        for kind in ("plain", "window of one", "softcap", "rotary", "partial rotary")
+    ]
+    for index, one in enumerate(last):
+        for other in last[:index]:
+            assert np.abs(one - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (3, 2, 4)])
+def test_body_of_fused_matmul_computes_what_the_kernel_does(shape: tuple[int, ...]) -> None:
+    dims = ", ".join(map(str, shape))
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>
+        g (float[{dims}] a, float[5, 4] b) => (float[k] y) {{
+            y = com.microsoft.FusedMatMul <transB = 1> (a, b)
+        }}
+    """)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    random = np.random.default_rng(0)
+    inputs = {
+        name: random.normal(size=size).astype("f") for name, size in [("a", shape), ("b", (5, 4))]
+    }
+    (fused,) = attention_graphs.in_onnxruntime(model)(inputs)
+    attach_bodies(model)
+    inlined = attention_graphs.without_kernel(model)
+    for run in (attention_graphs.in_onnxruntime(inlined), attention_graphs.in_reference(model)):
+        np.testing.assert_allclose(run(inputs)[0], fused, rtol=1e-5, atol=1e-6)
+
+
+def test_runtime_knows_exactly_the_bodies_that_export_writes() -> None:
+    written = {
+        sha256(body(name).SerializeToString(deterministic=True)).hexdigest() for name in BODIES
+    }
+    assert written == KNOWN_FUNCTIONS
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_body_calls_standard_operators_only(name: str) -> None:
+    function = body(name)
+    assert function.domain == "com.microsoft"
+    assert {node.domain for node in function.node} == {""}
+    assert [(entry.domain, entry.version) for entry in function.opset_import] == [("", 24)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rotary"), [("gpt2-portable", False), ("llama-split-portable", True)]
+)
+def test_portable_bundle_has_one_body_for_each_kind_of_node(
+    name: str, rotary: bool, exported: Export
+) -> None:
+    bundle = exported(name).bundle
+    attention = "GroupQueryAttention, rotary" if rotary else "GroupQueryAttention"
+    wanted = [body("FusedMatMul"), body(attention)]
+    for graph in bundle.manifest.graphs.values():
+        model = onnx.load(str(bundle.file(graph.file)), load_external_data=False)
+        assert list(model.functions) == wanted
+
+
+SIZES = {"batch": 1, "capacity": 32}
+
+
+class ReferenceDecoder:
+    """Greedy decoding of a bundle with `onnx.reference` alone."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._manifest = bundle.manifest
+        self._graphs = {
+            role: ReferenceEvaluator(onnx.load(str(bundle.file(graph.file))))
+            for role, graph in bundle.manifest.graphs.items()
+        }
+        self._states: list[NDArray[Any]] = [
+            np.zeros([size if isinstance(size, int) else SIZES[size] for size in state.shape], "f")
+            for state in bundle.manifest.states
+        ]
+        self._length = 0
+
+    def greedy(self, prompt: list[int], new: int) -> tuple[int, ...]:
+        tokens = [self._step(prompt)]
+        while len(tokens) < new:
+            tokens.append(self._step(tokens[-1:]))
+        return tuple(tokens)
+
+    def _step(self, ids: list[int]) -> int:
+        self._length += len(ids)
+        inputs: dict[str, NDArray[Any]] = {
+            "input_ids": np.array([ids], np.int64),
+            "seqlens_k": np.array([self._length - 1], np.int32),
+            "total_sequence_length": np.array(self._length, np.int32),
+            "logit_positions": np.array([[len(ids) - 1]], np.int64),
+        }
+        for state, array in zip(self._manifest.states, self._states, strict=True):
+            inputs[state.input] = array
+        role = "decoder" if "decoder" in self._graphs else "decode"
+        if role == "decode" and len(ids) > 1:
+            role = "prefill"
+        evaluator = self._graphs[role]
+        outputs = dict(zip(evaluator.output_names, evaluator.run(None, inputs), strict=True))
+        self._states = [outputs[state.output] for state in self._manifest.states]
+        return int(outputs["logits"][0, 0].argmax())
+
+
+@pytest.mark.parametrize("name", ["gpt2-portable", "llama-split-portable"])
+def test_portable_bundle_generates_the_same_without_onnxruntime(
+    name: str, exported: Export
+) -> None:
+    case = exported(name)
+    prompt = [4, 20, 3, 77, 5]
+    ours = case.model.generate(prompt, max_new_tokens=8, ignore_eos=True)
+    assert ReferenceDecoder(case.bundle).greedy(prompt, 8) == tuple(ours.tokens)

@@ -1,0 +1,159 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.export import tiny_models
+from tests.export.conftest import Exported
+
+import ortolan
+from ortolan.export.errors import OptionError
+from ortolan.export.source import Source, open_source
+from ortolan.modeling import CheckpointError, ConfigError, save
+
+Export = Callable[[str], Exported]
+
+
+@pytest.fixture
+def folder(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint to change."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+def opened(path: Path, **options: int) -> Source:
+    return open_source(path, tokenizer=None, max_context=options.get("max_context"))
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_module_and_its_checkpoint_give_the_same_weights_file(
+    exported: Export, tmp_path: Path
+) -> None:
+    read = exported("llama")
+    live = ortolan.export(read.module, tmp_path / "live")
+    assert live.manifest.weights == read.bundle.manifest.weights
+    assert live.read("decoder.onnx") == read.bundle.read("decoder.onnx")
+    # The reference is another: without a tokenizer the probes are random.
+    assert live.manifest.provenance.model_type == "llama"
+
+
+def test_companions_are_copied_as_they_are(exported: Export, checkpoint: Path) -> None:
+    bundle = exported("llama").bundle
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        assert bundle.read(name) == (checkpoint / name).read_bytes()
+    assert bundle.manifest.tokenizer == "tokenizer.json"
+
+
+def test_module_takes_nothing_along(exported: Export) -> None:
+    bundle = exported("post-norm").bundle
+    names = {file.name for file in bundle.manifest.files}
+    assert names == {
+        "certificate.json",
+        "certificate.npz",
+        "decoder.onnx",
+        *bundle.manifest.weights,
+    }
+    assert bundle.manifest.tokenizer is None
+
+
+def test_tokenizer_that_is_given_takes_the_place_of_the_checkpoints_own(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.json"
+    tiny_models.tokenizer().save(str(other))
+    source = open_source(checkpoint, tokenizer=other, max_context=None)
+    assert source.companions["tokenizer.json"] == other
+    with pytest.raises(OptionError, match=r"none\.json: expected a tokenizer\.json"):
+        open_source(checkpoint, tokenizer=tmp_path / "none.json", max_context=None)
+
+
+def test_ends_of_a_text_come_from_generation_config(exported: Export) -> None:
+    tokens = exported("llama").bundle.manifest.tokens
+    assert (tokens.bos, tokens.eos, tokens.pad) == (1, (2, 5), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "eos"), [({}, (2,)), ({"eos_token_id": None}, (2,)), ({"eos_token_id": 9}, (9,))]
+)
+def test_ends_of_a_text_come_from_config_where_generation_config_has_none(
+    given: dict[str, object], eos: tuple[int, ...], folder: Path
+) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    assert opened(folder).tokens.eos == eos
+
+
+@pytest.mark.parametrize(
+    "contents", ["{", "[]", '{"eos_token_id": "</s>"}', '{"eos_token_id": [2.5]}', "\ud800"]
+)
+def test_generation_config_that_cannot_be_read_is_an_error(contents: str, folder: Path) -> None:
+    data = contents.encode(errors="surrogatepass")
+    (folder / "generation_config.json").write_bytes(data)
+    with pytest.raises(OptionError, match=r"generation_config\.json: expected a JSON object"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("generation_config.json", "eos_token_id", [2, 97]),
+        ("generation_config.json", "eos_token_id", -1),
+        ("config.json", "bos_token_id", 97),
+        ("config.json", "pad_token_id", -1),
+    ],
+)
+def test_special_token_outside_the_vocabulary_is_an_error(
+    file: str, key: str, value: object, folder: Path
+) -> None:
+    change(folder / file, **{key: value})
+    with pytest.raises(OptionError, match=r"special tokens: expected ids from 0 to 96, got \["):
+        opened(folder)
+
+
+def test_hash_of_a_checkpoint_covers_its_config_and_its_weights(folder: Path) -> None:
+    before = opened(folder).sha256
+    assert opened(folder).sha256 == before
+    change(folder / "config.json", rms_norm_eps=1e-5)
+    changed = opened(folder).sha256
+    assert changed != before
+    save(tiny_models.decoder(tiny_models.llama(), torch.float16), folder)
+    assert opened(folder).sha256 not in (before, changed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_hash_of_a_module_covers_its_config_and_every_weight(dtype: torch.dtype) -> None:
+    def digest(config: Callable[[], ortolan.modeling.TransformerConfig], change: float) -> str:
+        module = tiny_models.decoder(config(), dtype)
+        module.get_parameter("blocks.0.attention_norm.weight").data[-1] += change
+        return open_source(module, tokenizer=None, max_context=None).sha256
+
+    assert digest(tiny_models.llama, 0) == digest(tiny_models.llama, 0)
+    assert digest(tiny_models.llama, 0) != digest(tiny_models.llama, 1)
+    assert digest(tiny_models.mistral, 0) != digest(tiny_models.llama, 0)
+
+
+def test_context_can_be_shortened_but_not_lengthened(folder: Path) -> None:
+    assert opened(folder, max_context=50).config.context_length == 50
+    assert len(opened(folder, max_context=50).tables["rotary_cos"]) == 50
+    with pytest.raises(ConfigError, match="max_context: expected 1 to 600"):
+        opened(folder, max_context=601)
+
+
+def test_stretched_positions_are_those_of_the_context_that_was_asked_for() -> None:
+    module = tiny_models.decoder(tiny_models.qwen2())
+    own, longer = (
+        open_source(module, tokenizer=None, max_context=context).tables["rotary_cos"].numpy()
+        for context in (None, 400)
+    )
+    assert (len(own), len(longer)) == (200, 400)
+    assert np.abs(own - longer[:200]).max() > 0.1
+
+
+def test_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        opened(tmp_path)

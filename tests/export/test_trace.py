@@ -1,0 +1,180 @@
+import getpass
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from tests.export.conftest import Exported
+from tests.export.tiny_models import CASES, llama
+
+from ortolan.export.passes import tidy
+from ortolan.export.trace import trace_decoder
+from ortolan.runtime import Bundle
+
+Export = Callable[[str], Exported]
+
+INT32, INT64 = TensorProto.INT32, TensorProto.INT64
+FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
+
+
+def graph_files(bundle: Bundle) -> list[Path]:
+    return [bundle.file(graph.file) for graph in bundle.manifest.graphs.values()]
+
+
+def load_graph(bundle: Bundle, role: str) -> ModelProto:
+    path = bundle.file(bundle.manifest.graphs[role].file)
+    return onnx.load(str(path), load_external_data=False)
+
+
+def described(value: ValueInfoProto) -> tuple[str, int, list[int | str]]:
+    tensor = value.type.tensor_type
+    shape = [dim.dim_param or dim.dim_value for dim in tensor.shape.dim]
+    return value.name, tensor.elem_type, shape
+
+
+def attention_nodes(graph: ModelProto) -> list[NodeProto]:
+    return [node for node in graph.graph.node if node.op_type == "GroupQueryAttention"]
+
+
+def attributes(node: NodeProto) -> dict[str, object]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
+def state_values(prefix: str, dtype: int) -> list[tuple[str, int, list[int | str]]]:
+    shape: list[int | str] = ["batch", 2, "capacity", 16]
+    return [
+        (f"{prefix}.{layer}.{kind}", dtype, shape)
+        for layer in range(2)
+        for kind in ("key", "value")
+    ]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama", FLOAT), ("llama-fp16", FLOAT16)])
+def test_inputs_and_outputs_are_those_of_the_contract(
+    name: str, dtype: int, exported: Export
+) -> None:
+    graph = load_graph(exported(name).bundle, "decoder").graph
+    assert [described(value) for value in graph.input] == [
+        ("input_ids", INT64, ["batch", "sequence"]),
+        ("seqlens_k", INT32, ["batch"]),
+        ("total_sequence_length", INT32, []),
+        ("logit_positions", INT64, ["batch", "rows"]),
+        *state_values("past_key_values", dtype),
+    ]
+    assert [described(value) for value in graph.output] == [
+        ("logits", FLOAT, ["batch", "rows", 97]),
+        *state_values("present", dtype),
+    ]
+
+
+def test_decode_graph_takes_exactly_one_token(exported: Export) -> None:
+    graph = load_graph(exported("llama-split-portable").bundle, "decode").graph
+    shapes = {name: shape for name, _, shape in map(described, [*graph.input, *graph.output])}
+    assert shapes["input_ids"] == ["batch", 1]
+    assert shapes["logit_positions"] == ["batch", 1]
+    assert shapes["logits"] == ["batch", 1, 97]
+    assert shapes["past_key_values.0.key"] == ["batch", 2, "capacity", 16]
+
+
+def test_every_layer_is_one_attention_node_with_its_attributes(exported: Export) -> None:
+    full, windowed = attention_nodes(load_graph(exported("qwen2-long").bundle, "decoder"))
+    expected = {"num_heads": 4, "kv_num_heads": 2, "scale": 0.25, "do_rotary": 1}
+    assert attributes(full) == expected | {"local_window_size": -1, "softcap": 3.0}
+    assert attributes(windowed) == expected | {"local_window_size": 11, "softcap": 0.0}
+
+
+def test_attention_without_rotary_positions_takes_no_tables(exported: Export) -> None:
+    (node,) = attention_nodes(load_graph(exported("post-norm").bundle, "decoder"))
+    assert attributes(node)["do_rotary"] == 0
+    assert attributes(node)["scale"] == pytest.approx(0.3)
+    assert [name for name in node.input[7:] if name] == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_versions_are_those_that_the_runtime_can_read(name: str, exported: Export) -> None:
+    for path in graph_files(exported(name).bundle):
+        graph = onnx.load(str(path), load_external_data=False)
+        assert graph.ir_version <= 13
+        assert {entry.domain: entry.version for entry in graph.opset_import} == {
+            "": 24,
+            "com.microsoft": 1,
+        }
+        onnx.checker.check_model(str(path))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_portable_graphs_carry_functions(name: str, exported: Export) -> None:
+    bundle = exported(name).bundle
+    for role in bundle.manifest.graphs:
+        functions = load_graph(bundle, role).functions
+        assert bool(functions) is (bundle.manifest.attention == "portable")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_graph_is_small_and_every_weight_is_outside(name: str, exported: Export) -> None:
+    bundle = exported(name).bundle
+    for role in bundle.manifest.graphs:
+        graph = load_graph(bundle, role).graph
+        assert graph.initializer
+        for tensor in graph.initializer:
+            assert tensor.data_location == TensorProto.EXTERNAL
+            assert not tensor.raw_data
+        constants = [a.t for node in graph.node for a in node.attribute if a.name == "value"]
+        assert sum(len(tensor.raw_data) for tensor in constants) < 200
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_graph_tells_nothing_of_the_machine_that_made_it(name: str, exported: Export) -> None:
+    telling = [str(Path.cwd()), "site-packages", ".py", "/tmp", socket.gethostname()]
+    telling += [f"/{getpass.getuser()}/", "torch.nn", "stack_trace"]
+    for path in graph_files(exported(name).bundle):
+        data = path.read_bytes()
+        assert [text for text in telling if text.encode() in data] == []
+        graph = onnx.load(str(path), load_external_data=False)
+        parts = [graph, graph.graph, *graph.graph.node, *graph.graph.value_info]
+        parts += [*graph.graph.input, *graph.graph.output, *graph.graph.initializer]
+        assert [part for part in parts if part.metadata_props or part.doc_string] == []
+
+
+def per_layer(model: ir.Model, layers: int) -> list[Counter[tuple[str, str]]]:
+    """Operators of each layer: from its first norm to that of the next one."""
+    starts = [f"blocks.{layer}.attention_norm.weight" for layer in range(layers)]
+    starts.append("final_norm.weight")
+    counts: list[Counter[tuple[str, str]]] = [Counter()]
+    for node in model.graph:
+        if {value.name for value in node.inputs if value is not None} & set(starts):
+            counts.append(Counter())
+        if node.op_type != "Constant":  # equal ones are shared between layers
+            counts[-1][node.domain, node.op_type] += 1
+    return counts[1:-1]
+
+
+def test_every_layer_of_a_deeper_model_has_the_same_nodes(exported: Export) -> None:
+    two = ir.from_proto(load_graph(exported("llama").bundle, "decoder"))
+    four = tidy(trace_decoder(llama(layers=4), dtype=torch.float32))
+    layers = [*per_layer(two, 2), *per_layer(four, 4)]
+    assert len(layers) == 6
+    # The last layer is followed by the choice of positions, which ends before the final norm.
+    inner = [layers[0], *layers[2:5]]
+    assert inner == [layers[0]] * 4
+    assert layers[1] == layers[5]
+    assert layers[0]["com.microsoft", "GroupQueryAttention"] == 1
+    assert layers[0]["com.microsoft", "FusedMatMul"] == 4
+
+
+def test_trace_leaves_torch_and_its_loggers_as_they_were(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = logger.level, torch.get_default_dtype()
+    with caplog.at_level(logging.DEBUG):
+        trace_decoder(llama(layers=1), dtype=torch.float16)
+    assert (logger.level, torch.get_default_dtype()) == before
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,196 @@
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.export import tiny_models
+from tests.export.conftest import Exported
+from torch import Tensor
+
+from ortolan.export import weights as export_weights
+from ortolan.export.errors import ExportError
+from ortolan.export.weights import ALIGNMENT, Blob, bind, write_blob
+from ortolan.modeling import read_config, save
+from ortolan.modeling.checkpoint import open_weights
+from ortolan.modeling.weights import ModuleWeights
+
+Export = Callable[[str], Exported]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Named:
+    """Weights by name, from memory."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        self._tensors = tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._tensors[name][start:stop]
+
+
+def graph(shapes: Shapes, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Model:
+    """A graph of nothing but initializers without data, as tracing leaves them."""
+    values = [
+        ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+        for name, shape in shapes.items()
+    ]
+    made = ir.Graph([], [], nodes=[], opset_imports={"": 24}, name="weights")
+    for value in values:
+        made.initializers.add(value)
+    return ir.Model(made, ir_version=10)
+
+
+def stored(folder: Path, blob: Blob, name: str, dtype: str = "f4") -> NDArray[np.generic]:
+    offset, length = blob.placements[name]
+    data = (folder / blob.file.name).read_bytes()[offset : offset + length]
+    return np.frombuffer(data, dtype)
+
+
+def ramp(*shape: int) -> Tensor:
+    return torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape) / 7
+
+
+def test_file_is_named_and_described_by_its_contents(tmp_path: Path) -> None:
+    blob = write_blob(
+        [graph({"a": (3, 5)})], Named(a=ramp(3, 5)), {}, tmp_path, dtype=torch.float32
+    )
+    data = (tmp_path / blob.file.name).read_bytes()
+    digest = sha256(data).hexdigest()
+    assert blob.file.name == f"weights-{digest[:16]}.bin"
+    assert (blob.file.size, blob.file.sha256) == (len(data), digest)
+    assert [path.name for path in tmp_path.iterdir()] == [blob.file.name]
+
+
+def test_tensors_start_on_pages_with_zeros_between(tmp_path: Path) -> None:
+    tensors = {"a": ramp(3, 5), "b": ramp(ALIGNMENT // 4), "c": ramp(2, 600), "d": ramp(1)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    blob = write_blob([graph(shapes)], Named(**tensors), {}, tmp_path, dtype=torch.float32)
+    assert list(blob.placements) == ["a", "b", "c", "d"]
+    data = bytearray((tmp_path / blob.file.name).read_bytes())
+    for name, (offset, length) in blob.placements.items():
+        assert offset % ALIGNMENT == 0
+        np.testing.assert_array_equal(stored(tmp_path, blob, name), tensors[name].flatten())
+        data[offset : offset + length] = bytes(length)
+    assert not any(data)
+    assert blob.placements["c"][0] == 2 * ALIGNMENT
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 20, 64, 1000])
+def test_chunks_smaller_than_a_tensor_give_the_same_file(
+    chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GPT-2 stores some weights transposed: rows of ours are columns of theirs.
+    module = tiny_models.decoder(tiny_models.gpt2())
+    folder = tmp_path / "checkpoint"
+    save(module, folder)
+    weights = open_weights(folder, read_config(folder))
+    model = graph({name: tuple(p.shape) for name, p in module.named_parameters()})
+    whole = write_blob([model], weights, {}, tmp_path, dtype=torch.float16)
+    monkeypatch.setattr(export_weights, "CHUNK_BYTES", chunk_bytes)
+    chunked = write_blob([model], weights, {}, tmp_path, dtype=torch.float16)
+    assert chunked == whole
+    np.testing.assert_array_equal(
+        stored(tmp_path, chunked, "blocks.1.attention.qkv.weight", "f2"),
+        module.blocks[1].get_parameter("attention.qkv.weight").detach().half().flatten(),
+    )
+
+
+def test_no_more_rows_are_read_at_once_than_a_chunk_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Watched(Named):
+        def rows(self, name: str, start: int, stop: int) -> Tensor:
+            asked.append((start, stop))
+            return super().rows(name, start, stop)
+
+    monkeypatch.setattr(export_weights, "CHUNK_BYTES", 100)
+    write_blob([graph({"a": (7, 10)})], Watched(a=ramp(7, 10)), {}, tmp_path, dtype=torch.float32)
+    assert asked == [(0, 2), (2, 4), (4, 6), (6, 7)]
+
+
+def test_progress_ends_with_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_weights, "CHUNK_BYTES", 16)
+    told: list[tuple[int, int]] = []
+    write_blob(
+        [graph({"a": (4, 4), "b": (3,)})],
+        Named(a=ramp(4, 4), b=ramp(3)),
+        {},
+        tmp_path,
+        dtype=torch.float32,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told == [(16, 76), (32, 76), (48, 76), (64, 76), (76, 76)]
+
+
+def test_initializer_of_two_graphs_is_stored_once(tmp_path: Path) -> None:
+    both = [graph({"a": (2, 3), "b": (4,)}), graph({"b": (4,), "a": (2, 3)})]
+    weights = Named(a=ramp(2, 3), b=ramp(4))
+    blob = write_blob(both, weights, {}, tmp_path, dtype=torch.float32)
+    assert list(blob.placements) == ["a", "b"]
+    assert blob.file.size == ALIGNMENT + 16
+
+
+def test_tied_head_is_stored_once_and_read_by_both_ends(exported: Export) -> None:
+    bundle = exported("gpt2-portable").bundle
+    tables = [t.name for t in bundle.graphs["decoder"].external if t.dims == (97, 64)]
+    assert tables == ["embedding.weight"]
+
+
+def test_graphs_of_a_split_bundle_share_every_weight(exported: Export) -> None:
+    graphs = exported("llama-split-portable").bundle.graphs
+    assert set(graphs["prefill"].external) == set(graphs["decode"].external)
+
+
+def test_computed_table_takes_the_place_of_a_weight(tmp_path: Path) -> None:
+    table = ramp(5, 2)
+    blob = write_blob([graph({"t": (5, 2)})], Named(), {"t": table}, tmp_path, dtype=torch.float32)
+    np.testing.assert_array_equal(stored(tmp_path, blob, "t"), table.flatten())
+
+
+def test_only_the_rows_that_the_graph_has_are_stored(tmp_path: Path) -> None:
+    blob = write_blob(
+        [graph({"a": (3, 4)})], Named(a=ramp(10, 4)), {}, tmp_path, dtype=torch.float32
+    )
+    np.testing.assert_array_equal(stored(tmp_path, blob, "a"), ramp(10, 4)[:3].flatten())
+
+
+@pytest.mark.parametrize("stored_as", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_of_any_float_type_become_float32(stored_as: torch.dtype, tmp_path: Path) -> None:
+    weight = ramp(3, 5).to(stored_as)
+    blob = write_blob([graph({"a": (3, 5)})], Named(a=weight), {}, tmp_path, dtype=torch.float32)
+    np.testing.assert_array_equal(stored(tmp_path, blob, "a"), weight.float().flatten())
+
+
+def test_overflow_in_half_precision_names_the_tensor_and_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_weights, "CHUNK_BYTES", 8)
+    large = ramp(4, 4)
+    large[2, 1] = -1e6
+    weights = Named(**{"fine.weight": ramp(4, 4), "blocks.3.out.weight": large})
+    model = graph({"fine.weight": (4, 4), "blocks.3.out.weight": (4, 4)})
+    with pytest.raises(ExportError, match=r"blocks\.3\.out\.weight: .*float16, got 1e\+06"):
+        write_blob([model], weights, {}, tmp_path, dtype=torch.float16)
+
+
+def test_bound_graph_reads_the_file(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    model = graph(shapes)
+    blob = write_blob([model], ModuleWeights(module), {}, tmp_path, dtype=torch.float32)
+    bind(model, blob)
+    ir.external_data.set_base_dir(model.graph, tmp_path)
+    for name, parameter in module.named_parameters():
+        tensor = model.graph.initializers[name].const_value
+        assert isinstance(tensor, ir.ExternalTensor)
+        assert tensor.location == blob.file.name
+        np.testing.assert_array_equal(tensor.numpy(), parameter.detach().numpy())

@@ -1,0 +1,211 @@
+"""Tiny random models that between them use every switch of a config."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models
+
+from ortolan.modeling import Decoder, TransformerConfig, save
+from ortolan.modeling.checkpoint import limit_context
+from ortolan.modeling.config import (
+    AttentionConfig,
+    BlockConfig,
+    DynamicNTKScaling,
+    FeedForwardConfig,
+    LearnedPositions,
+    NormConfig,
+    RotaryPositions,
+    SinusoidalPositions,
+)
+
+WIDTH = 64
+VOCAB = 97
+CONTEXT = 600
+
+RMS = NormConfig(kind="rms", eps=1e-6)
+LAYER_NORM = NormConfig(kind="layer", eps=1e-5)
+GATED = FeedForwardConfig(kind="gated", intermediate_size=96, activation="silu")
+
+
+def attention(heads: int = 4, kv_heads: int = 2, head_dim: int = 16, **fields: Any) -> Any:
+    values = {"scale": head_dim**-0.5} | fields
+    return AttentionConfig(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, **values)
+
+
+def llama(layers: int = 2) -> TransformerConfig:
+    """Grouped queries, biases everywhere, a head of its own."""
+    block = BlockConfig(
+        attention=attention(qkv_bias=True, out_bias=True),
+        feed_forward=FeedForwardConfig(
+            kind="gated", intermediate_size=96, activation="silu", bias=True
+        ),
+        norm=RMS,
+    )
+    return TransformerConfig(
+        model_type="llama",
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        context_length=CONTEXT,
+        positions=RotaryPositions(dim=16),
+        blocks=(block,) * layers,
+        final_norm=RMS,
+        tied_head=False,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+    )
+
+
+def gpt2() -> TransformerConfig:
+    """One key per query, learned positions, layer norm, a tied head."""
+    block = BlockConfig(
+        attention=attention(4, 4, qkv_bias=True, out_bias=True),
+        feed_forward=FeedForwardConfig(
+            kind="mlp", intermediate_size=96, activation="gelu_tanh", bias=True
+        ),
+        norm=LAYER_NORM,
+    )
+    return TransformerConfig(
+        model_type="gpt2",
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        context_length=CONTEXT,
+        positions=LearnedPositions(),
+        blocks=(block, block),
+        final_norm=LAYER_NORM,
+        tied_head=True,
+        eos_token_ids=(2,),
+    )
+
+
+def mistral() -> TransformerConfig:
+    """A sliding window, one key for all queries, half of each head rotated."""
+    block = BlockConfig(
+        attention=attention(4, 1, 32, sliding_window=7), feed_forward=GATED, norm=RMS
+    )
+    return TransformerConfig(
+        model_type="mistral",
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        context_length=CONTEXT,
+        positions=RotaryPositions(dim=16),
+        blocks=(block,),
+        final_norm=RMS,
+        tied_head=False,
+    )
+
+
+def qwen2() -> TransformerConfig:
+    """Biased queries, capped scores, one of two layers windowed, positions that stretch."""
+    full = BlockConfig(
+        attention=attention(qkv_bias=True, softcap=3.0), feed_forward=GATED, norm=RMS
+    )
+    windowed = BlockConfig(
+        attention=attention(qkv_bias=True, sliding_window=11), feed_forward=GATED, norm=RMS
+    )
+    scaling = DynamicNTKScaling(factor=2.0, original_context=200)
+    return TransformerConfig(
+        model_type="qwen2",
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        context_length=200,
+        positions=RotaryPositions(dim=16, scaling=scaling),
+        blocks=(full, windowed),
+        final_norm=RMS,
+        tied_head=True,
+    )
+
+
+def post_norm() -> TransformerConfig:
+    """Norms behind the residuals, a sinusoidal table, a scaled embedding, relu."""
+    block = BlockConfig(
+        attention=attention(4, 1, scale=0.3),
+        feed_forward=FeedForwardConfig(
+            kind="mlp", intermediate_size=96, activation="relu", bias=True
+        ),
+        norm=LAYER_NORM,
+        placement="post",
+    )
+    return TransformerConfig(
+        model_type="llama",
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        context_length=CONTEXT,
+        positions=SinusoidalPositions(),
+        blocks=(block,),
+        final_norm=None,
+        tied_head=False,
+        embedding_scale=8.0,
+    )
+
+
+def decoder(config: TransformerConfig, dtype: torch.dtype = torch.float32) -> Decoder:
+    """A module with random weights, those of norms included."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        module = Decoder(config).eval()
+        for name, parameter in module.named_parameters():
+            if "norm" in name:
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return module.to(dtype)
+
+
+def reference(module: Decoder, max_context: int | None) -> Decoder:
+    """What PyTorch computes for an export of `module` with `max_context`, in float32."""
+    longer = Decoder(limit_context(module.config, max_context)).eval()
+    state = {name: value.float() for name, value in module.state_dict().items()}
+    for name, parameter in longer.named_parameters():
+        state[name] = state[name][: len(parameter)]
+    longer.load_state_dict(state)
+    return longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model and how it is exported."""
+
+    config: Callable[[], TransformerConfig]
+    dtype: torch.dtype = torch.float32
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "llama": Case(config=llama),
+    "llama-split-portable": Case(
+        config=llama, options={"graphs": "split", "attention": "portable"}
+    ),
+    "llama-fp16": Case(config=llama, options={"precision": "fp16"}),
+    # Fewer rows of the learned table than the model has.
+    "gpt2-portable": Case(config=gpt2, options={"attention": "portable", "max_context": 300}),
+    "mistral-bf16": Case(config=mistral, dtype=torch.bfloat16),
+    # More positions than the model was trained with: other angles for all of them.
+    "qwen2-long": Case(config=qwen2, options={"max_context": 400}),
+    "post-norm": Case(config=post_norm),
+}
+
+
+def tokenizer() -> Tokenizer:
+    """One token for each character of ASCII text."""
+    characters = [chr(code) for code in range(32, 126)]
+    tokens = ["<unk>", "<s>", "</s>", *characters]
+    made = Tokenizer(
+        models.BPE(
+            vocab={token: place for place, token in enumerate(tokens)},
+            merges=[],
+            unk_token="<unk>",
+        )
+    )
+    made.decoder = decoders.Fuse()
+    return made
+
+
+def write_checkpoint(folder: Path, module: Decoder) -> Path:
+    """A checkpoint folder with everything that a bundle takes along."""
+    save(module, folder)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5]}))
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    return folder

@@ -1,0 +1,217 @@
+"""Families that Ortolan does not ship, added as CONTRIBUTING.md says.
+
+They reach the switches that no shipped family sets: norms behind the residual, sinusoidal
+positions, a scaled embedding, rotation of some channels only, layer norms around a gate.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ortolan.modeling.config import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    NormConfig,
+    RotaryPositions,
+    SinusoidalPositions,
+    TransformerConfig,
+)
+from ortolan.modeling.families import Family, llama
+from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.rope import read_rotary, write_rotary
+from ortolan.modeling.weights import Table, Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraFamily:
+    """What the file of a shipped family holds."""
+
+    WEIGHTS: Table
+    BASE_MODEL_PREFIX: str
+    config: Callable[[ConfigReader], TransformerConfig]
+    hf_config: Callable[[TransformerConfig], dict[str, object]]
+
+
+# The decoder of Marian (Junczys-Dowmunt et al. 2018) by itself, without an encoder.
+
+MARIAN_WEIGHTS: Table = {
+    "model.decoder.embed_tokens.weight": Target("embedding.weight"),
+    "model.decoder.embed_positions.weight": None,
+    **{
+        f"model.decoder.layers.{{}}.self_attn.{part}_proj.{kind}": Target(
+            f"blocks.{{}}.attention.qkv.{kind}"
+        )
+        for kind in ("weight", "bias")
+        for part in "qkv"
+    },
+    **{
+        f"model.decoder.layers.{{}}.{theirs}.{kind}": Target(f"blocks.{{}}.{ours}.{kind}")
+        for kind in ("weight", "bias")
+        for theirs, ours in {
+            "self_attn.out_proj": "attention.out",
+            "self_attn_layer_norm": "attention_norm",
+            "fc1": "feed_forward.up",
+            "fc2": "feed_forward.down",
+            "final_layer_norm": "feed_forward_norm",
+        }.items()
+    },
+    **{
+        f"model.decoder.layers.{{}}.{cross}.{kind}": None
+        for kind in ("weight", "bias")
+        for cross in (
+            *(f"encoder_attn.{part}_proj" for part in ("q", "k", "v", "out")),
+            "encoder_attn_layer_norm",
+        )
+    },
+    "lm_head.weight": Target("head.weight"),
+}
+
+
+def marian_config(hf: ConfigReader) -> TransformerConfig:
+    hf.skip("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "init_std")
+    hf.skip("encoder_layerdrop", "decoder_layerdrop", "dropout", "activation_dropout")
+    hf.skip("share_encoder_decoder_embeddings", "decoder_vocab_size")
+    width, heads = hf.size("d_model"), hf.size("decoder_attention_heads")
+    block = BlockConfig(
+        attention=AttentionConfig(
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=width // heads,
+            scale=(width // heads) ** -0.5,
+            qkv_bias=True,
+            out_bias=True,
+        ),
+        feed_forward=FeedForwardConfig(
+            kind="mlp",
+            intermediate_size=hf.size("decoder_ffn_dim"),
+            activation=read_activation(hf.get("activation_function", str)),
+            bias=True,
+        ),
+        norm=NormConfig(kind="layer", eps=1e-5),
+        placement="post",
+    )
+    return TransformerConfig(
+        model_type="marian",
+        vocab_size=hf.size("vocab_size"),
+        hidden_size=width,
+        context_length=hf.size("max_position_embeddings"),
+        positions=SinusoidalPositions(layout="halves"),
+        blocks=(block,) * hf.size("decoder_layers"),
+        final_norm=None,
+        tied_head=hf.get("tie_word_embeddings", bool, True),
+        embedding_scale=math.sqrt(width) if hf.get("scale_embedding", bool, False) else 1.0,
+        bos_token_id=hf.get("bos_token_id", int, None),
+        eos_token_ids=hf.token_ids("eos_token_id"),
+        pad_token_id=hf.get("pad_token_id", int, None),
+    )
+
+
+def marian_hf_config(config: TransformerConfig) -> dict[str, object]:
+    block = config.blocks[0]
+    return {
+        "architectures": ["MarianForCausalLM"],
+        "model_type": "marian",
+        "is_decoder": True,
+        "is_encoder_decoder": False,
+        "vocab_size": config.vocab_size,
+        "d_model": config.hidden_size,
+        "decoder_layers": len(config.blocks),
+        "decoder_attention_heads": block.attention.num_heads,
+        "decoder_ffn_dim": block.feed_forward.intermediate_size,
+        "max_position_embeddings": config.context_length,
+        "activation_function": write_activation(block.feed_forward.activation),
+        "scale_embedding": config.embedding_scale != 1.0,
+        "tie_word_embeddings": config.tied_head,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids) or None,
+        "pad_token_id": config.pad_token_id,
+    }
+
+
+# StableLM 2 (Bellagente et al. 2024) with residuals one after the other.
+
+STABLELM_WEIGHTS: Table = {
+    **llama.WEIGHTS,
+    "model.layers.{}.input_layernorm.bias": Target("blocks.{}.attention_norm.bias"),
+    "model.layers.{}.post_attention_layernorm.bias": Target("blocks.{}.feed_forward_norm.bias"),
+    "model.norm.bias": Target("final_norm.bias"),
+}
+
+
+def stablelm_config(hf: ConfigReader) -> TransformerConfig:
+    hf.refuse("qk_layernorm")
+    hf.refuse("use_parallel_residual")
+    hf.skip("hidden_dropout", "head_dim")
+    width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
+    context_length = hf.size("max_position_embeddings")
+    norm = NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float))
+    block = BlockConfig(
+        attention=AttentionConfig(
+            num_heads=heads,
+            num_kv_heads=hf.size("num_key_value_heads"),
+            head_dim=width // heads,
+            scale=(width // heads) ** -0.5,
+            qkv_bias=hf.get("use_qkv_bias", bool, False),
+        ),
+        feed_forward=FeedForwardConfig(
+            kind="gated",
+            intermediate_size=hf.size("intermediate_size"),
+            activation=read_activation(hf.get("hidden_act", str, "silu")),
+        ),
+        norm=norm,
+    )
+    return TransformerConfig(
+        model_type="stablelm",
+        vocab_size=hf.size("vocab_size"),
+        hidden_size=width,
+        context_length=context_length,
+        positions=read_rotary(hf, head_dim=width // heads, context_length=context_length),
+        blocks=(block,) * hf.size("num_hidden_layers"),
+        final_norm=norm,
+        tied_head=hf.get("tie_word_embeddings", bool, False),
+        bos_token_id=hf.get("bos_token_id", int, None),
+        eos_token_ids=hf.token_ids("eos_token_id"),
+        pad_token_id=hf.get("pad_token_id", int, None),
+    )
+
+
+def stablelm_hf_config(config: TransformerConfig) -> dict[str, object]:
+    block, positions = config.blocks[0], config.positions
+    assert isinstance(positions, RotaryPositions)
+    return {
+        "architectures": ["StableLmForCausalLM"],
+        "model_type": "stablelm",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": block.feed_forward.intermediate_size,
+        "num_hidden_layers": len(config.blocks),
+        "num_attention_heads": block.attention.num_heads,
+        "num_key_value_heads": block.attention.num_kv_heads,
+        "max_position_embeddings": config.context_length,
+        "hidden_act": write_activation(block.feed_forward.activation),
+        "layer_norm_eps": block.norm.eps,
+        "use_qkv_bias": block.attention.qkv_bias,
+        "tie_word_embeddings": config.tied_head,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids) or None,
+        "pad_token_id": config.pad_token_id,
+        **write_rotary(positions, head_dim=block.attention.head_dim),
+    }
+
+
+EXTRA_FAMILIES: dict[str, Family] = {
+    "marian": ExtraFamily(
+        WEIGHTS=MARIAN_WEIGHTS,
+        BASE_MODEL_PREFIX="model",
+        config=marian_config,
+        hf_config=marian_hf_config,
+    ),
+    "stablelm": ExtraFamily(
+        WEIGHTS=STABLELM_WEIGHTS,
+        BASE_MODEL_PREFIX="model",
+        config=stablelm_config,
+        hf_config=stablelm_hf_config,
+    ),
+}

@@ -1,0 +1,326 @@
+"""Checkpoint folders that are whole: read, written, read again."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.modeling.tiny_models import (
+    GPT2,
+    LLAMA,
+    MARIAN,
+    MISTRAL,
+    QWEN2,
+    STABLELM,
+    assert_same_logits,
+    random_text,
+    reference_logits,
+    reference_model,
+)
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ortolan.modeling import ConfigError, Decoder, WeightError, load, read_config, save
+from ortolan.modeling.checkpoint import checkpoint_sha256, open_weights
+from ortolan.modeling.config import SinusoidalPositions, TransformerConfig
+from ortolan.modeling.weights import ModuleWeights, read_weight
+
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "truncate": False}
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA | {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 4},
+    "llama-biases-tied": LLAMA
+    | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "eos_token_id": 2},
+    "llama-gelu-yarn": LLAMA | {"hidden_act": "gelu_new", "rope_parameters": YARN},
+    "llama-dynamic": LLAMA | {"rope_parameters": DYNAMIC},
+    "gpt2": GPT2 | {"n_inner": 40, "bos_token_id": 5, "eos_token_id": 5},
+    "gpt2-untied-unscaled": GPT2 | {"tie_word_embeddings": False, "scale_attn_weights": False},
+    "mistral": MISTRAL | {"sliding_window": 5, "head_dim": 16},
+    "mistral-unwindowed": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen2-windowed": QWEN2
+    | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "marian": MARIAN,
+    "stablelm": STABLELM,
+}
+
+IDS = random_text(24)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkpoint that transformers wrote."""
+    return written(LLAMA, tmp_path / "source")
+
+
+def written(values: dict[str, Any], folder: Path) -> Path:
+    reference_model(values).save_pretrained(folder)
+    return folder
+
+
+def loaded_by_transformers(folder: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
+
+# --- written by us, read by transformers --------------------------------------------------------
+
+
+@pytest.mark.usefixtures("extra_families")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["as-it-is", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_reads_what_we_write(
+    name: str, dtype: torch.dtype | None, tmp_path: Path
+) -> None:
+    module = load(written(MODELS[name], tmp_path / "source"))
+    save(module, tmp_path / "saved", dtype=dtype)
+    again = load(tmp_path / "saved")
+
+    assert again.config == module.config
+    with torch.inference_mode():
+        expected = reference_logits(loaded_by_transformers(tmp_path / "saved"), IDS)
+        assert_same_logits(again(IDS), expected)
+        if dtype is None:
+            assert torch.equal(again(IDS), module(IDS))
+    tensors = load_file(tmp_path / "saved/model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {dtype or torch.float32}
+    assert json.loads((tmp_path / "saved/config.json").read_text())["dtype"] == (
+        "float32" if dtype is None else "bfloat16"
+    )
+
+
+def test_a_written_checkpoint_keeps_its_special_tokens(tmp_path: Path) -> None:
+    save(load(written(MODELS["llama"], tmp_path / "source")), tmp_path / "saved")
+    config = loaded_by_transformers(tmp_path / "saved").config
+    assert config.bos_token_id == 1
+    assert config.eos_token_id == [2, 3]
+    assert config.pad_token_id == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda config: replace(config, embedding_scale=2.0), "embedding_scale"),
+        (lambda config: replace(config, final_norm=None), "final_norm"),
+        (lambda config: with_blocks(config, placement="post"), "blocks"),
+        (lambda config: with_attention(config, softcap=1.0), "blocks"),
+        (lambda config: with_attention(config, sliding_window=4), "blocks"),
+        (lambda config: with_attention(config, scale=1.0), "blocks"),
+        (lambda config: with_attention(config, qkv_bias=True), "blocks"),
+        (lambda config: replace(config, positions=SinusoidalPositions()), "rotary positions"),
+    ],
+)
+def test_a_model_that_its_format_cannot_describe_is_not_written(
+    change: Callable[[TransformerConfig], TransformerConfig], field: str, tmp_path: Path
+) -> None:
+    config = read_config(written(LLAMA, tmp_path / "source"))
+    with pytest.raises(ConfigError, match=field):
+        save(Decoder(change(config)), tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def with_blocks(config: TransformerConfig, **changes: Any) -> TransformerConfig:
+    return replace(config, blocks=tuple(replace(block, **changes) for block in config.blocks))
+
+
+def with_attention(config: TransformerConfig, **changes: Any) -> TransformerConfig:
+    return with_blocks(config, attention=replace(config.blocks[0].attention, **changes))
+
+
+def test_layers_that_differ_are_written_where_the_format_allows(tmp_path: Path) -> None:
+    qwen2 = QWEN2 | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
+    config = read_config(written(qwen2, tmp_path / "source"))
+    save(Decoder(config), tmp_path / "saved")
+    windows = [b.attention.sliding_window for b in read_config(tmp_path / "saved").blocks]
+    assert windows == [None, None, 5]
+    wider = replace(config.blocks[0].attention, sliding_window=9)
+    mixed = (replace(config.blocks[0], attention=wider), *config.blocks[1:])
+    with pytest.raises(ConfigError, match="blocks"):
+        save(Decoder(replace(config, blocks=mixed)), tmp_path / "mixed")
+
+
+def test_an_interrupted_save_leaves_the_old_weights(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load(source)
+    save(module, tmp_path / "saved")
+
+    def torn(tensors: object, name: str, metadata: object) -> None:
+        Path(name).write_bytes(b"torn")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("ortolan.modeling.checkpoint.save_file", torn)
+    with pytest.raises(OSError, match="disk full"):
+        save(module, tmp_path / "saved")
+    with torch.inference_mode():
+        assert torch.equal(load(tmp_path / "saved")(IDS), module(IDS))
+
+
+def test_saving_over_a_sharded_checkpoint_replaces_it(tmp_path: Path) -> None:
+    reference_model(LLAMA).save_pretrained(tmp_path, max_shard_size="20KB")
+    module = load(tmp_path)
+    with torch.no_grad():
+        module.embedding.weight.mul_(2)
+    save(module, tmp_path)
+    assert torch.equal(load(tmp_path).embedding.weight, module.embedding.weight)
+
+
+# --- written by transformers, read by us --------------------------------------------------------
+
+
+def test_a_sharded_checkpoint_equals_the_whole(source: Path, tmp_path: Path) -> None:
+    reference_model(LLAMA).save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    with torch.inference_mode():
+        assert torch.equal(load(tmp_path / "sharded")(IDS), load(source)(IDS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_of_every_precision_become_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    reference = reference_model(LLAMA).to(dtype)  # type: ignore[arg-type]
+    reference.save_pretrained(tmp_path)
+    module = load(tmp_path)
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    assert not module.training
+    stored = open_weights(tmp_path, module.config)
+    assert read_weight(stored, "embedding.weight").dtype == dtype
+    with torch.inference_mode():
+        assert_same_logits(module(IDS), reference_logits(loaded_by_transformers(tmp_path), IDS))
+
+
+@pytest.mark.parametrize("values", [LLAMA | {"tie_word_embeddings": True}, GPT2])
+def test_a_base_model_without_prefix_and_head_is_read(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = reference_model(values)
+    reference.base_model.save_pretrained(tmp_path)  # type: ignore[operator]
+    names = load_file(tmp_path / "model.safetensors")
+    assert not any(name.startswith(("model.", "transformer.", "lm_head")) for name in names)
+    with torch.inference_mode():
+        assert_same_logits(load(tmp_path)(IDS), reference_logits(reference, IDS))
+
+
+def test_a_base_model_without_the_head_it_needs_is_an_error(tmp_path: Path) -> None:
+    reference_model(LLAMA).base_model.save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(WeightError, match=r"1 differences: missing lm_head\.weight"):
+        load(tmp_path)
+
+
+def test_weights_that_old_versions_saved_are_dropped(tmp_path: Path) -> None:
+    gpt2, llama = written(GPT2, tmp_path / "gpt2"), written(LLAMA, tmp_path / "llama")
+    expected = [load(gpt2), load(llama)]
+    edit(gpt2, lambda tensors: tensors.update(old_masks("transformer.h.{}.attn")))
+    frequencies = {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    edit(llama, lambda tensors: tensors.update(frequencies))
+    with torch.inference_mode():
+        for folder, module in zip((gpt2, llama), expected, strict=True):
+            assert torch.equal(load(folder)(IDS), module(IDS))
+
+
+def old_masks(prefix: str) -> dict[str, torch.Tensor]:
+    return {
+        **{f"{prefix.format(i)}.bias": torch.ones(1, 1, 8, 8).bool() for i in range(2)},
+        **{f"{prefix.format(i)}.masked_bias": torch.tensor(-1e4) for i in range(2)},
+    }
+
+
+def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the tensors of a checkpoint."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_copy_of_a_tied_embedding_is_accepted(tmp_path: Path) -> None:
+    folder = written(LLAMA | {"tie_word_embeddings": True}, tmp_path)
+    expected = load(folder)
+    table = "model.embed_tokens.weight"
+    edit(folder, lambda tensors: tensors.update({"lm_head.weight": tensors[table].clone()}))
+    with torch.inference_mode():
+        assert torch.equal(load(folder)(IDS), expected(IDS))
+
+
+def test_a_tied_head_of_its_own_is_an_error(tmp_path: Path) -> None:
+    folder = written(LLAMA | {"tie_word_embeddings": True}, tmp_path)
+    table = "model.embed_tokens.weight"
+    edit(folder, lambda tensors: tensors.update({"lm_head.weight": tensors[table] * 2}))
+    with pytest.raises(WeightError, match=r"lm_head\.weight: expected a copy of the embedding"):
+        load(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_stays_mapped(source: Path) -> None:
+    module = load(source)
+    weights = open_weights(source, module.config)
+    row = weights.rows("embedding.weight", 3, 4)
+    assert ".safetensors" not in Path("/proc/self/maps").read_text()
+    assert row.untyped_storage().nbytes() == row.numel() * 4, "the slice keeps the whole alive"
+
+
+# --- slices -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [LLAMA, GPT2], ids=["packed", "transposed"])
+def test_any_rows_are_the_rows_of_the_whole(values: dict[str, Any], tmp_path: Path) -> None:
+    module = load(written(values, tmp_path))
+    stored, live = open_weights(tmp_path, module.config), ModuleWeights(module)
+    for name, parameter in module.named_parameters():
+        rows = len(parameter)
+        assert stored.shape(name) == live.shape(name) == tuple(parameter.shape)
+        for start, stop in [(0, rows), (0, 1), (rows - 1, rows), (rows // 3, 2 * rows // 3 + 1)]:
+            assert torch.equal(stored.rows(name, start, stop), parameter[start:stop])
+            assert torch.equal(live.rows(name, start, stop), parameter[start:stop])
+
+
+# --- context ------------------------------------------------------------------------------------
+
+
+def test_a_shorter_context_needs_fewer_positions(tmp_path: Path) -> None:
+    module = load(written(GPT2, tmp_path), max_context=30)
+    assert module.config.context_length == 30
+    assert module.position_embedding is not None
+    assert len(module.position_embedding.weight) == 30
+
+
+@pytest.mark.parametrize("values", [LLAMA, GPT2])
+@pytest.mark.parametrize("context", [0, -1, 97])
+def test_a_context_that_the_positions_do_not_reach_is_an_error(
+    values: dict[str, Any], context: int, tmp_path: Path
+) -> None:
+    written(values, tmp_path)
+    with pytest.raises(ConfigError, match=f"max_context: expected 1 to 96, got {context}"):
+        load(tmp_path, max_context=context)
+
+
+def test_dynamic_positions_reach_any_context(tmp_path: Path) -> None:
+    written(LLAMA | {"rope_parameters": DYNAMIC}, tmp_path)
+    assert load(tmp_path, max_context=500).config.context_length == 500
+    with pytest.raises(ConfigError, match="max_context"):
+        load(tmp_path, max_context=0)
+
+
+# --- identity -----------------------------------------------------------------------------------
+
+
+def test_the_hash_of_a_checkpoint_knows_every_byte(source: Path, tmp_path: Path) -> None:
+    digest = checkpoint_sha256(source)
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    assert digest == checkpoint_sha256(written(LLAMA, tmp_path / "again"))
+    weights = source / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    changed = checkpoint_sha256(source)
+    assert changed != digest
+    config = source / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert checkpoint_sha256(source) not in {digest, changed}

@@ -1,0 +1,266 @@
+"""Position tables against the papers' formulas and against transformers."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+
+from ortolan.modeling.config import (
+    DynamicNTKScaling,
+    Llama3Scaling,
+    RotaryPositions,
+)
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.rope import read_rotary, write_rotary
+from ortolan.modeling.positions import (
+    rotary_frequencies,
+    rotary_tables,
+    sinusoidal_table,
+)
+
+CONTEXT = 4096
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+    "yarn": YARN,
+    "yarn-untruncated": YARN | {"truncate": False},
+    "yarn-narrow": YARN | {"beta_fast": 8.0, "beta_slow": 2.0},
+    "yarn-step": YARN | {"beta_fast": 2.0, "beta_slow": 2.0, "truncate": False},
+    "yarn-mscale": YARN | {"mscale": 1.2, "mscale_all_dim": 0.4},
+    "yarn-attention-factor": YARN | {"attention_factor": 0.9},
+    "yarn-shrinking": YARN | {"factor": 0.5},
+}
+
+
+def transformers_frequencies(
+    rope: dict[str, Any], *, head_dim: int = 64, theta: float = 10_000.0, length: int | None = None
+) -> tuple[Tensor, float]:
+    """Frequencies, and the factor on cosines and sines."""
+    config = LlamaConfig(
+        head_dim=head_dim,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={**rope, "rope_theta": theta},
+    )
+    if rope["rope_type"] == "default":
+        return LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=length)
+
+
+def read(
+    rope: dict[str, Any], *, head_dim: int = 64, theta: float = 10_000.0, key: str = "rope_scaling"
+) -> RotaryPositions:
+    values = {key: rope, "rope_theta": theta}
+    return read_rotary(ConfigReader(values), head_dim=head_dim, context_length=CONTEXT)
+
+
+def assert_equals_transformers(
+    positions: RotaryPositions, expected: Tensor, factor: float, length: int = CONTEXT
+) -> None:
+    torch.testing.assert_close(
+        rotary_frequencies(positions, length), expected, rtol=1e-5, atol=1e-9
+    )
+    cos, sin = rotary_tables(positions, length)
+    angles = torch.arange(length)[:, None].float() * rotary_frequencies(positions, length)
+    assert torch.equal(cos, angles.cos() * factor)
+    assert torch.equal(sin, angles.sin() * factor)
+
+
+# --- rotary -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 1e6, 33.0])
+@pytest.mark.parametrize("head_dim", [8, 64])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_rotary_tables_equal_transformers(name: str, head_dim: int, theta: float) -> None:
+    rope = SCALINGS[name]
+    expected, factor = transformers_frequencies(rope, head_dim=head_dim, theta=theta)
+    assert_equals_transformers(read(rope, head_dim=head_dim, theta=theta), expected, factor)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    theta=st.floats(10.0, 1e7),
+    rope=st.fixed_dictionaries(
+        {
+            "rope_type": st.just("yarn"),
+            "factor": st.floats(1.0, 64.0),
+            "original_max_position_embeddings": st.integers(16, CONTEXT),
+            "beta_fast": st.floats(1.0, 64.0),
+            "beta_slow": st.floats(0.1, 1.0),
+            "truncate": st.booleans(),
+        },
+        optional={"mscale": st.floats(0.1, 2.0), "mscale_all_dim": st.floats(0.1, 2.0)},
+    ),
+)
+def test_every_yarn_equals_transformers(theta: float, rope: dict[str, Any]) -> None:
+    expected, factor = transformers_frequencies(rope, theta=theta)
+    assert_equals_transformers(read(rope, theta=theta), expected, factor, length=16)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    theta=st.floats(10.0, 1e7),
+    rope=st.fixed_dictionaries(
+        {
+            "rope_type": st.just("llama3"),
+            "factor": st.floats(1.0, 64.0),
+            "low_freq_factor": st.floats(0.5, 2.0),
+            "high_freq_factor": st.floats(2.1, 16.0),
+            "original_max_position_embeddings": st.integers(16, CONTEXT),
+        }
+    ),
+)
+def test_every_llama3_equals_transformers(theta: float, rope: dict[str, Any]) -> None:
+    expected, factor = transformers_frequencies(rope, theta=theta)
+    assert_equals_transformers(read(rope, theta=theta), expected, factor, length=16)
+
+
+@pytest.mark.parametrize("length", [CONTEXT // 2, CONTEXT, CONTEXT + 1, 3 * CONTEXT])
+def test_dynamic_scaling_stretches_from_the_original_length_on(length: int) -> None:
+    rope = SCALINGS["dynamic"]
+    expected, _ = transformers_frequencies(rope, length=length)
+    positions = read(rope)
+    frequencies = rotary_frequencies(positions, length)
+    torch.testing.assert_close(frequencies, expected, rtol=1e-5, atol=1e-9)
+    plain = rotary_frequencies(replace(positions, scaling=None), length)
+    assert torch.equal(frequencies, plain) == (length <= CONTEXT)
+
+
+def test_mscale_alone_is_ignored_as_in_transformers() -> None:
+    rope = YARN | {"mscale": 1.2}
+    expected, factor = transformers_frequencies(rope)
+    assert_equals_transformers(read(rope), expected, factor)
+    assert read(rope) == read(YARN)
+
+
+def test_each_scaling_is_another_table() -> None:
+    length = 2 * CONTEXT
+    found = [torch.cat(rotary_tables(read(rope), length)) for rope in SCALINGS.values()]
+    for i, one in enumerate(found):
+        assert not any(torch.equal(one, other) for other in found[:i])
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_rotary_positions_survive_being_written(name: str) -> None:
+    positions = read(SCALINGS[name], theta=500.0)
+    keys = write_rotary(positions, head_dim=64)
+    again = read_rotary(ConfigReader(keys), head_dim=64, context_length=CONTEXT)
+    assert again == positions
+
+
+def test_partial_rotation_survives_being_written() -> None:
+    positions = RotaryPositions(dim=16, theta=500.0)
+    keys = write_rotary(positions, head_dim=64)
+    again = read_rotary(ConfigReader(keys), head_dim=64, context_length=CONTEXT)
+    assert again == positions
+
+
+def test_both_spellings_of_a_scaling_read_the_same() -> None:
+    rope = SCALINGS["llama3"]
+    old = {("type" if key == "rope_type" else key): value for key, value in rope.items()}
+    new = read(rope, key="rope_parameters")
+    assert read(old) == read(rope) == new
+
+
+def test_theta_beside_and_inside_the_scaling_reads_the_same() -> None:
+    assert read({"rope_type": "default", "rope_theta": 7.0}, theta=9.0).theta == 7.0
+    assert read({"rope_type": "default"}, theta=9.0).theta == 9.0
+    assert read_rotary(ConfigReader({}), head_dim=8, context_length=8).theta == 10_000.0
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "longrope", "factor": 2.0}, "got 'longrope'"),
+        ({"rope_type": "su", "factor": 2.0}, "got 'su'"),
+        ({"rope_type": "linear"}, "expected factor, got nothing"),
+        ({"rope_type": "linear", "factor": "2"}, "expected factor to be a float"),
+        ({"rope_type": "linear", "factor": 0.0}, "positive factor"),
+        ({"rope_type": "linear", "factor": float("nan")}, "factor to be finite"),
+        ({"rope_type": "linear", "factor": 2.0, "alpha": 1}, "got alpha"),
+        ({"rope_type": "default", "mrope_section": [1]}, "got mrope_section"),
+        ({"rope_type": "llama3", "factor": 2.0}, "expected low_freq_factor"),
+        (SCALINGS["llama3"] | {"low_freq_factor": 4.0}, "low_freq_factor below high_freq_factor"),
+        (YARN | {"beta_slow": 0.0}, "positive beta_fast and beta_slow"),
+        (YARN | {"original_max_position_embeddings": 0}, "to be 1 to"),
+        ({"rope_type": "default", "rope_theta": 1.0}, "theta above 1"),
+        ({"rope_type": "default", "rope_theta": -1.0}, "theta above 1"),
+    ],
+)
+def test_a_scaling_that_is_not_understood_is_an_error(rope: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(rope)
+
+
+def test_two_descriptions_of_one_scaling_are_an_error() -> None:
+    reader = ConfigReader(
+        {"rope_scaling": SCALINGS["linear"], "rope_parameters": SCALINGS["dynamic"]}
+    )
+    read_rotary(reader, head_dim=64, context_length=CONTEXT)
+    with pytest.raises(ConfigError, match="rope_parameters"):
+        reader.finish()
+
+
+def test_dynamic_scaling_of_two_channels_is_an_error() -> None:
+    scaling = DynamicNTKScaling(factor=2.0, original_context=8)
+    with pytest.raises(ConfigError, match="more than 2 rotated channels"):
+        RotaryPositions(dim=2, scaling=scaling)
+
+
+def test_llama3_keeps_fast_channels_and_divides_slow_ones() -> None:
+    scaling = Llama3Scaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=512
+    )
+    plain = rotary_frequencies(RotaryPositions(dim=64), CONTEXT)
+    scaled = rotary_frequencies(RotaryPositions(dim=64, scaling=scaling), CONTEXT)
+    turns = 512 * plain / (2 * math.pi)
+    assert torch.equal(scaled[turns > 4], plain[turns > 4])
+    assert torch.equal(scaled[turns < 1], plain[turns < 1] / 8)
+
+
+# --- sinusoidal ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [6, 32])
+def test_the_interleaved_table_is_the_papers(width: int) -> None:
+    table = sinusoidal_table(50, width, "interleaved")
+    assert table.shape == (50, width)
+    for position in (0, 1, 17, 49):
+        for i in range(width // 2):
+            angle = position / 10_000 ** (2 * i / width)
+            assert table[position, 2 * i] == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table[position, 2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+@pytest.mark.parametrize("width", [6, 7, 32])
+def test_the_table_of_halves_is_that_of_marian(width: int) -> None:
+    expected = MarianSinusoidalPositionalEmbedding(50, width).create_weight()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(sinusoidal_table(50, width, "halves"), expected)
+
+
+@pytest.mark.parametrize("width", [6, 7])
+def test_both_layouts_hold_the_same_numbers(width: int) -> None:
+    interleaved = sinusoidal_table(20, width, "interleaved")
+    halves = sinusoidal_table(20, width, "halves")
+    assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1), halves)

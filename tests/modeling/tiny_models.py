@@ -1,0 +1,98 @@
+"""Tiny models of Hugging Face transformers with weights that make the logits discriminate."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCABULARY = 97
+
+NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    **NO_TOKENS,
+}
+
+MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": None}
+
+QWEN2 = LLAMA | {"model_type": "qwen2", "num_hidden_layers": 3}
+
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": VOCABULARY,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 2,
+    "n_positions": 96,
+    **NO_TOKENS,
+}
+
+STABLELM = LLAMA | {"model_type": "stablelm", "partial_rotary_factor": 0.5}
+
+MARIAN: dict[str, Any] = {
+    "model_type": "marian",
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 48,
+    # The encoder is not built, but its size is how generation learns the number of layers.
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "max_position_embeddings": 96,
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "forced_eos_token_id": None,
+    "decoder_start_token_id": 0,
+    **NO_TOKENS,
+}
+
+
+def reference_model(values: dict[str, Any], *, seed: int = 0) -> PreTrainedModel:
+    """A model of transformers with random weights, biases and norms, all of them large."""
+    values = dict(values)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, attn_implementation="eager"
+    )
+    model.eval()  # type: ignore[no-untyped-call]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue  # a fixed table
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = parameter.dim() == 1 and name.endswith("weight")
+            parameter.copy_(1 + 0.3 * noise if is_norm else 0.3 * noise)
+    return model
+
+
+def random_text(length: int, *, batch: int = 1, seed: int = 0) -> Tensor:
+    """Token ids, int64 `(batch, length)`."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (batch, length), generator=generator)
+
+
+def reference_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """What transformers computes for whole texts, `(B, S, V)` float32."""
+    with torch.inference_mode():
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits.float()
+
+
+def assert_same_logits(ours: Tensor, reference: Tensor) -> None:
+    """Raise AssertionError unless two sets of logits agree to rounding."""
+    assert ours.shape == reference.shape
+    delta = float((ours - reference).abs().max())
+    limit = 1e-4 * max(1.0, float(reference.abs().max()))
+    assert delta <= limit, f"max |delta| {delta:.2e}, expected at most {limit:.2e}"
