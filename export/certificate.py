@@ -107,7 +107,7 @@ def _run_block(
 def _parameters(module: Decoder, weights: Weights, prefix: str) -> dict[str, Tensor]:
     """The parameters below `prefix`, in float32, by their names below it."""
     return {
-        name.removeprefix(prefix): read_weight(weights, name).float()
+        name.removeprefix(prefix): read_weight(weights, name)
         for name, _ in module.named_parameters()
         if name.startswith(prefix)
     }

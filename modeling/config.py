@@ -5,6 +5,7 @@ is a function from its published config to this one; nothing else in Ortolan kno
 family's name. New behaviour is a new value of a field.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,6 +126,11 @@ class RotaryPositions:
                 raise ConfigError(
                     f"positions: expected positive beta_fast and beta_slow, got {fast} and "
                     f"{slow}. Check rope_scaling."
+                )
+            case YarnScaling(attention_factor=factor) if not 0 < factor < math.inf:
+                raise ConfigError(
+                    f"positions: expected a positive attention_factor, got {factor}. "
+                    "Check attention_factor, mscale and mscale_all_dim in rope_scaling."
                 )
 
 

@@ -5,6 +5,7 @@ may fill the rows of one of ours, in the order of the table. `Weights` hides thi
 out any rows of any weight without holding another. Knows no files.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -19,6 +20,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 HEAD, EMBEDDING = "head.weight", "embedding.weight"
 
 ROWS_AT_ONCE = 4096
+
+
+READ_ELEMENTS = 1 << 21
+"""Elements of a weight that are in flight while it is read."""
 
 
 class Target(NamedTuple):
@@ -112,8 +117,14 @@ class MappedWeights:
 
 
 def read_weight(weights: Weights, name: str) -> Tensor:
-    """A whole weight, in its stored dtype."""
-    return weights.rows(name, 0, weights.shape(name)[0])
+    """A whole weight in float32, converted a few rows at a time: it is in memory once."""
+    shape = weights.shape(name)
+    whole = torch.empty(shape)
+    step = max(1, READ_ELEMENTS // max(math.prod(shape[1:]), 1))
+    for start in range(0, shape[0], step):
+        stop = min(start + step, shape[0])
+        whole[start:stop] = weights.rows(name, start, stop)
+    return whole
 
 
 def map_weights(

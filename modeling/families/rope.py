@@ -30,6 +30,11 @@ def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> Rota
     theta = rope.get("rope_theta", float, hf.get("rope_theta", float, 10_000.0))
     fraction = hf.get("partial_rotary_factor", float, 1.0)
     fraction = rope.get("partial_rotary_factor", float, fraction)
+    if not 0 < fraction <= 1:
+        raise ConfigError(
+            f"config.json: expected partial_rotary_factor above 0 and up to 1, got {fraction}. "
+            "Correct it."
+        )
     scaling = _read_scaling(rope, context_length)
     rope.finish()
     return RotaryPositions(dim=int(head_dim * fraction), theta=theta, scaling=scaling)

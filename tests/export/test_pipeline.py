@@ -100,6 +100,22 @@ def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.usefixtures("traced_once")
+def test_weights_that_the_disk_does_not_give_back_fail_the_export(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_blob(*inputs: Any, **options: Any) -> weights.Blob:
+        blob = weights.write_blob(*inputs, **options)
+        with (inputs[3] / blob.file.name).open("r+b") as file:
+            file.write(b"?")
+        return blob
+
+    monkeypatch.setattr(pipeline, "write_blob", write_blob)
+    with pytest.raises(ExportError, match=r"got: BundleFileError: weights-.*expected sha256"):
+        ortolan.export(checkpoint, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", tiny_models.CASES)
 def test_certificate_holds_what_the_export_measured(name: str, exported: Export) -> None:
     bundle = exported(name).bundle

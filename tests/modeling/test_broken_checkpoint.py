@@ -1,5 +1,6 @@
 """Checkpoint folders that are torn, incomplete, hostile, or not of the config beside them."""
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable
@@ -8,12 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
 from torch import Tensor
 
 from ortolan.modeling import CheckpointError, ConfigError, WeightError, load, read_config
-from ortolan.modeling.checkpoint import MAX_CONFIG_BYTES, MAX_HEADER_BYTES, MAX_INDEX_BYTES
+from ortolan.modeling.checkpoint import (
+    MAX_CONFIG_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_INDEX_BYTES,
+    config_from_hf,
+)
 
 Tensors = dict[str, Tensor]
 
@@ -381,3 +389,45 @@ def test_a_gpt2_that_is_not_understood_is_an_error(
     (tmp_path / "config.json").write_text(json.dumps(GPT2 | changes))
     with pytest.raises(ConfigError, match=message):
         read_config(tmp_path)
+
+
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+KINDS = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+
+ropes = st.tuples(
+    st.sampled_from(KINDS),
+    st.dictionaries(st.sampled_from([*ROPE, "truncate", "beta_fast", "rope_theta"]), json_values),
+).map(lambda drawn: ROPE | {"rope_type": drawn[0]} | drawn[1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    family=st.sampled_from(["llama", "mistral", "qwen2", "gpt2"]),
+    changes=st.dictionaries(
+        st.sampled_from([*LLAMA, *GPT2, "head_dim", "layer_types", "sliding_window"]),
+        json_values,
+        max_size=3,
+    ),
+    rope=st.none() | ropes | json_values,
+)
+def test_any_config_is_read_or_refused(
+    family: str, changes: dict[str, object], rope: object
+) -> None:
+    values = (GPT2 if family == "gpt2" else LLAMA) | {"rope_scaling": rope} | changes
+    with contextlib.suppress(ConfigError):
+        config_from_hf(values | {"model_type": family})

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ortolan.modeling import ConfigError, Decoder, WeightError, load, read_config, save
 from ortolan.modeling.checkpoint import checkpoint_sha256, open_weights
 from ortolan.modeling.config import SinusoidalPositions, TransformerConfig
-from ortolan.modeling.weights import ModuleWeights, read_weight
+from ortolan.modeling.weights import ModuleWeights
 
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "truncate": False}
 
@@ -192,7 +192,7 @@ def test_weights_of_every_precision_become_float32(dtype: torch.dtype, tmp_path:
     assert {p.dtype for p in module.parameters()} == {torch.float32}
     assert not module.training
     stored = open_weights(tmp_path, module.config)
-    assert read_weight(stored, "embedding.weight").dtype == dtype
+    assert stored.rows("embedding.weight", 0, 1).dtype == dtype
     with torch.inference_mode():
         assert_same_logits(module(IDS), reference_logits(loaded_by_transformers(tmp_path), IDS))
 
