@@ -76,9 +76,8 @@ def trace_decoder(
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
     model: ir.Model = program.model
-    for name, value in list(model.graph.initializers.items()):
-        value.name = name.removeprefix("decoder.")
-        value.metadata_props.clear()  # the pass that clears those of nodes leaves these
+    for name in list(model.graph.initializers):
+        model.graph.initializers[name].name = name.removeprefix("decoder.")
     return model
 
 

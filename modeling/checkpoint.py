@@ -46,7 +46,6 @@ class SafetensorsFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for file in _weight_files(path):

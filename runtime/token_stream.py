@@ -70,9 +70,7 @@ class _ByteStream:
         return "" if text is None else self._utf8.decode(_spelled_bytes(text))
 
     def flush(self) -> str:
-        rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return rest
+        return self._utf8.decode(b"", final=True)
 
 
 class _LocalStream:

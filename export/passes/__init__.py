@@ -15,6 +15,9 @@ def tidy(model: ir.Model) -> ir.Model:
     The last steps drop what is not needed to compute, file names of this machine included:
     two exports of one checkpoint are byte-identical.
     """
+    # The pass that clears metadata leaves that of inputs and initializers.
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
     return ir.passes.Sequential(
         SplitSequence(),
         FuseLinear(),

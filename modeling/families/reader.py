@@ -84,7 +84,7 @@ class ConfigReader:
             )
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(
-                f"{self._name}: expected {key} to be a {kind.__name__}, got {value!r:.80}. "
+                f"{self._name}: expected {key} of type {kind.__name__}, got {value!r:.80}. "
                 "Correct it."
             )
         return value
@@ -112,7 +112,7 @@ class ConfigReader:
             value = self.get(key, int, default)
         if value is not None and not 1 <= value <= most:
             raise ConfigError(
-                f"{self._name}: expected {key} to be 1 to {most}, got {value:.6g}. Correct it."
+                f"{self._name}: expected {key} to be 1 to {most}, got {value!r:.40}. Correct it."
             )
         return value
 

@@ -58,21 +58,19 @@ def test_export_killed_anywhere_leaves_a_whole_bundle_or_none(
 ) -> None:
     out = tmp_path / "bundle"
     ortolan.export(checkpoint, out, max_context=OLD)
-    whole = start(checkpoint, tmp_path / "counted")
-    assert whole.stdout is not None
-    lines = len(whole.stdout.readlines())
-    assert whole.wait() == 0
+    with start(checkpoint, tmp_path / "counted") as whole:
+        lines = len(whole.communicate()[0].splitlines())
+    assert whole.returncode == 0
     draw = random.Random(5)
     interrupted = 0
     for point in range(POINTS):
-        process = start(checkpoint, out)
-        assert process.stdout is not None
-        for _ in range(1 + point * (lines - 1) // POINTS):
-            process.stdout.readline()
-        time.sleep(draw.uniform(0, 0.3))
-        process.kill()
-        interrupted += process.wait() != 0
-        process.stdout.close()
+        with start(checkpoint, out) as process:
+            assert process.stdout is not None
+            for _ in range(1 + point * (lines - 1) // POINTS):
+                process.stdout.readline()
+            time.sleep(draw.uniform(0, 0.3))
+            process.kill()
+        interrupted += process.returncode != 0
         assert context_at(out) in (OLD, NEW, None)
         settle(out)
         assert context_at(out) in (OLD, NEW)

@@ -121,7 +121,9 @@ def test_certificate_holds_what_the_export_measured(name: str, exported: Export)
     bundle = exported(name).bundle
     certificate = read(bundle)
     assert certificate.measured is not None
-    assert certificate.measured.verdict == "PASS"
+    # Half precision may exchange two tokens that are nearly tied.
+    verdicts = {"fp32": ("PASS",), "fp16": ("PASS", "AMBIGUOUS")}
+    assert certificate.measured.verdict in verdicts[bundle.manifest.precision]
     assert certificate.thresholds == THRESHOLDS[bundle.manifest.precision]
 
 

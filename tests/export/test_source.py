@@ -31,7 +31,6 @@ def change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_module_and_its_checkpoint_give_the_same_weights_file(
     exported: Export, tmp_path: Path
 ) -> None:

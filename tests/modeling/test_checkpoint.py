@@ -308,6 +308,13 @@ def test_dynamic_positions_reach_any_context(tmp_path: Path) -> None:
         load(tmp_path, max_context=0)
 
 
+def test_a_stretched_context_cannot_be_written(tmp_path: Path) -> None:
+    # transformers would stretch the angles by the length of each text instead.
+    written(LLAMA | {"rope_parameters": DYNAMIC}, tmp_path / "source")
+    with pytest.raises(ConfigError, match="whose context_length would be read back differently"):
+        save(load(tmp_path / "source", max_context=200), tmp_path / "saved")
+
+
 # --- identity -----------------------------------------------------------------------------------
 
 

@@ -195,7 +195,7 @@ def test_theta_beside_and_inside_the_scaling_reads_the_same() -> None:
         ({"rope_type": "longrope", "factor": 2.0}, "got 'longrope'"),
         ({"rope_type": "su", "factor": 2.0}, "got 'su'"),
         ({"rope_type": "linear"}, "expected factor, got nothing"),
-        ({"rope_type": "linear", "factor": "2"}, "expected factor to be a float"),
+        ({"rope_type": "linear", "factor": "2"}, "expected factor of type float"),
         ({"rope_type": "linear", "factor": 0.0}, "positive factor"),
         ({"rope_type": "linear", "factor": float("nan")}, "factor to be finite"),
         ({"rope_type": "linear", "factor": 2.0, "alpha": 1}, "got alpha"),

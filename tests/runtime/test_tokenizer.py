@@ -231,6 +231,39 @@ def test_work_for_a_token_does_not_grow_with_the_text(
     assert widest <= 8
 
 
+SPACES = decoders.Replace("▁", " ")
+
+
+@pytest.mark.parametrize(
+    ("parts", "texts"),
+    [
+        ([SPACES, decoders.Fuse(), decoders.Strip(" ", 3, 0)], ["▁"] * 5 + ["H"]),
+        ([SPACES, decoders.Fuse(), decoders.Strip(" ", 0, 2)], ["H", "▁", "▁", "▁"]),
+        (
+            [SPACES, decoders.Strip(" ", 1, 0), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
+            ["▁▁", "▁", "▁▁"],
+        ),
+        (
+            [
+                decoders.Replace("H", ""),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ],
+            ["o", "H", "<0x20>", "o"],
+        ),
+    ],
+)
+def test_decoder_that_looks_further_than_one_token_is_not_streamed(
+    parts: list[Any], texts: list[str]
+) -> None:
+    tiny = Library.from_str(library("sentencepiece").to_str())
+    tiny.decoder = decoders.Sequence(parts)
+    ids = [id_of("sentencepiece", text) for text in texts]
+    stream = Tokenizer.from_bytes(saved(tiny)).stream()
+    assert "".join([*map(stream.push, ids), stream.flush()]) == tiny.decode(ids)
+
+
 decoder_parts = st.lists(
     st.sampled_from(
         [

@@ -16,9 +16,7 @@ from ortolan.cli.output import print_json
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, default=0, help="Keep this many tokens; 0 keeps all.")
 @click.option("--top-p", type=float, default=1.0, help="Keep the likeliest up to this share.")
-@click.option(
-    "--min-p", type=float, default=0.0, help="Keep those this likely, beside the top."
-)
+@click.option("--min-p", type=float, default=0.0, help="Keep those this likely, beside the top.")
 @click.option("--repetition-penalty", type=float, default=1.0)
 @click.option("--presence-penalty", type=float, default=0.0)
 @click.option("--frequency-penalty", type=float, default=0.0)
