@@ -15,8 +15,9 @@ def tidy(model: ir.Model) -> ir.Model:
     The last steps drop what is not needed to compute, file names of this machine included:
     two exports of one checkpoint are byte-identical.
     """
-    # The pass that clears metadata leaves that of inputs and initializers.
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+    graph = model.graph
+    # The pass that clears metadata leaves that of these values.
+    for value in (*graph.inputs, *graph.initializers.values(), *graph.outputs):
         value.metadata_props.clear()
     return ir.passes.Sequential(
         SplitSequence(),

@@ -1,12 +1,14 @@
-"""Small tokenizers of each kind, trained in memory."""
+"""Small tokenizers of each kind, trained in memory, and ids for them."""
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
+from hypothesis import strategies as st
 from tokenizers import (
     AddedToken,
-    Tokenizer,
     decoders,
     models,
     normalizers,
@@ -14,6 +16,11 @@ from tokenizers import (
     processors,
     trainers,
 )
+from tokenizers import Tokenizer as Library
+
+from ortolan.runtime.tokenizer import Tokenizer
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
 CORPUS = [
     "def greet(name):\n    return f'Hello, {name}!'\n",
@@ -23,9 +30,9 @@ CORPUS = [
 ] * 3
 
 
-def byte_level() -> Tokenizer:
+def byte_level() -> Library:
     """As GPT-2, Llama 3 and Qwen: bytes spelled in letters, special and plain added tokens."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Library(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -44,13 +51,13 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def sentencepiece(*, strips: bool = True) -> Tokenizer:
+def sentencepiece(*, strips: bool = True) -> Library:
     """As Llama 2, or as Gemma without the strip: ▁ for spaces, <0xNN> for unknown bytes."""
     alphabet = ["▁", "H", "e", "l", "o", "w", "r", "d", "é", "\ufffd", "日"]
     merges = [("l", "l"), ("▁", "▁"), ("H", "e"), ("o", "r"), ("▁", "w"), ("▁▁", "▁▁")]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *alphabet]
     tokens += ["".join(pair) for pair in merges]
-    tokenizer = Tokenizer(
+    tokenizer = Library(
         models.BPE(
             vocab={token: place for place, token in enumerate(tokens)},
             merges=merges,
@@ -70,13 +77,13 @@ def sentencepiece(*, strips: bool = True) -> Tokenizer:
     return tokenizer
 
 
-def gemma() -> Tokenizer:
+def gemma() -> Library:
     return sentencepiece(strips=False)
 
 
-def metaspace() -> Tokenizer:
+def metaspace() -> Library:
     """As T5 and XLM-R: the decoder itself drops the space before the first word."""
-    tokenizer = Tokenizer(models.Unigram())
+    tokenizer = Library(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -86,9 +93,9 @@ def metaspace() -> Tokenizer:
     return tokenizer
 
 
-def wordpiece() -> Tokenizer:
+def wordpiece() -> Library:
     """As BERT: ## continues a word, and spaces before punctuation are cleaned up."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer = Library(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -99,18 +106,18 @@ def wordpiece() -> Tokenizer:
     return tokenizer
 
 
-def words() -> Tokenizer:
+def words() -> Library:
     """No decoder: tokens are joined with spaces."""
-    tokenizer = Tokenizer(
+    tokenizer = Library(
         models.WordLevel({"<unk>": 0, "a": 1, "b c": 2, "": 3, "é": 7}, unk_token="<unk>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
 
 
-def suffixed() -> Tokenizer:
+def suffixed() -> Library:
     """As GPT-1: </w> ends a word. The last token decodes differently, so nothing streams."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer = Library(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.BPEDecoder()
     trainer = trainers.BpeTrainer(
@@ -123,14 +130,14 @@ def suffixed() -> Tokenizer:
     return tokenizer
 
 
-def rewriting() -> Tokenizer:
+def rewriting() -> Library:
     """A decoder that rewrites the joined text, wherever tokens end."""
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "ab": 3}, unk_token="a"))
+    tokenizer = Library(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "ab": 3}, unk_token="a"))
     tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "-")])
     return tokenizer
 
 
-KINDS: dict[str, Callable[[], Tokenizer]] = {
+KINDS: dict[str, Callable[[], Library]] = {
     kind.__name__: kind
     for kind in (
         byte_level,
@@ -145,7 +152,39 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 }
 
 
-def saved(tokenizer: Tokenizer, **changes: Any) -> bytes:
+def saved(tokenizer: Library, **changes: Any) -> bytes:
     """The file of a tokenizer, with some of its keys changed."""
     content: dict[str, Any] = json.loads(tokenizer.to_str())
     return json.dumps(content | changes).encode()
+
+
+@cache
+def library(kind: str) -> Library:
+    return Library.from_str(KINDS[kind]().to_str())
+
+
+@cache
+def ours(kind: str) -> Tokenizer:
+    return Tokenizer.from_bytes(library(kind).to_str().encode())
+
+
+def id_of(kind: str, text: str) -> int:
+    token: int | None = library(kind).token_to_id(text)
+    if token is None:
+        raise LookupError(text)
+    return token
+
+
+def pieces(kind: str, ids: Iterable[int], *, skip_special_tokens: bool = True) -> list[str]:
+    stream = ours(kind).stream(skip_special_tokens=skip_special_tokens)
+    return [*(stream.push(token) for token in ids), stream.flush()]
+
+
+def tokens_of(kind: str) -> st.SearchStrategy[list[int]]:
+    """Random ids; some in runs that make multi-byte characters, whole or broken."""
+    each = st.integers(0, ours(kind).vocab_size - 1)
+    texts = TEXTS.map(lambda text: ours(kind).encode(text, add_special_tokens=False))
+    cut = st.tuples(texts, st.integers(0, 8), st.integers(0, 8)).map(lambda t: t[0][t[1] :][: t[2]])
+    return st.lists(st.one_of(st.lists(each, max_size=4), texts, cut), max_size=6).map(
+        lambda parts: list(itertools.chain.from_iterable(parts))
+    )
