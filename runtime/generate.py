@@ -103,6 +103,7 @@ class _Row:
         "_started_at",
         "_stream",
         "_text",
+        "_tokenizer",
         "finish_reason",
         "pending",
         "prompt",
@@ -110,7 +111,13 @@ class _Row:
     )
 
     def __init__(
-        self, request: Request, index: int, *, vocab_size: int, tokenizer: Tokenizer | None
+        self,
+        request: Request,
+        index: int,
+        *,
+        vocab_size: int,
+        tokenizer: Tokenizer | None,
+        streams: bool,
     ) -> None:
         self.prompt = request.prompts[index]
         self.tokens: list[int] = []
@@ -119,7 +126,10 @@ class _Row:
         self._limit = request.limits[index]
         self._eos = request.eos
         self._sampler = Sampler(_of_row(request.sampling, index), vocab_size, prompt=self.prompt)
-        self._stream = None if tokenizer is None else tokenizer.stream()
+        self._tokenizer = tokenizer
+        # Text that nobody waits for and that stops nothing is decoded once, at the end.
+        by_token = streams or len(request.stop) > 0
+        self._stream = tokenizer.stream() if tokenizer is not None and by_token else None
         self._matcher = StopMatcher(request.stop)
         self._text: list[str] = []
         self._started_at = self._first_at = self._last_at = time.monotonic()
@@ -167,7 +177,7 @@ class _Row:
             )
         decode_s = self._last_at - self._first_at
         return Completion(
-            text="".join(self._text),
+            text=self._whole_text(),
             tokens=tuple(self.tokens),
             finish_reason=self.finish_reason,
             timings=Timings(
@@ -180,6 +190,12 @@ class _Row:
                 prefill_tokens_per_second=_rate(len(self.prompt), self._prefill_s),
             ),
         )
+
+    def _whole_text(self) -> str:
+        if self._stream is not None or self._tokenizer is None:
+            return "".join(self._text)
+        ended = bool(self.tokens) and self.tokens[-1] in self._eos
+        return self._tokenizer.decode(self.tokens[:-1] if ended else self.tokens)
 
     def _show(self, text: str) -> None:
         """Let through what cannot become a part of a stop text any more."""
@@ -201,7 +217,7 @@ class TextStream(Iterator[str]):
     """
 
     def __init__(self, engine: Engine, request: Request, tokenizer: Tokenizer) -> None:
-        (self._row,) = rows = _rows(engine, request, tokenizer)
+        (self._row,) = rows = _rows(engine, request, tokenizer, streams=True)
         self._steps = _steps(engine, rows, request.cancelled)
 
     @property
@@ -247,16 +263,18 @@ def complete(engine: Engine, request: Request, tokenizer: Tokenizer | None) -> l
         NumericError: the model gave logits that are not finite.
         ForkedError: the process was forked after the model was loaded.
     """
-    rows = _rows(engine, request, tokenizer)
+    rows = _rows(engine, request, tokenizer, streams=False)
     for _ in _steps(engine, rows, request.cancelled):
         pass
     return [row.completion() for row in rows]
 
 
-def _rows(engine: Engine, request: Request, tokenizer: Tokenizer | None) -> list[_Row]:
+def _rows(
+    engine: Engine, request: Request, tokenizer: Tokenizer | None, *, streams: bool
+) -> list[_Row]:
     vocab_size = engine.manifest.vocab_size
     return [
-        _Row(request, index, vocab_size=vocab_size, tokenizer=tokenizer)
+        _Row(request, index, vocab_size=vocab_size, tokenizer=tokenizer, streams=streams)
         for index in range(len(request.prompts))
     ]
 
