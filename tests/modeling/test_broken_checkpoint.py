@@ -1,26 +1,20 @@
 """Checkpoint folders that are torn, incomplete, hostile, or not of the config beside them."""
 
-import contextlib
 import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
 from torch import Tensor
 
-from ortolan.modeling import CheckpointError, ConfigError, WeightError, load, read_config
+from ortolan.modeling import CheckpointError, WeightError, load
 from ortolan.modeling.checkpoint import (
-    MAX_CONFIG_BYTES,
     MAX_HEADER_BYTES,
     MAX_INDEX_BYTES,
-    config_from_hf,
 )
 
 Tensors = dict[str, Tensor]
@@ -279,156 +273,3 @@ def test_a_huge_index_is_refused_unread(sharded: Path) -> None:
         file.truncate(MAX_INDEX_BYTES + 1)
     with pytest.raises(CheckpointError, match=f"at most {MAX_INDEX_BYTES} bytes"):
         load(sharded)
-
-
-# --- config.json --------------------------------------------------------------------------------
-
-
-def write_config(folder: Path, **changes: object) -> Path:
-    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
-    return folder
-
-
-def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"with config\.json, got no such file"):
-        read_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "expected JSON"),
-        (b'{"model_type": "lla', "expected JSON"),
-        (b"\xff\xfe", "expected JSON"),
-        (b"[" * 100_000, "expected JSON"),
-        (b'{"a":' * 100_000, "expected JSON"),
-        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "expected JSON"),
-        (b"null", "expected a JSON object, got NoneType"),
-        (b'"llama"', "expected a JSON object, got str"),
-    ],
-    ids=["empty", "torn", "not-text", "deep-list", "deep-object", "long-number", "null", "text"],
-)
-def test_a_config_that_is_no_object_is_an_error(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"config\.json: {message}"):
-        read_config(tmp_path)
-
-
-def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
-    with (tmp_path / "config.json").open("wb") as file:
-        file.truncate(MAX_CONFIG_BYTES + 1)
-    with pytest.raises(CheckpointError, match=f"at most {MAX_CONFIG_BYTES} bytes"):
-        read_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "mamba"}, "expected one of gpt2, llama, mistral, qwen2, got 'mamba'"),
-        ({"model_type": None}, "expected model_type, got nothing"),
-        ({"model_type": ["llama"]}, "expected model_type of type str"),
-        ({"attention_sinks": 4}, "whose effect is known, got attention_sinks"),
-        ({"a": 1, "b": 2}, "whose effect is known, got a, b"),
-        ({"quantization_config": {"bits": 4}}, "got quantization_config"),
-        ({"add_cross_attention": True}, "add_cross_attention false, got true"),
-        ({"hidden_size": "32"}, "hidden_size of type int, got '32'"),
-        ({"hidden_size": 32.0}, "hidden_size of type int"),
-        ({"hidden_size": True}, "hidden_size of type int"),
-        ({"hidden_size": None}, "expected hidden_size, got nothing"),
-        ({"hidden_size": 0}, "hidden_size to be 1 to"),
-        ({"vocab_size": -5}, "vocab_size to be 1 to"),
-        ({"num_attention_heads": 0}, "num_attention_heads to be 1 to"),
-        ({"num_attention_heads": 64}, "head_dim to be 1 to .*, got 0"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads to be 1 to"),
-        ({"num_key_value_heads": 3}, "num_heads divisible by num_kv_heads"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers to be 1 to"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers to be 1 to"),
-        ({"vocab_size": 10**400}, "vocab_size to be 1 to"),
-        ({"max_position_embeddings": 10**12}, "max_position_embeddings to be 1 to"),
-        ({"head_dim": 5}, "an even number of rotated channels"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps to be finite"),
-        ({"rms_norm_eps": 10**400}, "rms_norm_eps to be finite"),
-        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps of type float"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings of type bool"),
-        ({"hidden_act": "xielu"}, "activation of relu, .* got 'xielu'"),
-        ({"eos_token_id": "</s>"}, "eos_token_id to be token ids"),
-        ({"eos_token_id": [1, True]}, "eos_token_id to be token ids"),
-        ({"bos_token_id": [1]}, "bos_token_id of type int"),
-        ({"rope_scaling": "linear"}, "rope_scaling of type dict"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "got 'longrope'"),
-        ({"partial_rotary_factor": 0.5}, "expected all 8 channels of a head rotated, got 4"),
-        ({"rope_interleaved": True}, "rope_interleaved false, got true"),
-        ({"model_type": "qwen2", "use_mrope": True}, "use_mrope false, got true"),
-        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types .* 2 layers"),
-        ({"model_type": "qwen2", "layer_types": ["x", "y"]}, "layer_types"),
-        ({"model_type": "qwen2", "layer_types": [["x"], {}]}, "layer_types"),
-        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window to be 1 to"),
-    ],
-)
-def test_a_config_that_is_not_understood_is_an_error(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_config(write_config(tmp_path, **changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx false"),
-        ({"add_cross_attention": True}, "add_cross_attention false"),
-        ({"n_head": 5}, "n_embd divisible by n_head, got 32 and 5"),
-        ({"n_head": 64}, "n_embd divisible by n_head, got 32 and 64"),
-        ({"activation_function": "gelu_fast"}, "got 'gelu_fast'"),
-    ],
-)
-def test_a_gpt2_that_is_not_understood_is_an_error(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(GPT2 | changes))
-    with pytest.raises(ConfigError, match=message):
-        read_config(tmp_path)
-
-
-ROPE = {
-    "rope_type": "yarn",
-    "factor": 2.0,
-    "original_max_position_embeddings": 64,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-}
-
-KINDS = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=4,
-)
-
-ropes = st.tuples(
-    st.sampled_from(KINDS),
-    st.dictionaries(st.sampled_from([*ROPE, "truncate", "beta_fast", "rope_theta"]), json_values),
-).map(lambda drawn: ROPE | {"rope_type": drawn[0]} | drawn[1])
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    family=st.sampled_from(["llama", "mistral", "qwen2", "gpt2"]),
-    changes=st.dictionaries(
-        st.sampled_from([*LLAMA, *GPT2, "head_dim", "layer_types", "sliding_window"]),
-        json_values,
-        max_size=3,
-    ),
-    rope=st.none() | ropes | json_values,
-)
-def test_any_config_is_read_or_refused(
-    family: str, changes: dict[str, object], rope: object
-) -> None:
-    values = (GPT2 if family == "gpt2" else LLAMA) | {"rope_scaling": rope} | changes
-    with contextlib.suppress(ConfigError):
-        config_from_hf(values | {"model_type": family})
