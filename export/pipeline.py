@@ -161,7 +161,7 @@ def _trace(model: Source, options: _Options, report: Progress) -> dict[str, ir.M
         report("trace", number, len(graphs))
         dtype = DTYPES[options.precision]
         ir_model = trace_decoder(model.config, dtype=dtype, sequence=graph.sequence)
-        traced[graph.file] = tidy(ir_model)
+        traced[graph.file] = tidy(ir_model, portable=options.attention == "portable")
     report("trace", len(graphs), len(graphs))
     return traced
 

@@ -1,7 +1,8 @@
 """Linear layers that hold several projections in one matrix.
 
-One wide product runs faster than several narrow ones, so queries, keys and values share a
-matrix, and so do gate and up. Checkpoints keep them apart: `parts` says where to cut.
+One wide product runs faster than several narrow ones, so queries, keys and values, which the
+attention op takes side by side, share a matrix. Checkpoints keep them apart: `parts` says where
+to cut.
 """
 
 from torch import nn

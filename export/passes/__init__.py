@@ -4,24 +4,25 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortolan.export.passes.fuse_linear import FuseLinear
-from ortolan.export.passes.split_sequence import SplitSequence
+from ortolan.export.passes.fuse_skip_norm import FuseSkipNorm
 
-__all__ = ["FuseLinear", "SplitSequence", "tidy"]
+__all__ = ["FuseLinear", "FuseSkipNorm", "tidy"]
 
 
-def tidy(model: ir.Model) -> ir.Model:
+def tidy(model: ir.Model, *, portable: bool = False) -> ir.Model:
     """Run every pass, in order.
 
-    The last steps drop what is not needed to compute, file names of this machine included:
-    two exports of one checkpoint are byte-identical.
+    A portable graph keeps its norms as standard operators, which need no body. The last steps
+    drop what is not needed to compute, file names of this machine included: two exports of one
+    checkpoint are byte-identical.
     """
     graph = model.graph
     # The pass that clears metadata leaves that of these values.
     for value in (*graph.inputs, *graph.initializers.values(), *graph.outputs):
         value.metadata_props.clear()
     return ir.passes.Sequential(
-        SplitSequence(),
         FuseLinear(),
+        *(() if portable else (FuseSkipNorm(),)),
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),

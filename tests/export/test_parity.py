@@ -111,10 +111,11 @@ def test_split_and_unified_graphs_give_the_same_logits(exported: Export) -> None
     unified, split = exported("llama").model, exported("llama-split-portable").model
     assert set(split.manifest.graphs) == {"prefill", "decode"}
     ids = random_ids(30)
-    np.testing.assert_array_equal(split.logits(ids), unified.logits(ids))
+    # The portable one keeps sum and norm apart, which rounds differently in the last digit.
+    np.testing.assert_allclose(split.logits(ids), unified.logits(ids), atol=1e-5)
     with unified.sequence() as one, split.sequence() as other:
         for token in ids:
-            np.testing.assert_array_equal(other.append([token]), one.append([token]))
+            np.testing.assert_allclose(other.append([token]), one.append([token]), atol=1e-5)
 
 
 def test_fp16_bundle_keeps_within_its_thresholds_at_half_the_size(exported: Export) -> None:

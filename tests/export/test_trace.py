@@ -158,14 +158,16 @@ def per_layer(model: ir.Model, layers: int) -> list[Counter[tuple[str, str]]]:
 def test_every_layer_of_a_deeper_model_has_the_same_nodes(exported: Export) -> None:
     two = ir.from_proto(load_graph(exported("llama").bundle, "decoder"))
     four = tidy(trace_decoder(llama(layers=4), dtype=torch.float32))
-    layers = [*per_layer(two, 2), *per_layer(four, 4)]
-    assert len(layers) == 6
-    # The last layer is followed by the choice of positions, which ends before the final norm.
-    inner = [layers[0], *layers[2:5]]
-    assert inner == [layers[0]] * 4
-    assert layers[1] == layers[5]
-    assert layers[0]["com.microsoft", "GroupQueryAttention"] == 1
-    assert layers[0]["com.microsoft", "FusedMatMul"] == 4
+    shallow, deep = per_layer(two, 2), per_layer(four, 4)
+    assert (len(shallow), len(deep)) == (2, 4)
+    # Inside, the norm that begins a layer is one node with the sum that ends the one before. The
+    # last layer is followed by the choice of positions, which ends before the final norm.
+    assert deep[1] == deep[2]
+    assert (shallow[0], shallow[1]) == (deep[0], deep[3])
+    for layer in deep:
+        assert layer["com.microsoft", "GroupQueryAttention"] == 1
+        assert layer["com.microsoft", "FusedMatMul"] == 5
+    assert deep[1]["com.microsoft", "SkipSimplifiedLayerNormalization"] == 2
 
 
 def test_trace_leaves_torch_and_its_loggers_as_they_were(
