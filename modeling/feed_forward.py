@@ -37,7 +37,7 @@ class GatedMLP(nn.Module):
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
-        # Two matrices, not one packed: cutting the wide result apart costs more than it saves.
+        # Two matrices, not one packed: a wide result would have to be cut apart again.
         self.gate = nn.Linear(width, config.intermediate_size, bias=config.bias)
         self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
         self.down = nn.Linear(config.intermediate_size, width, bias=config.bias)

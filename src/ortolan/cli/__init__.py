@@ -45,15 +45,13 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ortolan")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_context
-def cli(ctx: click.Context, debug: bool) -> None:
+def cli(debug: bool) -> None:
     r"""Make a transformer trained in PyTorch generate on a small machine.
 
     \b
       ortolan export checkpoint/ bundle/
       ortolan run bundle/ "def main("
     """
-    ctx.obj = debug
 
 
 def main() -> None:
