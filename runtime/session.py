@@ -33,6 +33,7 @@ from ortolan.runtime.errors import (
     ManifestError,
     MissingExtraError,
 )
+from ortolan.runtime.huge_pages import anonymous_memory, collapse_later
 from ortolan.runtime.manifest import Graph, Manifest
 from ortolan.runtime.threads import physical_cores
 
@@ -113,6 +114,7 @@ class Engine:
         self.device = resolve_device(device, bundle.manifest.devices)
         self.threads = _check_threads(threads)
         _check_layout(bundle.manifest)
+        known = anonymous_memory()
         sessions = {
             role: _open_session(bundle, graph, self.threads)
             for role, graph in bundle.manifest.graphs.items()
@@ -120,6 +122,7 @@ class Engine:
         many = "decoder" if "decoder" in sessions else "prefill"
         one = "decoder" if "decoder" in sessions else "decode"
         self._many, self._one = sessions[many], sessions[one]
+        collapse_later(known)
         self._forks = _fork_guard.forks
         _fork_guard.engines.add(self)
 
