@@ -1,4 +1,4 @@
-"""From runs to numbers, and from numbers to a table and a file.
+"""From runs to numbers, and from numbers to tables and a file.
 
 Speeds are medians. Ratios are medians of the ratios within each round, with their extremes: what
 disturbs a whole round cancels. Does not measure.
@@ -14,20 +14,36 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from rounds import Run
+from rounds import Loaded, Run
 
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """The medians of one peer. Speeds are in tokens per second."""
+class Speed:
+    """The medians of one peer after prompts of one length, in tokens per second."""
 
     peer: str
+    prompt_tokens: int
     prefill_per_s: float
     decode_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What one peer needs besides time to compute.
+
+    Attributes:
+        peer: who.
+        load_s: seconds to load the model, its files in the page cache.
+        peak_bytes: the most memory that its process held resident.
+        model_bytes: the files of the model.
+    """
+
+    peer: str
     load_s: float
     peak_bytes: int | None
+    model_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +71,7 @@ class Comparison:
     Attributes:
         peer: who is measured.
         other: against whom.
+        prompt_tokens: the length of the prompts.
         prefill: ratio of the prefill speeds.
         decode: ratio of the decode speeds.
         same_tokens: how many tokens both gave before they differed; all, if they compute the same.
@@ -62,40 +79,73 @@ class Comparison:
 
     peer: str
     other: str
+    prompt_tokens: int
     prefill: Ratio
     decode: Ratio
     same_tokens: int
 
 
-def summarize(
-    runs: Sequence[Run], loads: Mapping[str, float], *, prompt_tokens: int, new_tokens: int
-) -> list[Summary]:
-    """Return the medians of each peer, in the order of `loads`."""
-    summaries = []
-    for peer, load_s in loads.items():
-        own = [run for run in runs if run.peer == peer]
-        peaks = [run.peak_bytes for run in own if run.peak_bytes is not None]
-        summaries.append(
-            Summary(
-                peer=peer,
-                prefill_per_s=median(prompt_tokens / run.prefill_s for run in own),
-                # The first token belongs to the prefill.
-                decode_per_s=median((new_tokens - 1) / run.decode_s for run in own),
-                load_s=load_s,
-                peak_bytes=max(peaks, default=None),
-            )
-        )
-    return summaries
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """All that a measurement says; the first peer is compared with each other one."""
+
+    speeds: tuple[Speed, ...]
+    footprints: tuple[Footprint, ...]
+    comparisons: tuple[Comparison, ...]
 
 
-def compare(runs: Sequence[Run], *, peer: str, other: str) -> Comparison:
+def summarize(runs: Sequence[Run], loaded: Mapping[str, Loaded], *, new_tokens: int) -> Results:
+    """Turn runs into numbers, peers in the order of `loaded`, lengths in that of the runs."""
+    lengths = list(dict.fromkeys(run.prompt_tokens for run in runs))
+    first, *others = loaded
+    return Results(
+        speeds=tuple(
+            speed(runs, peer=peer, prompt_tokens=length, new_tokens=new_tokens)
+            for length in lengths
+            for peer in loaded
+        ),
+        footprints=tuple(footprint(runs, peer, seen) for peer, seen in loaded.items()),
+        comparisons=tuple(
+            compare(runs, peer=first, other=other, prompt_tokens=length)
+            for length in lengths
+            for other in others
+        ),
+    )
+
+
+def speed(runs: Sequence[Run], *, peer: str, prompt_tokens: int, new_tokens: int) -> Speed:
+    """Return the medians of one peer after prompts of one length."""
+    own = [run for run in runs if (run.peer, run.prompt_tokens) == (peer, prompt_tokens)]
+    return Speed(
+        peer=peer,
+        prompt_tokens=prompt_tokens,
+        prefill_per_s=median(prompt_tokens / run.prefill_s for run in own),
+        # The first token belongs to the prefill.
+        decode_per_s=median((new_tokens - 1) / run.decode_s for run in own),
+    )
+
+
+def footprint(runs: Sequence[Run], peer: str, loaded: Loaded) -> Footprint:
+    """Return what one peer needed, over all of its runs."""
+    peaks = [run.peak_bytes for run in runs if run.peer == peer and run.peak_bytes is not None]
+    return Footprint(
+        peer=peer,
+        load_s=loaded.load_s,
+        peak_bytes=max(peaks, default=None),
+        model_bytes=loaded.model_bytes,
+    )
+
+
+def compare(runs: Sequence[Run], *, peer: str, other: str, prompt_tokens: int) -> Comparison:
     """Compare the runs of two peers round by round."""
-    mine = {run.round: run for run in runs if run.peer == peer}
-    theirs = {run.round: run for run in runs if run.peer == other}
+    same = [run for run in runs if run.prompt_tokens == prompt_tokens]
+    mine = {run.round: run for run in same if run.peer == peer}
+    theirs = {run.round: run for run in same if run.peer == other}
     pairs = [(mine[number], theirs[number]) for number in sorted(mine)]
     return Comparison(
         peer=peer,
         other=other,
+        prompt_tokens=prompt_tokens,
         prefill=Ratio.of(b.prefill_s / a.prefill_s for a, b in pairs),
         decode=Ratio.of(b.decode_s / a.decode_s for a, b in pairs),
         same_tokens=min(common_prefix(a.tokens, b.tokens) for a, b in pairs),
@@ -126,47 +176,97 @@ def machine() -> Document:
     }
 
 
-def cells(summary: Summary, comparison: Comparison | None, *, new_tokens: int) -> list[str]:
-    """Return the row of one peer; without a comparison its last cells are empty."""
-    peak = "" if summary.peak_bytes is None else f"{summary.peak_bytes / 2**20:.0f}"
-    row = [
-        summary.peer,
-        f"{summary.prefill_per_s:.0f}",
-        f"{summary.decode_per_s:.1f}",
-        f"{summary.load_s:.2f}",
-        peak,
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table whose first column holds names and the others numbers."""
+    line = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, line, *rows))
+
+
+def speed_table(results: Results, prompt_tokens: int, *, new_tokens: int, exact: bool) -> str:
+    """Return the speeds and ratios after prompts of one length.
+
+    Args:
+        results: of all peers.
+        prompt_tokens: the length.
+        new_tokens: how many tokens were asked for.
+        exact: whether all compute the same but for rounding, so that tokens can be compared.
+    """
+    speeds = [speed for speed in results.speeds if speed.prompt_tokens == prompt_tokens]
+    against = {
+        comparison.other: comparison
+        for comparison in results.comparisons
+        if comparison.prompt_tokens == prompt_tokens
+    }
+    first = speeds[0].peer
+    header = ["", "prefill tok/s", "decode tok/s"]
+    header += [f"{first} prefill, times", f"{first} decode, times"]
+    header += ["same tokens"] if exact else []
+    rows = []
+    for speed in speeds:
+        row = [speed.peer, f"{speed.prefill_per_s:.0f}", f"{speed.decode_per_s:.1f}"]
+        found = against.get(speed.peer)
+        ratios = ["", "", ""]
+        if found is not None:
+            same = f"{found.same_tokens}/{new_tokens}"
+            ratios = [str(found.prefill), str(found.decode), same]
+        rows.append((row + ratios)[: len(header)])
+    return table(header, rows)
+
+
+def footprint_table(results: Results) -> str:
+    """Return what each peer needs besides time to compute."""
+    return table(
+        ["", "load s", "peak MiB", "model MiB"],
+        [
+            [
+                footprint.peer,
+                f"{footprint.load_s:.2f}",
+                "" if footprint.peak_bytes is None else f"{footprint.peak_bytes / 2**20:.0f}",
+                f"{footprint.model_bytes / 2**20:.0f}",
+            ]
+            for footprint in results.footprints
+        ],
+    )
+
+
+def markdown(results: Results, setting: Mapping[str, Any]) -> str:
+    """Return the numbers as text: what was measured, a table per length, and one of sizes.
+
+    Args:
+        results: of all peers.
+        setting: what peers.py writes beside the results.
+    """
+    machine = setting["machine"]
+    parts = [
+        f"# {setting['checkpoint']}, {setting['precision']}, {setting['threads']} threads",
+        f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds.",
     ]
-    if comparison is None:
-        return [*row, "", "", ""]
-    same = f"{comparison.same_tokens}/{new_tokens}"
-    return [*row, str(comparison.prefill), str(comparison.decode), same]
+    for length in dict.fromkeys(speed.prompt_tokens for speed in results.speeds):
+        new_tokens = setting["new_tokens"]
+        exact = setting["precision"] == "fp32"
+        parts.append(f"{length} prompt tokens, {new_tokens} new ones:")
+        parts.append(speed_table(results, length, new_tokens=new_tokens, exact=exact))
+    parts.append("What each needs:")
+    parts.append(footprint_table(results))
+    parts.append(with_versions(setting["versions"]))
+    return "\n\n".join(parts)
 
 
-def markdown(
-    summaries: Sequence[Summary], comparisons: Sequence[Comparison], *, new_tokens: int
-) -> str:
-    """Return the numbers as a table, one row per peer."""
-    against = {comparison.other: comparison for comparison in comparisons}
-    first = summaries[0].peer
-    rows = [
-        ["", "prefill tok/s", "decode tok/s", "load s", "peak MiB"],
-        ["---"] + ["---:"] * 7,
-    ]
-    rows[0] += [f"{first} prefill, times", f"{first} decode, times", "same tokens"]
-    rows += [
-        cells(summary, against.get(summary.peer), new_tokens=new_tokens) for summary in summaries
-    ]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+def with_versions(versions: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a line with the versions of all packages that took part."""
+    names = {
+        f"{package} {version}"
+        for packages in versions.values()
+        for package, version in packages.items()
+    }
+    return f"With {', '.join(sorted(names))}.\n"
 
 
-def document(
-    runs: Sequence[Run], summaries: Sequence[Summary], comparisons: Sequence[Comparison]
-) -> Document:
+def document(results: Results, runs: Sequence[Run]) -> Document:
     """Return everything but the tokens as JSON."""
     plain = [dataclasses.asdict(run) for run in runs]
     return {
-        "summaries": [dataclasses.asdict(summary) for summary in summaries],
-        "comparisons": [dataclasses.asdict(comparison) for comparison in comparisons],
+        **dataclasses.asdict(results),
         "runs": [{key: run[key] for key in run if key != "tokens"} for run in plain],
     }
 

@@ -17,9 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 HERE = Path(__file__).parent
 PAUSE_S = 0.3  # the threads of the worker before keep spinning for a moment
 CLOSE_S = 30
+BLOCK = 1 << 24  # bytes read at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class Program:
         module: the worker, such as `workers.genai`.
         model: what it loads.
         threads: how many it may use.
+        options: `KEY=VALUE`, for this worker alone.
+        log: the file that gets whatever the worker prints.
     """
 
     name: str
@@ -39,6 +45,8 @@ class Program:
     module: str
     model: Path
     threads: int
+    options: tuple[str, ...] = ()
+    log: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,7 @@ class Run:
 
     peer: str
     round: int
+    prompt_tokens: int
     tokens: tuple[int, ...]
     prefill_s: float
     decode_s: float
@@ -57,10 +66,25 @@ def environment(threads: int) -> dict[str, str]:
     """Return the environment variables for a peer: no network, no telemetry, `threads` threads."""
     return {
         **os.environ,
+        "CI": "true",  # what openvino-telemetry takes for a no
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(threads),
         "ORT_DISABLE_TELEMETRY": "1",
     }
+
+
+def read_through(model: Path) -> int:
+    """Read every file of a model and return how many bytes there are.
+
+    Afterwards they are in the page cache, so that load times compare.
+    """
+    files = [path for path in sorted(model.rglob("*")) if path.is_file()]
+    total = 0
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(BLOCK):
+                total += len(block)
+    return total
 
 
 class Worker:
@@ -68,33 +92,61 @@ class Worker:
 
     Attributes:
         name: the peer.
-        load_s: seconds that loading took.
+        load_s: seconds that loading took, all files in the page cache.
+        model_bytes: what these files are in all.
     """
 
     def __init__(self, program: Program) -> None:
         self.name = program.name
-        self._process = subprocess.Popen(
-            [program.python, "-m", program.module, program.model, str(program.threads)],
-            cwd=HERE,  # where `workers` is
-            env=environment(program.threads),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.model_bytes = read_through(program.model)
+        self._log = program.log
+        arguments = [str(program.model), str(program.threads), *program.options]
+        with program.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(program.python), "-m", program.module, *arguments],
+                cwd=HERE,  # where `workers` is
+                env=environment(program.threads),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         self.load_s: float = self._read()["load_s"]
 
     def ask(self, request: Mapping[str, Any], *, round: int) -> Run:
-        """Send one request and wait for the answer.
+        """Send one request to generate and wait for the answer.
 
         Raises:
-            RuntimeError: the worker ended; what it said stands on stderr.
+            RuntimeError: the worker ended; what it said stands in its log.
         """
+        answer = self._answer(request)
+        answer["tokens"] = tuple(answer["tokens"])
+        return Run(peer=self.name, round=round, prompt_tokens=len(request["prompt"]), **answer)
+
+    def logits(self, ids: Sequence[int], path: Path) -> NDArray[np.float32]:
+        """Return the logits behind each of some ids, `(len(ids), vocab)`.
+
+        Args:
+            ids: of one sequence.
+            path: the .npy file that the worker shall write.
+
+        Raises:
+            RuntimeError: the worker ended, or does not give a row for each id.
+        """
+        self._answer({"logits_of": list(ids), "path": str(path)})
+        found: NDArray[np.float32] = np.load(path)
+        if found.ndim != 2 or len(found) != len(ids):
+            raise RuntimeError(
+                f"{self.name}: expected logits for each of {len(ids)} tokens, "
+                f"got the shape {found.shape}."
+            )
+        return found
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        answer = self._read()
-        answer["tokens"] = tuple(answer["tokens"])
-        return Run(peer=self.name, round=round, **answer)
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -103,7 +155,7 @@ class Worker:
             status = self._process.wait()
             raise RuntimeError(
                 f"{self.name}: expected an answer, got the end of its worker (status {status}). "
-                "See its messages above."
+                f"See {self._log}."
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -120,27 +172,40 @@ class Worker:
         self._process.communicate(timeout=CLOSE_S)  # closing stdin ends the worker
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What is known of a worker before its first run; see `Worker`."""
+
+    load_s: float
+    model_bytes: int
+
+
 def measure(
-    programs: Sequence[Program], request: Mapping[str, Any], *, rounds: int
-) -> tuple[list[Run], dict[str, float]]:
-    """Ask every program once to warm up, then once per round.
+    programs: Sequence[Program], requests: Sequence[Mapping[str, Any]], *, rounds: int
+) -> tuple[list[Run], dict[str, Loaded]]:
+    """Put every request to every program, once to warm up and then once per round.
 
     Args:
         programs: all are kept loaded at the same time.
-        request: what each is asked, every time.
-        rounds: how many answers to keep of each program.
+        requests: what to ask, one after the other; each is asked of all before the next.
+        rounds: how many answers to keep of each program to each request.
 
     Returns:
-        The runs in the order in which they happened, without those of the warm-up, and the
-        seconds that each program took to load its model.
+        The runs in the order in which they happened, without those of the warm-up, and what
+        was seen at loading, by peer.
     """
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(program)) for program in programs]
         for worker in workers:
-            worker.ask(request, round=-1)
+            for request in requests:
+                worker.ask(request, round=-1)
         runs = []
         for number in range(rounds):
-            for worker in workers if number % 2 == 0 else workers[::-1]:
-                time.sleep(PAUSE_S)
-                runs.append(worker.ask(request, round=number))
-    return runs, {worker.name: worker.load_s for worker in workers}
+            for request in requests:
+                for worker in workers if number % 2 == 0 else workers[::-1]:
+                    time.sleep(PAUSE_S)
+                    runs.append(worker.ask(request, round=number))
+        return runs, {
+            worker.name: Loaded(load_s=worker.load_s, model_bytes=worker.model_bytes)
+            for worker in workers
+        }

@@ -8,35 +8,60 @@ N rows of the vocabulary in one chunk, K kept logits.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ortolan.export.errors import ExportError
+from ortolan.export.layers import (
+    CHUNK_ROWS,
+    embed,
+    head_name,
+    read_layer,
+    run_block,
+    run_final_norm,
+    skeleton,
+)
 from ortolan.export.probes import Probe
 from ortolan.modeling import Decoder, TransformerConfig
-from ortolan.modeling.checkpoint import empty_decoder
-from ortolan.modeling.weights import Weights, read_weight
+from ortolan.modeling.weights import Weights
 from ortolan.runtime import certificate as runtime_certificate
-from ortolan.runtime.certificate import Certificate, Thresholds
+from ortolan.runtime.certificate import Certificate, Report, Thresholds
 
 TOP_K = 32
 """Logits kept of each position."""
-
-CHUNK_ROWS = 4096
-"""Rows of the embedding or the head in memory at once."""
 
 THRESHOLDS = {
     "fp32": Thresholds(max_abs_delta=1e-4, mean_kl=1e-6, near_tie=1e-3),
     # Ten bits of mantissa in weights, cache and activations.
     "fp16": Thresholds(max_abs_delta=2e-2, mean_kl=1e-4, near_tie=5e-2),
+    # Rounded weights compute something else; beyond these the model is not the same any more.
+    "int8": Thresholds(mean_kl=0.02),
+    "int4": Thresholds(mean_kl=0.5),
 }
 """By precision. `max_abs_delta` is relative to the largest logit where that is above 1."""
 
+LEEWAY = 1.5
+"""How much further from the reference another device may be than the one of the export."""
+
+SMALLEST_BOUND = 1e-12
+"""In place of a bound of 0, which rounding alone exceeds."""
+
 Progress = Callable[[int, int], None]
 """Called with layers done and layers in all."""
+
+
+def thresholds(precision: str, *, max_kl: float | None = None) -> Thresholds:
+    """What a bundle of a precision has to keep to, with the user's own bound on the divergence."""
+    bounds = THRESHOLDS[precision]
+    if max_kl is None:
+        return bounds
+    return msgspec.structs.replace(bounds, mean_kl=max(max_kl, SMALLEST_BOUND))
 
 
 def certify(
@@ -45,7 +70,7 @@ def certify(
     tables: dict[str, Tensor],
     probes: Sequence[Probe],
     *,
-    precision: str,
+    thresholds: Thresholds,
     progress: Progress | None = None,
 ) -> Certificate:
     """Compute the reference of a model.
@@ -55,26 +80,25 @@ def certify(
         weights: its weights, read a layer at a time.
         tables: its fixed tables (`positions.tables`).
         probes: what to compute.
-        precision: of the bundle to be; chooses the thresholds.
+        thresholds: what the bundle has to keep to.
         progress: told after every layer.
 
     Raises:
         ExportError: PyTorch itself computes logits that are not finite.
     """
-    module = empty_decoder(config)
-    for name, table in tables.items():
-        module.register_buffer(name, table, persistent=False)
+    module = skeleton(config, tables)
     with torch.inference_mode():
-        streams = _embed(module, weights, probes)
+        streams = embed(module, weights, [torch.from_numpy(probe.token_ids) for probe in probes])
         for index in range(len(module.blocks)):
-            # The layer's weights are freed when this returns, before the next ones are read.
-            streams = _run_block(module, weights, index, streams)
+            # A layer's weights are freed before the next ones are read.
+            layer = read_layer(module, weights, f"blocks.{index}.")
+            streams = run_block(module, index, layer, streams)
+            del layer
             if progress is not None:
                 progress(index + 1, len(module.blocks))
-        final = _parameters(module, weights, "final_norm.")
-        x_RE = torch.func.functional_call(module.final_norm, final, (torch.cat(streams),))
-        top_ids, top_logits, log_sum_exp = _head(module, weights, x_RE)
-    if not bool(top_logits.isfinite().all() and log_sum_exp.isfinite().all()):
+        x_RE = run_final_norm(module, weights, torch.cat(streams))
+        head = _head(module, weights, x_RE, _next_ids(probes))
+    if not all(bool(values.isfinite().all()) for values in head[1:]):
         raise ExportError(
             "reference: expected finite logits from PyTorch, got others. "
             "The checkpoint is damaged, or its training diverged."
@@ -84,91 +108,62 @@ def certify(
             runtime_certificate.Probe(name=probe.name, length=len(probe.token_ids))
             for probe in probes
         ),
-        thresholds=THRESHOLDS[precision],
+        thresholds=thresholds,
         measured=None,
         token_ids=np.concatenate([probe.token_ids for probe in probes]).astype(np.int32),
-        top_ids=top_ids.to(torch.int32).numpy(),
-        top_logits=top_logits.numpy(),
-        log_sum_exp=log_sum_exp.numpy(),
+        top_ids=head.top_ids.to(torch.int32).numpy(),
+        top_logits=head.top_logits.numpy(),
+        log_sum_exp=head.log_sum_exp.numpy(),
+        next_logits=head.next_logits.numpy(),
     )
 
 
-def _run_block(
-    module: Decoder, weights: Weights, index: int, streams: Sequence[Tensor]
-) -> list[Tensor]:
-    """One layer over every stream `(S, E)`."""
-    layer = _parameters(module, weights, f"blocks.{index}.")
-    block = module.blocks[index]
-    return [
-        torch.func.functional_call(block, layer, (x_SE[None], module.rotary))[0] for x_SE in streams
-    ]
+def passed(certificate: Certificate, measured: Report) -> Certificate:
+    """The certificate with what was measured on export.
+
+    Where only the divergence counts, the bound comes down to what was measured and some leeway:
+    a device whose kernels are wrong shall not hide behind a generous bound.
+    """
+    bounds = certificate.thresholds
+    if bounds.max_abs_delta is None:
+        reached = max(measured.mean_kl, THRESHOLDS["fp16"].mean_kl) * LEEWAY
+        bounds = Thresholds(mean_kl=min(bounds.mean_kl, reached))
+    return replace(certificate, measured=measured, thresholds=bounds)
 
 
-def _parameters(module: Decoder, weights: Weights, prefix: str) -> dict[str, Tensor]:
-    """The parameters below `prefix`, in float32, by their names below it."""
-    return {
-        name.removeprefix(prefix): read_weight(weights, name)
-        for name, _ in module.named_parameters()
-        if name.startswith(prefix)
-    }
+class _Head(NamedTuple):
+    """Logits of R positions, as a certificate keeps them."""
+
+    top_ids: Tensor
+    top_logits: Tensor
+    log_sum_exp: Tensor
+    next_logits: Tensor
 
 
-def _embed(module: Decoder, weights: Weights, probes: Sequence[Probe]) -> list[Tensor]:
-    """What enters the first block, `(S, E)` for each probe."""
-    ids = torch.cat([torch.from_numpy(probe.token_ids) for probe in probes])
-    used, places = torch.unique(ids, return_inverse=True)
-    parameters = {"embedding.weight": _gather_rows(weights, "embedding.weight", used)}
-    if module.position_embedding is not None:
-        name = "position_embedding.weight"
-        longest = max(len(probe.token_ids) for probe in probes)
-        parameters[name] = weights.rows(name, 0, longest).float()
-    streams = []
-    for places_S in places.split([len(probe.token_ids) for probe in probes]):
-        embed = _Embed(module)
-        state = {f"decoder.{name}": value for name, value in parameters.items()}
-        streams.append(torch.func.functional_call(embed, state, (places_S[None],))[0])
-    return streams
+def _next_ids(probes: Sequence[Probe]) -> Tensor:
+    """The token that follows each position, `(R,)`; the first token of its probe at the end."""
+    return torch.cat([torch.from_numpy(np.roll(probe.token_ids, -1)) for probe in probes])
 
 
-class _Embed(torch.nn.Module):
-    """`Decoder.embed` as a module, so that it can be called with few rows of its table."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.decoder.embed(ids, torch.arange(ids.shape[1])[None])
-
-
-def _gather_rows(weights: Weights, name: str, indices: Tensor) -> Tensor:
-    """Some rows of a large table, float32; `indices` are sorted."""
-    rows, width = weights.shape(name)
-    gathered = torch.empty(len(indices), width)
-    for start in range(0, rows, CHUNK_ROWS):
-        stop = min(start + CHUNK_ROWS, rows)
-        inside = (indices >= start) & (indices < stop)
-        if bool(inside.any()):
-            gathered[inside] = weights.rows(name, start, stop)[indices[inside] - start].float()
-    return gathered
-
-
-def _head(module: Decoder, weights: Weights, x_RE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids and values of the highest logits `(R, K)`, and log-sum-exp `(R,)`, chunk by chunk."""
-    name = "embedding.weight" if module.head is None else "head.weight"
+def _head(module: Decoder, weights: Weights, x_RE: Tensor, next_ids: Tensor) -> _Head:
+    """The highest logits `(R, K)`, those of the next tokens and log-sum-exp `(R,)`, in chunks."""
+    name = head_name(module)
     vocab = weights.shape(name)[0]
     kept = min(TOP_K, vocab)
     top_ids = torch.empty(len(x_RE), 0, dtype=torch.int64)
     top_logits = torch.empty(len(x_RE), 0)
+    next_logits = torch.empty(len(x_RE))
     log_sum_exp = torch.full((len(x_RE),), float("-inf"), dtype=torch.float64)
     for start in range(0, vocab, CHUNK_ROWS):
         rows_NE = weights.rows(name, start, min(start + CHUNK_ROWS, vocab)).float()
         logits_RN = F.linear(x_RE, rows_NE)
         log_sum_exp = torch.logaddexp(log_sum_exp, logits_RN.double().logsumexp(-1))
+        inside = (next_ids >= start) & (next_ids < start + len(rows_NE))
+        next_logits[inside] = logits_RN[inside, next_ids[inside] - start]
         ids_RN = torch.arange(start, start + len(rows_NE)).expand_as(logits_RN)
         logits = torch.cat((top_logits, logits_RN), 1)
         # Stable, so that of equal logits the lower id comes first, as in the runtime.
         order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :kept]
         top_ids = torch.cat((top_ids, ids_RN), 1).gather(1, order)
         top_logits = logits.gather(1, order)
-    return top_ids, top_logits, log_sum_exp.float()
+    return _Head(top_ids, top_logits, log_sum_exp.float(), next_logits)

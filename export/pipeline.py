@@ -4,244 +4,231 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import onnx_ir as ir
-import torch
+from torch import Tensor
 
-from ortolan import __version__
-from ortolan.export.bundle import describe_files, staged, write_manifest
-from ortolan.export.certificate import certify
+from ortolan.export.bundle import staged, write_manifest
+from ortolan.export.calibration import (
+    RECIPE,
+    SEQUENCE_LENGTH,
+    CalibrationText,
+    cut_sequences,
+    read_calibration,
+    recipe_calibration,
+)
+from ortolan.export.certificate import certify, passed, thresholds
+from ortolan.export.description import describe
 from ortolan.export.errors import ExportError, OptionError, ParityError
 from ortolan.export.kernels import check_kernels
+from ortolan.export.options import (
+    CALIBRATION_SEQUENCES,
+    Attention,
+    Form,
+    Graphs,
+    GroupSize,
+    Options,
+    Precision,
+    Rounding,
+    resolve,
+)
 from ortolan.export.passes import tidy
 from ortolan.export.portable import attach_bodies
 from ortolan.export.probes import make_probes
+from ortolan.export.quantize.plan import Method
 from ortolan.export.source import Source, open_source
-from ortolan.export.trace import cache_names, trace_decoder
-from ortolan.export.weights import Blob, bind, write_blob
+from ortolan.export.store import Stored, store
+from ortolan.export.trace import trace_decoder
+from ortolan.export.weights import Blob, bind
 from ortolan.modeling import Decoder
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle import Bundle, open_bundle
 from ortolan.runtime.certificate import Certificate, Report
-from ortolan.runtime.manifest import Graph, Manifest, Provenance, State
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, what is done of it, and all of it."""
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-
-DEVICES = {
-    # The CUDA kernel of GroupQueryAttention takes 16-bit floats only.
-    "fp32": ("cpu",),
-    "fp16": ("cpu", "cuda"),
-}
-
-GRAPHS: dict[str, dict[str, Graph]] = {
-    "unified": {"decoder": Graph(file="decoder.onnx")},
-    "split": {
-        "prefill": Graph(file="prefill.onnx"),
-        "decode": Graph(file="decode.onnx", sequence=1),
-    },
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    precision: Literal["fp32", "fp16"]
-    graphs: Literal["unified", "split"]
-    attention: Literal["fused", "portable"]
 
 
 def export(
     source: str | Path | Decoder,
     out: str | Path,
     *,
-    precision: Literal["fp32", "fp16"] = "fp32",
-    graphs: Literal["unified", "split"] = "unified",
-    attention: Literal["fused", "portable"] = "fused",
+    precision: Precision = "fp32",
+    graphs: Graphs = "unified",
+    attention: Attention = "fused",
+    prefill_precision: Literal["int8"] | None = None,
+    method: Method | None = None,
+    group_size: GroupSize | None = None,
+    asymmetric: bool = False,
+    exclude: Sequence[str] = (),
+    max_kl: float | None = None,
+    calibration: str | Path | None = None,
+    calibration_sequences: int = CALIBRATION_SEQUENCES,
     max_context: int | None = None,
     tokenizer: str | Path | None = None,
-    calibration: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Bundle:
     """Export a model and prove that the bundle computes what PyTorch computes.
 
-    Memory is bounded by one layer, not by the model. The bundle appears at `out` when every
-    step has succeeded; until then what stood there is untouched.
+    Memory is bounded by one layer. What stands at `out` stays until every step has succeeded.
 
     Args:
         source: a Hugging Face checkpoint folder, or a module of `ortolan.modeling`.
         out: the folder of the bundle.
-        precision: of weights, cache and activations.
+        precision: of the weights. Cache and activations are float32 with int8 and int4.
         graphs: one graph for every step, or one for prefill and one for decoding.
         attention: `portable` adds bodies of standard operators for other tools.
+        prefill_precision: of prefill weights of their own: faster, for more memory.
+        method: how codes are found; `options.resolve` has the default.
+        group_size: values that share a scale; 128 by default.
+        asymmetric: store a zero point for each group as well.
+        exclude: patterns of weights to keep in float32, such as `blocks.0.*`.
+        max_kl: fail where the mean divergence from PyTorch is larger.
+        calibration: a text to calibrate and judge by; that of a recipe in `source` by default.
+        calibration_sequences: texts of 256 tokens to calibrate on.
         max_context: tokens that shall fit; the model's own by default.
         tokenizer: a tokenizer.json; the checkpoint's own by default.
-        calibration: a text to prove parity on; a built-in one by default.
         force: replace a bundle that stands at `out`.
         progress: told of every step.
 
     Raises:
-        CheckpointError, ConfigError: the source cannot be read (`ortolan.modeling.errors`).
-        OptionError: an option cannot be honoured.
-        ExportError: the model cannot be exported: no kernel, or values that do not fit.
-        OutputError: `out` is taken or locked.
-        ParityError: the bundle misses a threshold; it was not kept.
+        OrtolanError: the source cannot be read (`ortolan.modeling.errors`), an option cannot
+            be honoured, or the bundle misses a threshold and was not kept (`export.errors`).
     """
-    options = _Options(precision=precision, graphs=graphs, attention=attention)
-    _check(options)
-    report = progress or _silent
     model = open_source(source, tokenizer=tokenizer, max_context=max_context)
+    recipe = _recipe(model)
+    options = resolve(
+        Form(precision, graphs, attention, prefill_precision),
+        Rounding(method, group_size, asymmetric, tuple(exclude)),
+        max_kl=max_kl,
+        can_calibrate=model.tokenizer is not None and (calibration or recipe) is not None,
+    )
+    text = _text(model, options, calibration, recipe)
+    sequences = _sequences(model, options, text, calibration_sequences)
+    with staged(Path(out).absolute(), force=force) as folder:
+        _build(folder, model, options, text, sequences, progress or _silent)
+    return open_bundle(out)
+
+
+def _build(
+    folder: Path,
+    model: Source,
+    options: Options,
+    text: CalibrationText | None,
+    sequences: Sequence[Tensor],
+    report: Progress,
+) -> None:
+    """Write a whole bundle into a folder, and prove it there."""
     check_kernels(model.config)
-    target = Path(out).absolute()
-    with staged(target, force=force) as folder:
-        certificate = _reference(model, options, calibration, report)
-        traced = _trace(model, options, report)
-        blob = _write_weights(traced, model, options, folder, report)
-        _write_graphs(traced, blob, options, folder)
-        for name, path in model.companions.items():
-            shutil.copyfile(path, folder / name)
-        _write_certified(folder, model, options, blob, certificate)
-        report("verify", 0, 1)
-        measured = _verify(folder)
-        if measured.verdict == "FAIL":
-            raise ParityError(_describe(measured, certificate))
-        passed = replace(certificate, measured=measured)
-        _write_certified(folder, model, options, blob, passed)
-        report("verify", 1, 1)
-    return open_bundle(target)
-
-
-def _check(options: _Options) -> None:
-    """Raise OptionError for a value that is none of the choices."""
-    for name, value, choices in (
-        ("precision", options.precision, DTYPES),
-        ("graphs", options.graphs, GRAPHS),
-        ("attention", options.attention, ("fused", "portable")),
-    ):
-        if value not in choices:
-            raise OptionError(f"{name}: expected one of {', '.join(choices)}, got {value!r}.")
+    certificate = _reference(model, options, text, report)
+    traced = _trace(model, options, report)
+    stored = store(traced, model, options, sequences, folder, report)
+    _write_graphs(traced, stored.blob, options, folder)
+    for name, path in model.companions.items():
+        shutil.copyfile(path, folder / name)
+    _write_certified(folder, model, options, stored, certificate)
+    report("verify", 0, 1)
+    measured = _verify(folder)
+    if measured.verdict == "FAIL":
+        raise ParityError(_describe(measured, certificate))
+    _write_certified(folder, model, options, stored, passed(certificate, measured))
+    report("verify", 1, 1)
 
 
 def _silent(step: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
+def _recipe(model: Source) -> Path | None:
+    """The recipe beside a checkpoint, which names the text it was trained on."""
+    path = None if model.folder is None else model.folder / RECIPE
+    return path if path is not None and path.is_file() else None
+
+
+def _text(
+    model: Source, options: Options, calibration: str | Path | None, recipe: Path | None
+) -> CalibrationText | None:
+    """The text that was given, or the one of the recipe where weights are rounded."""
+    if calibration is not None and model.tokenizer is None:
+        raise OptionError(
+            f"{calibration}: expected a checkpoint with tokenizer.json to read this text "
+            "with, got none. Leave --calibration out or add the tokenizer."
+        )
+    if calibration is not None:
+        return read_calibration(Path(calibration), is_learned_from=_calibrates(options))
+    if options.quantization is not None and recipe is not None:
+        return recipe_calibration(recipe)
+    return None
+
+
+def _calibrates(options: Options) -> bool:
+    return options.quantization is not None and options.quantization.method == "gptq"
+
+
 def _reference(
-    model: Source, options: _Options, calibration: str | Path | None, report: Progress
+    model: Source, options: Options, text: CalibrationText | None, report: Progress
 ) -> Certificate:
     probes = make_probes(
         vocab_size=model.config.vocab_size,
         context_length=model.config.context_length,
-        tokenizer=model.companions.get("tokenizer.json"),
-        calibration=None if calibration is None else Path(calibration),
+        tokenizer=model.tokenizer,
+        text=None if text is None else text.held_out,
+        origin="" if text is None else text.origin,
     )
     return certify(
         model.config,
         model.weights,
         model.tables,
         probes,
-        precision=options.precision,
+        thresholds=thresholds(options.precision, max_kl=options.max_kl),
         progress=lambda done, total: report("reference", done, total),
     )
 
 
-def _trace(model: Source, options: _Options, report: Progress) -> dict[str, ir.Model]:
-    """Each graph by its file name, tidied."""
-    graphs = GRAPHS[options.graphs].values()
+def _trace(model: Source, options: Options, report: Progress) -> dict[str, ir.Model]:
+    """Each graph by its role, tidied."""
     traced = {}
-    for number, graph in enumerate(graphs):
-        report("trace", number, len(graphs))
-        dtype = DTYPES[options.precision]
-        ir_model = trace_decoder(model.config, dtype=dtype, sequence=graph.sequence)
-        traced[graph.file] = tidy(ir_model, portable=options.attention == "portable")
-    report("trace", len(graphs), len(graphs))
+    for number, (role, graph) in enumerate(options.graph_files.items()):
+        report("trace", number, len(options.graph_files))
+        ir_model = trace_decoder(model.config, dtype=options.dtype, sequence=graph.sequence)
+        traced[role] = tidy(ir_model, portable=options.attention == "portable")
+    report("trace", len(traced), len(traced))
     return traced
 
 
-def _write_weights(
-    traced: dict[str, ir.Model], model: Source, options: _Options, folder: Path, report: Progress
-) -> Blob:
-    return write_blob(
-        list(traced.values()),
-        model.weights,
-        model.tables,
-        folder,
-        dtype=DTYPES[options.precision],
-        progress=lambda done, total: report("weights", done, total),
-    )
+def _sequences(
+    model: Source, options: Options, text: CalibrationText | None, count: int
+) -> list[Tensor]:
+    """The texts that a method calibrates on, none for a method that does not."""
+    if not _calibrates(options):
+        return []
+    if text is None or model.tokenizer is None:
+        raise OptionError("calibration: expected a text and a tokenizer, got neither.")
+    length = min(SEQUENCE_LENGTH, model.config.context_length)
+    return cut_sequences(text, model.tokenizer, count=count, length=length)
 
 
-def _write_graphs(traced: dict[str, ir.Model], blob: Blob, options: _Options, folder: Path) -> None:
-    for name, ir_model in traced.items():
+def _write_graphs(traced: dict[str, ir.Model], blob: Blob, options: Options, folder: Path) -> None:
+    for role, ir_model in traced.items():
         bind(ir_model, blob)
         proto = ir.to_proto(ir_model)
         if options.attention == "portable":
             attach_bodies(proto)
-        (folder / name).write_bytes(proto.SerializeToString(deterministic=True))
+        file = folder / options.graph_files[role].file
+        file.write_bytes(proto.SerializeToString(deterministic=True))
 
 
 def _write_certified(
-    folder: Path, model: Source, options: _Options, blob: Blob, certificate: Certificate
+    folder: Path, model: Source, options: Options, stored: Stored, certificate: Certificate
 ) -> None:
     """Write the certificate and the manifest that names it."""
     runtime_certificate.write(folder, certificate)
-    write_manifest(folder, _manifest(folder, model, options, blob))
-
-
-def _manifest(folder: Path, model: Source, options: _Options, blob: Blob) -> Manifest:
-    config = model.config
-    packages = ("torch", "onnx", "onnx-ir", "onnxscript")
-    return Manifest(
-        schema=1,
-        kind="decoder",
-        precision=options.precision,
-        attention=options.attention,
-        devices=DEVICES[options.precision],
-        context_length=config.context_length,
-        vocab_size=config.vocab_size,
-        graphs=GRAPHS[options.graphs],
-        states=_states(model, options),
-        weights=(blob.file.name,),
-        tokens=model.tokens,
-        tokenizer="tokenizer.json" if "tokenizer.json" in model.companions else None,
-        certificate=runtime_certificate.JSON_NAME,
-        files=describe_files(folder, (blob.file,)),
-        provenance=Provenance(
-            source_sha256=model.sha256,
-            model_type=config.model_type,
-            versions={"ortolan": __version__, **{name: version(name) for name in packages}},
-        ),
-    )
-
-
-def _states(model: Source, options: _Options) -> tuple[State, ...]:
-    config = model.config
-    dtype: Literal["float32", "float16"] = "float16" if options.precision == "fp16" else "float32"
-    past, present = (cache_names(prefix, config) for prefix in ("past_key_values", "present"))
-    return tuple(
-        State(
-            name=given.removeprefix("past_key_values."),
-            input=given,
-            output=taken,
-            shape=("batch", attention.num_kv_heads, "capacity", attention.head_dim),
-            dtype=dtype,
-            update="append",
-        )
-        for given, taken, attention in zip(
-            past,
-            present,
-            [block.attention for block in config.blocks for _ in range(2)],
-            strict=True,
-        )
-    )
+    write_manifest(folder, describe(folder, model, options, stored))
 
 
 _VERIFY = """
@@ -276,12 +263,20 @@ def _verify(folder: Path) -> Report:
 def _describe(measured: Report, certificate: Certificate) -> str:
     """Why a bundle was refused, with its figures."""
     bounds = certificate.thresholds
-    delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)
     where = measured.first_divergence
     place = f" First at {where.probe}, position {where.position}, {where.phase}." if where else ""
+    found = f"{measured.non_finite} positions not finite.{place} The bundle was not kept."
+    if bounds.max_abs_delta is None:
+        return (
+            f"quality: expected a mean KL divergence of at most {bounds.mean_kl:.3g} from PyTorch, "
+            f"got {measured.mean_kl:.3g}, {measured.top1_agreement:.2%} of the most probable "
+            f"tokens equal and {found} Try --precision int8, --method gptq with --calibration, "
+            "or a smaller --group-size."
+        )
+    delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)
     return (
         f"parity: expected logits within {delta:.3g} of PyTorch's, a mean KL divergence of at "
         f"most {bounds.mean_kl:.3g} and the same most probable tokens, got "
         f"{measured.max_abs_delta:.3g}, {measured.mean_kl:.3g}, {measured.top1_agreement:.2%} "
-        f"equal and {measured.non_finite} positions not finite.{place} The bundle was not kept."
+        f"equal and {found}"
     )

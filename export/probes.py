@@ -1,7 +1,6 @@
 """The token sequences on which a bundle must agree with PyTorch."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +62,10 @@ copied most is not what is simplest, and not what is loudest, but what comes jus
 """What the probes are cut from when the checkpoint has a tokenizer and no other text is given."""
 
 
+_CHARACTERS = 64
+"""Of a text, for each token of the longest probe: more than is needed, less than all of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """One sequence: int64 `(length,)`."""
@@ -72,7 +75,12 @@ class Probe:
 
 
 def make_probes(
-    *, vocab_size: int, context_length: int, tokenizer: Path | None, calibration: Path | None
+    *,
+    vocab_size: int,
+    context_length: int,
+    tokenizer: Tokenizer | None,
+    text: str | None = None,
+    origin: str = "the text",
 ) -> list[Probe]:
     """Probes of growing length, each from another place of the text.
 
@@ -81,24 +89,18 @@ def make_probes(
     Args:
         vocab_size: ids are below it.
         context_length: no probe is longer.
-        tokenizer: the checkpoint's tokenizer.json, if it has one.
-        calibration: a UTF-8 text to cut the probes from instead of `TEXT`.
+        tokenizer: the checkpoint's, if it has one.
+        text: what to cut the probes from instead of `TEXT`.
+        origin: where the text comes from, for messages.
 
     Raises:
-        OptionError: the calibration text is unreadable, too short, or of no use without a
-            tokenizer.
-        TokenizerError: tokenizer.json is damaged, or belongs to another model.
+        OptionError: the text is too short.
     """
     lengths = [min(length, context_length) for length in LENGTHS]
     if tokenizer is None:
-        if calibration is not None:
-            raise OptionError(
-                f"{calibration}: expected a checkpoint with tokenizer.json to read this text "
-                "with, got none. Leave --calibration out or add the tokenizer."
-            )
         stream = np.random.default_rng(0).integers(0, vocab_size, sum(lengths))
     else:
-        stream = _encode(tokenizer, calibration, max(lengths), vocab_size)
+        stream = _encode(tokenizer, text, origin, max(lengths))
     probes, start = [], 0
     for number, length in enumerate(lengths):
         start = start if start + length <= len(stream) else 0
@@ -108,32 +110,15 @@ def make_probes(
     return probes
 
 
-def _encode(
-    path: Path, calibration: Path | None, longest: int, vocab_size: int
-) -> NDArray[np.int64]:
+def _encode(tokenizer: Tokenizer, text: str | None, origin: str, longest: int) -> NDArray[np.int64]:
     """Ids of the text, repeated until the longest probe fits where the text is our own."""
-    text = TEXT if calibration is None else _read_text(calibration)
-    # The runtime's reader: a tokenizer that the bundle could not load fails here.
-    tokenizer = Tokenizer.from_bytes(path.read_bytes(), model_vocab_size=vocab_size)
-    ids = np.array(tokenizer.encode(text), np.int64)
-    if calibration is None and len(ids) > 0:
+    part = TEXT if text is None else text[: longest * _CHARACTERS]
+    ids = np.array(tokenizer.encode(part), np.int64)
+    if text is None and len(ids) > 0:
         ids = np.tile(ids, -(-longest // len(ids)))
     if len(ids) < longest:
         raise OptionError(
-            f"{calibration or path}: expected a text of at least {longest} tokens, got "
+            f"{origin}: expected a text of at least {longest} tokens to judge by, got "
             f"{len(ids)}. Give a longer text."
         )
     return ids
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise OptionError(
-            f"{path}: expected a text file, got {error.strerror}. Check the path."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise OptionError(
-            f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}. Convert it."
-        ) from error

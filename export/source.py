@@ -18,6 +18,7 @@ from ortolan.modeling.checkpoint import (
 from ortolan.modeling.positions import tables
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.manifest import Tokens
+from ortolan.runtime.tokenizer import Tokenizer
 
 COMPANIONS = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
 """Files of a checkpoint that a bundle takes along."""
@@ -32,16 +33,20 @@ class Source:
         weights: its weights by our names.
         tables: its fixed tables, by the names of the initializers.
         sha256: of everything that decides what it computes.
+        folder: the checkpoint's; `None` for a live module.
         companions: files to take along, by name.
         tokens: ids with a meaning.
+        tokenizer: reads texts; `None` where the model takes only ids.
     """
 
     config: TransformerConfig
     weights: Weights
     tables: dict[str, Tensor]
     sha256: str
+    folder: Path | None
     companions: dict[str, Path]
     tokens: Tokens
+    tokenizer: Tokenizer | None
 
 
 def open_source(
@@ -60,6 +65,7 @@ def open_source(
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
         OptionError: there is no tokenizer where one was said to be, generation_config.json
             cannot be read, or a special token is outside the vocabulary.
+        TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     if isinstance(source, Decoder):
         config, folder = source.config, None
@@ -82,9 +88,18 @@ def open_source(
         weights=weights,
         tables=tables(limited),
         sha256=digest,
+        folder=folder,
         companions=companions,
         tokens=_tokens(config, companions.get("generation_config.json")),
+        tokenizer=_tokenizer(config, companions.get("tokenizer.json")),
     )
+
+
+def _tokenizer(config: TransformerConfig, path: Path | None) -> Tokenizer | None:
+    """The runtime's reader: a tokenizer that the bundle could not load fails here."""
+    if path is None:
+        return None
+    return Tokenizer.from_bytes(path.read_bytes(), model_vocab_size=config.vocab_size)
 
 
 def _module_sha256(module: Decoder) -> str:

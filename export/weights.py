@@ -3,18 +3,20 @@
 Memory is bounded by `CHUNK_BYTES`, whatever the size of the model or of its largest tensor.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Self
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from ortolan.export.errors import ExportError
+from ortolan.export.passes.edit import static_shape
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.manifest import File
 
@@ -40,60 +42,105 @@ class Blob:
     placements: Mapping[str, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """Rows of one initializer, from a table in memory or from a checkpoint."""
+class BlobWriter:
+    """A file of tensors that grows one tensor at a time and is named by its hash at the end."""
 
-    name: str
-    shape: tuple[int, ...]
-    rows: Callable[[int, int], Tensor]
+    def __init__(self, folder: Path, *, total: int, progress: Progress | None = None) -> None:
+        """Start the file.
+
+        Args:
+            folder: where to write.
+            total: bytes of all tensors to come, for `progress`.
+            progress: told of every chunk.
+        """
+        self._folder = folder
+        self._unnamed = folder / "weights.tmp"
+        self._file = self._unnamed.open("wb")
+        self._digest = sha256()
+        self._offset = self._written = 0
+        self._total = total
+        self._progress = progress
+        self._placements: dict[str, tuple[int, int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._placements
+
+    def add(self, name: str, chunks: Iterable[memoryview]) -> None:
+        """Append one tensor, row-major, on a page of its own."""
+        self._write(bytes(-self._offset % ALIGNMENT))
+        start = self._offset
+        for chunk in chunks:
+            self._write(chunk)
+            self._written += len(chunk)
+            if self._progress is not None:
+                self._progress(self._written, self._total)
+        self._placements[name] = (start, self._offset - start)
+
+    def alias(self, name: str, of: str) -> None:
+        """Let a second initializer read the bytes of a first."""
+        self._placements[name] = self._placements[of]
+
+    def finish(self) -> Blob:
+        """Close the file and give it its name."""
+        self._file.close()
+        digest = self._digest.hexdigest()
+        name = f"weights-{digest[:16]}.bin"
+        self._unnamed.rename(self._folder / name)
+        described = File(name=name, size=self._offset, sha256=digest)
+        return Blob(file=described, placements=self._placements)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self._offset += len(data)
 
 
-def write_blob(
+def initializer_bytes(models: Iterable[ir.Model]) -> int:
+    """Bytes of all initializers of some graphs, each counted once."""
+    values = {name: value for model in models for name, value in model.graph.initializers.items()}
+    return sum(_nbytes(value) for value in values.values())
+
+
+def write_rest(
+    writer: BlobWriter,
     models: Sequence[ir.Model],
     weights: Weights,
     tables: Mapping[str, Tensor],
-    folder: Path,
     *,
     dtype: torch.dtype,
-    progress: Progress | None = None,
-) -> Blob:
-    """Write every initializer of some graphs into one file named by its hash.
+) -> None:
+    """Write every initializer that is not yet written, a few rows at a time.
+
+    Shapes are those of the graph: with a shorter context, it has fewer rows of a learned table
+    than the checkpoint.
 
     Args:
-        models: graphs whose initializers carry names of `weights` or `tables`.
+        writer: where to.
+        models: graphs whose other initializers carry names of `weights` or `tables`.
         weights: the checkpoint's weights.
         tables: computed tensors.
-        folder: where to write.
         dtype: what to store.
-        progress: told of every chunk.
 
     Raises:
         ExportError: a value that is finite in the checkpoint is not in `dtype`.
     """
-    sources = list(_sources(models, weights, tables))
-    total = sum(_size(source.shape, dtype) for source in sources)
-    placements: dict[str, tuple[int, int]] = {}
-    digest, offset, done = sha256(), 0, 0
-    unnamed = folder / "weights.tmp"
-    with unnamed.open("wb") as file:
-        for source in sources:
-            padding = bytes(-offset % ALIGNMENT)
-            file.write(padding)
-            digest.update(padding)
-            offset += len(padding)
-            start = offset
-            for chunk in _chunks(source, dtype):
-                file.write(chunk)
-                digest.update(chunk)
-                offset, done = offset + len(chunk), done + len(chunk)
-                if progress is not None:
-                    progress(done, total)
-            placements[source.name] = (start, offset - start)
-    name = f"weights-{digest.hexdigest()[:16]}.bin"
-    unnamed.rename(folder / name)
-    described = File(name=name, size=offset, sha256=digest.hexdigest())
-    return Blob(file=described, placements=placements)
+    for model in models:
+        for name, value in model.graph.initializers.items():
+            if name not in writer:
+                table = tables.get(name)
+                rows = partial(weights.rows, name) if table is None else partial(_slice, table)
+                writer.add(name, _chunks(name, static_shape(value), rows, dtype))
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, row-major."""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def bind(model: ir.Model, blob: Blob) -> None:
@@ -107,42 +154,30 @@ def bind(model: ir.Model, blob: Blob) -> None:
         )
 
 
-def _sources(
-    models: Sequence[ir.Model], weights: Weights, tables: Mapping[str, Tensor]
-) -> Iterator[_Source]:
-    """Every initializer once, in the order of the graphs.
-
-    Shapes are those of the graph: with a shorter context, it has fewer rows of a learned table
-    than the checkpoint.
-    """
-    initializers = {
-        name: value for model in models for name, value in model.graph.initializers.items()
-    }
-    for name, value in initializers.items():
-        if value.shape is None:
-            raise ExportError(f"{name}: expected an initializer with a shape, got {value}.")
-        rows = partial(_slice, tables[name]) if name in tables else partial(weights.rows, name)
-        yield _Source(name=name, shape=tuple(value.shape.numpy()), rows=rows)
-
-
 def _slice(table: Tensor, start: int, stop: int) -> Tensor:
     return table[start:stop]
 
 
-def _size(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return int(np.prod(shape)) * dtype.itemsize
+def _nbytes(value: ir.Value) -> int:
+    if value.dtype is None:
+        raise ExportError(f"{value.name}: expected a typed initializer, got {value}.")
+    return math.ceil(math.prod(static_shape(value)) * value.dtype.bitwidth / 8)
 
 
-def _chunks(source: _Source, dtype: torch.dtype) -> Iterator[memoryview]:
-    """The bytes of a tensor, row-major, a few rows at a time."""
-    row_bytes = max(_size(source.shape[1:], dtype), 1)
+def _chunks(
+    name: str,
+    shape: tuple[int, ...],
+    rows: Callable[[int, int], Tensor],
+    dtype: torch.dtype,
+) -> Iterator[memoryview]:
+    row_bytes = max(math.prod(shape[1:]) * dtype.itemsize, 1)
     step = max(1, CHUNK_BYTES // row_bytes)
-    for start in range(0, source.shape[0], step):
-        stored = source.rows(start, min(start + step, source.shape[0]))
-        converted = stored.to(dtype).contiguous()
+    for start in range(0, shape[0], step):
+        stored = rows(start, min(start + step, shape[0]))
+        converted = stored.to(dtype)
         if dtype == torch.float16 and not bool(converted.isfinite().all()):
             raise ExportError(
-                f"{source.name}: expected values that fit float16, got "
+                f"{name}: expected values that fit float16, got "
                 f"{float(stored.float().abs().max()):.3g}. Export with --precision fp32."
             )
-        yield converted.view(-1).view(torch.uint8).numpy().data
+        yield raw(converted)

@@ -13,6 +13,7 @@ Every probe is computed in the ways that generation uses:
 Shape letters: R positions, K kept logits, V vocabulary.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from ortolan.runtime.certificate_files import (
     summarize,
     write,
 )
+from ortolan.runtime.packed import find_packed
 from ortolan.runtime.session import Engine, onnxruntime_version
 from ortolan.runtime.steps import Decoder, feed, prefill
 
@@ -57,8 +59,8 @@ __all__ = [
     "write",
 ]
 
-BLOCK = 64
-"""Positions whose logits are in memory at once: 32 MiB with a vocabulary of 128 Ki."""
+BLOCK = 128
+"""Positions whose logits are in memory at once: 64 MiB with a vocabulary of 128 Ki."""
 
 TAIL = 64
 """Tokens at the end of a long probe that are decoded one by one."""
@@ -93,7 +95,8 @@ def verify(
         CertificateError: the certificate cannot be replayed.
     """
     bundle = open_bundle(path, full_check=True)
-    engine = Engine(bundle, device=device, threads=threads)
+    packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
+    engine = Engine(bundle, device=device, threads=threads, packed=packed)
     return replay(engine, read(bundle), progress=progress)
 
 
@@ -115,19 +118,26 @@ def replay(
     total = sum(run.positions for run in runs)
     done = 0
     max_abs_logit = float(np.abs(certificate.top_logits).max())
+    bound = certificate.thresholds.max_abs_delta
     comparison = _Comparison(
         thresholds=certificate.thresholds,
-        max_delta=certificate.thresholds.max_abs_delta * max(1.0, max_abs_logit),
+        max_delta=math.inf if bound is None else bound * max(1.0, max_abs_logit),
     )
+    surprise = _Surprise()
     for run in runs:
         for position, logits_RV in _WAYS[run.phase](engine, run.ids):
             part = slice(run.offset + position, run.offset + position + len(logits_RV))
             comparison.add(run, position, _compare(certificate, part, logits_RV))
+            if run.phase == "prefill":
+                surprise.add(certificate, part, run.ids[position + 1 :], logits_RV)
             done += len(logits_RV)
             if progress is not None:
                 progress(done, total)
     return comparison.report(
-        max_abs_logit=max_abs_logit, device=engine.device, seconds=time.monotonic() - started
+        surprise,
+        max_abs_logit=max_abs_logit,
+        device=engine.device,
+        seconds=time.monotonic() - started,
     )
 
 
@@ -254,6 +264,35 @@ def _divergence(p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]) -> NDArray
 
 
 @dataclass(slots=True, kw_only=True)
+class _Surprise:
+    """Negative logarithms of the probabilities of the probes' own tokens, in nats."""
+
+    tokens: int = 0
+    ours: float = 0.0
+    reference: float = 0.0
+
+    def add(
+        self, certificate: Certificate, part: slice, next_ids: list[int], logits_RV: Logits
+    ) -> None:
+        """Count the positions of a block that a token follows."""
+        count = min(len(next_ids), len(logits_RV))
+        rows = np.arange(count)
+        ours = log_sum_exp(logits_RV[:count]) - logits_RV[rows, next_ids[:count]]
+        reference = (certificate.log_sum_exp[part] - certificate.next_logits[part])[:count]
+        finite = np.isfinite(ours)
+        self.tokens += int(finite.sum())
+        self.ours += float(ours[finite].sum())
+        self.reference += float(reference[finite].sum(dtype=np.float64))
+
+    def perplexities(self) -> tuple[float, float]:
+        """Of this bundle and of the reference."""
+        tokens = max(self.tokens, 1)
+        # A model that is broken may exceed what a float holds.
+        ours, reference = (min(nats / tokens, 700.0) for nats in (self.ours, self.reference))
+        return math.exp(ours), math.exp(reference)
+
+
+@dataclass(slots=True, kw_only=True)
 class _Tally:
     """Sums of one phase, or of all."""
 
@@ -266,9 +305,9 @@ class _Tally:
     flips: int = 0
     non_finite: int = 0
 
-    def add(self, differences: _Differences, near_tie: float) -> None:
+    def add(self, differences: _Differences, near_tie: float | None) -> None:
         changed = ~differences.same_top1 & differences.finite
-        near = int((changed & (differences.gap <= near_tie)).sum())
+        near = 0 if near_tie is None else int((changed & (differences.gap <= near_tie)).sum())
         self.positions += len(differences.delta)
         self.max_abs_delta = max(self.max_abs_delta, float(differences.delta.max()))
         self.sum_kl += float(differences.kl.sum())
@@ -310,8 +349,11 @@ class _Comparison:
                 probe=run.probe, position=position + int(diverged.argmax()), phase=run.phase
             )
 
-    def report(self, *, max_abs_logit: float, device: str, seconds: float) -> Report:
+    def report(
+        self, surprise: _Surprise, *, max_abs_logit: float, device: str, seconds: float
+    ) -> Report:
         whole = self.whole.phase()
+        perplexity, reference_perplexity = surprise.perplexities()
         return Report(
             verdict=self._verdict(whole),
             max_abs_delta=whole.max_abs_delta,
@@ -320,6 +362,8 @@ class _Comparison:
             max_kl=whole.max_kl,
             top1_agreement=whole.top1_agreement,
             near_ties=whole.near_ties,
+            perplexity=perplexity,
+            reference_perplexity=reference_perplexity,
             non_finite=whole.non_finite,
             first_divergence=self.first,
             phases={name: tally.phase() for name, tally in self.phases.items()},
@@ -329,9 +373,10 @@ class _Comparison:
         )
 
     def _verdict(self, whole: Phase) -> Literal["PASS", "AMBIGUOUS", "FAIL"]:
+        flips = self.whole.flips if self.thresholds.near_tie is not None else 0
         if (
             whole.non_finite > 0
-            or self.whole.flips > 0
+            or flips > 0
             or whole.max_abs_delta > self.max_delta
             or whole.mean_kl > self.thresholds.mean_kl
         ):

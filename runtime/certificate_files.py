@@ -65,14 +65,16 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What still counts as the same model.
 
     Attributes:
-        max_abs_delta: of one logit, times the largest logit where that is above 1.
         mean_kl: of the distributions, in nats, over all positions.
-        near_tie: distance of the two highest logits up to which either may come first.
+        max_abs_delta: of one logit, times the largest logit where that is above 1; `None` where
+            rounded weights move logits, and only the divergence counts.
+        near_tie: distance of the two highest logits up to which either may come first; `None`
+            where any token may.
     """
 
-    max_abs_delta: Positive
     mean_kl: Positive
-    near_tie: Annotated[float, Meta(ge=0)]
+    max_abs_delta: Positive | None = None
+    near_tie: Annotated[float, Meta(ge=0)] | None = None
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +110,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_kl: the largest of one position.
         top1_agreement: share of positions with the same most probable token.
         near_ties: positions where the two most probable tokens, nearly tied, changed places.
+        perplexity: of the probes' own tokens, each after those before it, by prefill.
+        reference_perplexity: the same of the reference.
         non_finite: positions with a logit that is not a finite number; they count in no other
             figure but `top1_agreement`.
         first_divergence: the first position, in the order of the replay, whose most probable
@@ -123,6 +127,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_kl: float
     top1_agreement: float
     near_ties: int
+    perplexity: float
+    reference_perplexity: float
     non_finite: int
     first_divergence: Divergence | None
     phases: dict[PhaseName, Phase]
@@ -151,6 +157,8 @@ class Certificate:
         top_ids: int32 `(N, K)`, most probable first.
         top_logits: float32 `(N, K)`.
         log_sum_exp: float32 `(N,)`.
+        next_logits: float32 `(N,)`, of the token that follows in the probe; without meaning at
+            the end of each.
     """
 
     probes: tuple[Probe, ...]
@@ -160,6 +168,7 @@ class Certificate:
     top_ids: NDArray[np.int32]
     top_logits: NDArray[np.float32]
     log_sum_exp: NDArray[np.float32]
+    next_logits: NDArray[np.float32]
 
 
 def summarize(
@@ -217,6 +226,7 @@ def write(folder: Path, certificate: Certificate) -> None:
         "top_ids": certificate.top_ids,
         "top_logits": certificate.top_logits,
         "log_sum_exp": certificate.log_sum_exp,
+        "next_logits": certificate.next_logits,
     }
     for name, (dtype, shape) in _expected_arrays(document).items():
         if arrays[name].dtype != dtype or arrays[name].shape != shape:
@@ -251,6 +261,7 @@ def read(bundle: Bundle) -> Certificate:
         top_ids=arrays["top_ids"],
         top_logits=arrays["top_logits"],
         log_sum_exp=arrays["log_sum_exp"],
+        next_logits=arrays["next_logits"],
     )
     lengths = [probe.length for probe in document.probes]
     if arrays["lengths"].tolist() != lengths:
@@ -268,6 +279,7 @@ def _expected_arrays(document: _Document) -> dict[str, tuple[np.dtype[Any], tupl
         "top_ids": (integer, (total, document.top_k)),
         "top_logits": (number, (total, document.top_k)),
         "log_sum_exp": (number, (total,)),
+        "next_logits": (number, (total,)),
     }
 
 
@@ -327,6 +339,7 @@ def _check_values(certificate: Certificate, bundle: Bundle) -> None:
     for name, numbers in (
         ("top_logits", certificate.top_logits),
         ("log_sum_exp", certificate.log_sum_exp),
+        ("next_logits", certificate.next_logits),
     ):
         if not np.isfinite(numbers).all():
             raise _error(f"finite numbers in {name}", "others")

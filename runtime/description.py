@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from ortolan.runtime.bundle import Bundle
-from ortolan.runtime.manifest import State
+from ortolan.runtime.manifest import QuantizedTensor, State
+from ortolan.runtime.onnx_graph import GraphSummary
 
 __all__ = ["AttentionKind", "Description", "GraphDescription", "describe"]
 
@@ -44,9 +45,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         weight_bytes: on disk; the runtime maps them.
+        prefill_only_bytes: of these, what no graph but that for prefill reads.
         cache_bytes_per_token: of one conversation.
         context: the length that `memory_bytes` is for.
         memory_bytes: weights, their packed copy, cache and logits: an estimate from above.
+        quantized: weights that are stored in few bits, the largest error first.
     """
 
     kind: str
@@ -57,11 +60,13 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     total_bytes: int
     weight_bytes: int
+    prefill_only_bytes: int
     cache_bytes_per_token: int
     context: int
     memory_bytes: int
     graphs: dict[str, GraphDescription]
     files: dict[str, int]
+    quantized: tuple[QuantizedTensor, ...]
 
 
 def describe(bundle: Bundle, *, context: int | None = None) -> Description:
@@ -76,8 +81,10 @@ def describe(bundle: Bundle, *, context: int | None = None) -> Description:
     files = {file.name: file.size for file in manifest.files}
     weights = sum(files[name] for name in manifest.weights)
     per_token = sum(_bytes_per_token(state) for state in manifest.states)
+    reads = {role: _places(graph) for role, graph in bundle.graphs.items()}
+    others = set().union(*(places for role, places in reads.items() if role != "prefill"))
     # Matrices are packed at load, once a graph, beside the mapped file.
-    packed = weights * len(manifest.graphs)
+    packed = sum(length for places in reads.values() for _, _, length in places)
     logits = 4 * manifest.vocab_size
     return Description(
         kind=manifest.kind,
@@ -88,12 +95,19 @@ def describe(bundle: Bundle, *, context: int | None = None) -> Description:
         vocab_size=manifest.vocab_size,
         total_bytes=sum(files.values()),
         weight_bytes=weights,
+        prefill_only_bytes=sum(length for _, _, length in reads.get("prefill", set()) - others),
         cache_bytes_per_token=per_token,
         context=length,
         memory_bytes=weights + packed + per_token * length + logits,
         graphs={role: _describe_graph(bundle, role, files) for role in manifest.graphs},
         files=files,
+        quantized=tuple(sorted(manifest.quantized, key=lambda tensor: -tensor.error)),
     )
+
+
+def _places(graph: GraphSummary) -> set[tuple[str, int, int]]:
+    """File, offset and length of everything that a graph reads, each place once."""
+    return {(tensor.file, tensor.offset, tensor.length) for tensor in graph.external}
 
 
 def _bytes_per_token(state: State) -> int:

@@ -40,6 +40,9 @@ MAX_LAYERS = 512
 MAX_STATES = 4 * MAX_LAYERS
 """A layer carries a key and a value; a recurrent one a convolution and a state besides."""
 
+MAX_QUANTIZED = 16 * MAX_LAYERS
+"""A layer has five to eight matrices; a second precision for prefill doubles them."""
+
 MAX_STATE_RANK = 8
 """Key and value caches have 4 axes; numpy and onnxruntime take more than 8, no model does."""
 

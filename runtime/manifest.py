@@ -25,6 +25,7 @@ __all__ = [
     "Graph",
     "Manifest",
     "Provenance",
+    "QuantizedTensor",
     "State",
     "Tokens",
     "decode",
@@ -83,10 +84,13 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         file: its file name.
         sequence: new tokens per step; `None` for any number, 1 for exactly one.
+        min_new_tokens: of a prefill graph, the fewest new tokens of a step it is used for;
+            steps of fewer go to the decode graph.
     """
 
     file: FileName
     sequence: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] = 1
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +99,26 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bos: TokenId | None = None
     eos: Annotated[tuple[TokenId, ...], Meta(max_length=limits.MAX_STOP_TOKENS)] = ()
     pad: TokenId | None = None
+
+
+class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One weight that is stored in few bits.
+
+    Attributes:
+        name: of the weight in the model.
+        bits: of one value.
+        group: values of a row that share a scale; `None` for a whole row.
+        symmetric: without zero points.
+        method: how the codes were found: `rtn`, `hqq` or `gptq`.
+        error: norm of what rounding changed over the norm of the weight.
+    """
+
+    name: Label
+    bits: Literal[4, 8]
+    group: Literal[32, 64, 128] | None
+    symmetric: bool
+    method: Literal["rtn", "hqq", "gptq"]
+    error: Annotated[float, Meta(ge=0)]
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,6 +139,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The contents of manifest.json.
 
     Attributes:
+        precision: of the weights; what is not in `quantized` is float32 where it is an integer.
+        prefill_precision: of the weights of the prefill graph, where they are others.
         devices: kinds of device the graphs were made for, such as `cpu`.
         context_length: most tokens of one conversation.
         graphs: role to graph, `decoder` (unified) or `prefill` and `decode` (split).
@@ -122,11 +148,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tokenizer: file name, or `None` when the bundle takes only ids.
         certificate: file name of the reference that `ortolan verify` replays.
         files: every file of the bundle but the manifest, sorted by name.
+        quantized: every weight stored in few bits, those of the prefill graph included.
     """
 
     schema: Literal[1]
     kind: Literal["decoder"]
-    precision: Literal["fp32", "fp16"]
+    precision: Literal["fp32", "fp16", "int8", "int4"]
     attention: Literal["fused", "portable"]
     devices: Annotated[tuple[Label, ...], Meta(min_length=1, max_length=limits.MAX_DEVICES)]
     context_length: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
@@ -139,6 +166,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     certificate: FileName
     files: Annotated[tuple[File, ...], Meta(min_length=1, max_length=limits.MAX_FILES)]
     provenance: Provenance
+    prefill_precision: Literal["int8"] | None = None
+    quantized: Annotated[tuple[QuantizedTensor, ...], Meta(max_length=limits.MAX_QUANTIZED)] = ()
 
 
 class _Version(msgspec.Struct):
@@ -177,6 +206,10 @@ def decode(data: bytes) -> Manifest:
     _check_files(manifest)
     _check_graphs(manifest)
     _check_states(manifest.states)
+    for_rows = [tensor.name for tensor in manifest.quantized if tensor.group is None]
+    in_groups = [tensor.name for tensor in manifest.quantized if tensor.group is not None]
+    _check_unique("names of weights in few bits", for_rows)
+    _check_unique("names of weights in few bits", in_groups)
     _check_tokens(manifest)
     return manifest
 

@@ -23,8 +23,9 @@ from ortolan.runtime.errors import (
 from ortolan.runtime.generate import Completion, Request, TextStream, complete
 from ortolan.runtime.ids import checked_ids
 from ortolan.runtime.manifest import Manifest
+from ortolan.runtime.packed import find_packed
 from ortolan.runtime.sampling_options import Sampling
-from ortolan.runtime.session import Engine
+from ortolan.runtime.session import Engine, onnxruntime_version
 from ortolan.runtime.steps import CHUNK, feed
 from ortolan.runtime.tokenizer import Tokenizer
 
@@ -52,7 +53,8 @@ def load(
     """Open a bundle and make it ready to generate.
 
     The weights are mapped, not copied: a bundle in use may be replaced file by file, and never
-    changed in place.
+    changed in place. What `ortolan pack` prepared for this machine is used; when it does not
+    fit, a warning of the logger `ortolan.runtime` says why.
 
     Args:
         path: folder of the bundle.
@@ -68,7 +70,8 @@ def load(
         MissingExtraError: onnxruntime is not installed.
     """
     bundle = open_bundle(path, full_check=full_check)
-    return Model(bundle, Engine(bundle, device=device, threads=threads))
+    packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
+    return Model(bundle, Engine(bundle, device=device, threads=threads, packed=packed))
 
 
 class Model:
@@ -93,6 +96,11 @@ class Model:
     def device(self) -> str:
         """The device in use."""
         return self._engine.device
+
+    @property
+    def threads(self) -> int:
+        """Threads within one operator."""
+        return self._engine.threads
 
     @overload
     def generate(

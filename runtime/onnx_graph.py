@@ -19,6 +19,7 @@ from ortolan.runtime import limits
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.functions import KNOWN_FUNCTIONS
 from ortolan.runtime.manifest import Manifest
+from ortolan.runtime.onnx_readers import Reader, readers
 from ortolan.runtime.onnx_schema import (
     RefusedError,
     check_count,
@@ -33,6 +34,7 @@ __all__ = [
     "ExternalTensor",
     "GraphSummary",
     "LocalFunction",
+    "Reader",
     "Value",
     "check",
     "read",
@@ -115,6 +117,7 @@ class GraphSummary:
         operators: `domain::op_type` to the number of its nodes.
         attention: in the order of the graph.
         external: in the order of the graph.
+        readers: nodes that take external tensors, in the order of the graph.
     """
 
     ir_version: int
@@ -124,6 +127,7 @@ class GraphSummary:
     operators: Mapping[str, int]
     attention: tuple[AttentionNode, ...]
     external: tuple[ExternalTensor, ...]
+    readers: tuple[Reader, ...]
     functions: tuple[LocalFunction, ...]
 
 
@@ -203,6 +207,7 @@ def _read(data: bytes) -> GraphSummary:
     for node in graph.node:
         _check_node(node)
     attention = [_attention(node) for node in graph.node if _operator(node) in _ATTENTION]
+    external = tuple(external_tensors(graph))
     return GraphSummary(
         ir_version=model.ir_version,
         opsets=_opsets(model.opset_import),
@@ -210,7 +215,8 @@ def _read(data: bytes) -> GraphSummary:
         outputs=_values("outputs", graph.output),
         operators=dict(Counter(_operator(node) for node in graph.node)),
         attention=tuple(attention),
-        external=tuple(external_tensors(graph)),
+        external=external,
+        readers=readers(((_operator(node), node) for node in graph.node), external),
         functions=_functions(model.functions),
     )
 

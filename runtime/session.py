@@ -16,8 +16,10 @@ Notes:
 import ctypes
 import os
 import re
+import sys
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from ortolan.runtime.errors import (
 )
 from ortolan.runtime.huge_pages import anonymous_memory, collapse_later
 from ortolan.runtime.manifest import Graph, Manifest
+from ortolan.runtime.packed import Packed
 from ortolan.runtime.threads import physical_cores
 
 try:
@@ -45,7 +48,14 @@ except ImportError as error:
         'Run: pip install "ortolan[cpu]"'
     ) from error
 
-__all__ = ["Engine", "Step", "available_providers", "onnxruntime_version", "resolve_device"]
+__all__ = [
+    "Engine",
+    "Step",
+    "available_providers",
+    "onnxruntime_version",
+    "resolve_device",
+    "save_packed",
+]
 
 INPUTS = ("input_ids", "seqlens_k", "total_sequence_length", "logit_positions")
 """Inputs of every decoder graph, before those of its states."""
@@ -104,24 +114,36 @@ def resolve_device(device: str, offered: tuple[str, ...]) -> str:
 class Engine:
     """The sessions of one bundle on one device. Several threads may use it at once.
 
+    With `packed` weights it computes the same in less memory.
+
     Attributes:
         device: the device in use.
         threads: threads within one operator.
     """
 
-    def __init__(self, bundle: Bundle, *, device: str = "auto", threads: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        packed: Packed | None = None,
+    ) -> None:
         self.manifest = bundle.manifest
         self.device = resolve_device(device, bundle.manifest.devices)
         self.threads = _check_threads(threads)
         _check_layout(bundle.manifest)
         known = anonymous_memory()
         sessions = {
-            role: _open_session(bundle, graph, self.threads)
+            role: _open_session(bundle, graph, self.threads, packed)
             for role, graph in bundle.manifest.graphs.items()
         }
+        if packed is not None:
+            _return_free_memory()
         many = "decoder" if "decoder" in sessions else "prefill"
-        one = "decoder" if "decoder" in sessions else "decode"
-        self._many, self._one = sessions[many], sessions[one]
+        few = "decoder" if "decoder" in sessions else "decode"
+        self._many, self._few = sessions[many], sessions[few]
+        self._many_from = bundle.manifest.graphs[many].min_new_tokens
         collapse_later(known)
         self._forks = _fork_guard.forks
         _fork_guard.engines.add(self)
@@ -132,11 +154,11 @@ class Engine:
 
     def session(self, new_tokens: int) -> Any:
         """The onnxruntime session for steps of that many new tokens."""
-        return self._one if new_tokens == 1 else self._many
+        return self._many if new_tokens >= self._many_from else self._few
 
     def native_sessions(self) -> list[Any]:
         """The objects whose destruction would wait for threads."""
-        return [self._many._sess, self._one._sess]
+        return [self._many._sess, self._few._sess]
 
     def check_process(self) -> None:
         """Refuse to go on in a process that was forked after the engine was made.
@@ -246,25 +268,69 @@ class _ForkGuard:
 _fork_guard = _ForkGuard()
 
 
-def _open_session(bundle: Bundle, graph: Graph, threads: int) -> Any:
+def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> Path:
+    """Let onnxruntime write a graph and all its weights, packed ones besides, as it runs them.
+
+    Args:
+        bundle: that holds the graph.
+        graph: the one to write.
+        folder: where to write it.
+        weights: file name for the weights.
+
+    Returns:
+        The path of the graph.
+
+    Raises:
+        GraphError: onnxruntime cannot load the graph, or not write it.
+    """
+    options = _options(bundle, threads=1)
+    path = folder / graph.file
+    options.optimized_model_filepath = str(path)
+    for key, value in (
+        ("session.save_external_prepacked_constant_initializers", "1"),
+        ("session.optimized_model_external_initializers_file_name", weights),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", "0"),
+    ):
+        options.add_session_config_entry(key, value)
+    _load(graph, bundle.read(graph.file), options)
+    return path
+
+
+def _open_session(bundle: Bundle, graph: Graph, threads: int, packed: Packed | None) -> Any:
+    # the bytes that were checked, not the path: the file could be another one by now
+    data = bundle.read(graph.file)
+    if packed is not None:
+        data = packed.attach(graph.file, data)
+    session = _load(graph, data, _options(bundle, threads=threads))
+    _check_names(graph.file, bundle.manifest, session)
+    return session
+
+
+def _options(bundle: Bundle, *, threads: int) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # the bytes that were checked, not the path: the file could be another one by now
-    data = bundle.read(graph.file)
     options.add_session_config_entry(_EXTERNAL_FOLDER, str(bundle.path))
+    return options
+
+
+def _load(graph: Graph, data: bytes, options: Any) -> Any:
     try:
-        session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own classes have no common base
         raise GraphError(
             f"{graph.file}: expected a graph that onnxruntime {ort.__version__} can run, got: "
             f"{str(error).partition(chr(10))[0][:300]}. Export the checkpoint again, or install "
             "the version of onnxruntime it was exported with."
         ) from error
-    _check_names(graph.file, bundle.manifest, session)
-    return session
+
+
+def _return_free_memory() -> None:
+    """Give back what loading freed, where glibc would keep it: up to a tenth of the weights."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _check_names(file: str, manifest: Manifest, session: Any) -> None:
@@ -293,6 +359,12 @@ def _check_layout(manifest: Manifest) -> None:
                 f"{' or for one' if role == 'decode' else ''}, got one for {graph.sequence}. "
                 "Export the checkpoint again."
             )
+    decode, prefill = manifest.graphs.get("decode"), manifest.graphs.get("prefill")
+    if decode and prefill and decode.sequence == 1 and prefill.min_new_tokens > 2:
+        raise ManifestError(
+            f"{decode.file}: expected a graph for steps of fewer than {prefill.min_new_tokens} "
+            "new tokens, got one for 1. Export the checkpoint again."
+        )
     for state in manifest.states:
         if state.shape[:1] != ("batch",):
             raise ManifestError(

@@ -1,25 +1,24 @@
 """The worker that runs Ortolan. Uses only what the package promises to its users."""
 
 import time
-from pathlib import Path
 
 import ortolan
-from workers.protocol import Generate, Generated, serve
+from workers.protocol import Engine, Generated, Start, serve
 
 
-def load(model: Path, threads: int) -> Generate:
+def load(start: Start) -> Engine:
     """Load a bundle for the CPU."""
-    engine = ortolan.load(model, device="cpu", threads=threads)
+    engine = ortolan.load(start.model, device="cpu", threads=start.threads)
 
     def generate(prompt: list[int], new_tokens: int) -> Generated:
-        start = time.perf_counter()
+        begun = time.perf_counter()
         done = engine.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
-        total = time.perf_counter() - start
+        total = time.perf_counter() - begun
         # By the clock out here, so that what Ortolan's own timings leave out is counted too.
         first = done.timings.time_to_first_token_s
         return Generated(tokens=list(done.tokens), prefill_s=first, decode_s=total - first)
 
-    return generate
+    return Engine(generate=generate, logits=engine.logits)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""How a worker talks with peers.py: one JSON object per line on stdin and stdout.
+"""How a worker talks with the driver: one JSON object per line on stdin and stdout.
 
     worker:  {"load_s": 0.8}
     driver:  {"prompt": [5, 17, 3], "new_tokens": 128}
     worker:  {"tokens": [...], "prefill_s": 0.1, "decode_s": 1.7, "peak_bytes": 123456789}
+    driver:  {"logits_of": [5, 17, 3], "path": "/tmp/logits.npy"}
+    worker:  {"path": "/tmp/logits.npy"}
 
-A worker is started as `python -m workers.NAME MODEL THREADS`, loads the model once, and serves
-until its stdin closes. This module runs in the environment of each peer, so it needs nothing but
-the standard library. Does not know what an engine is.
+A worker is started as `python -m workers.NAME MODEL THREADS [OPTION=VALUE ...]`, loads the model
+once, and serves until its stdin closes. This module runs in the environment of each peer, so it
+needs nothing but NumPy. Does not know what an engine is.
 """
 
 import dataclasses
@@ -14,9 +16,27 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the command line of a worker says.
+
+    Attributes:
+        model: the folder or file to load.
+        threads: how many to use.
+        options: whatever else, for this worker alone.
+    """
+
+    model: Path
+    threads: int
+    options: Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +54,22 @@ class Generated:
     decode_s: float
 
 
-Generate = Callable[[list[int], int], Generated]
-"""(prompt ids, number of new tokens) -> what came of it, greedily and past any end token."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A loaded model.
 
-
-def serve(load: Callable[[Path, int], Generate]) -> None:
-    """Load the model that the command line names, then answer requests until stdin closes.
-
-    Args:
-        load: takes the model's folder or file and the number of threads.
+    Attributes:
+        generate: (prompt ids, number of new tokens) -> what came of it, greedily and past any
+            end token.
+        logits: ids -> the logits behind each of them, `(len(ids), vocab)`.
     """
+
+    generate: Callable[[list[int], int], Generated]
+    logits: Callable[[list[int]], NDArray[np.float32]]
+
+
+def serve(load: Callable[[Start], Engine]) -> None:
+    """Load the model that the command line names, then answer requests until stdin closes."""
     # Libraries print to stdout as they please: keep it for replies, give them stderr.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -52,14 +78,26 @@ def serve(load: Callable[[Path, int], Generate]) -> None:
         replies.write(json.dumps(content) + "\n")
         replies.flush()
 
-    model, threads = sys.argv[1:]
-    start = time.perf_counter()
-    generate = load(Path(model), int(threads))
-    reply({"load_s": time.perf_counter() - start})
+    model, threads, *options = sys.argv[1:]
+    start = Start(
+        model=Path(model),
+        threads=int(threads),
+        options=dict(option.split("=", 1) for option in options),
+    )
+    before = time.perf_counter()
+    engine = load(start)
+    reply({"load_s": time.perf_counter() - before})
     for line in sys.stdin:
-        request = json.loads(line)
-        done = generate(request["prompt"], request["new_tokens"])
-        reply({**dataclasses.asdict(done), "peak_bytes": peak_bytes()})
+        reply(answer(engine, json.loads(line)))
+
+
+def answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what one request asks."""
+    if "logits_of" in request:
+        np.save(request["path"], engine.logits(request["logits_of"]).astype(np.float32))
+        return {"path": request["path"]}
+    done = engine.generate(request["prompt"], request["new_tokens"])
+    return {**dataclasses.asdict(done), "peak_bytes": peak_bytes()}
 
 
 def peak_bytes() -> int | None:

@@ -5,12 +5,22 @@ from onnx_ir.passes import common
 
 from ortolan.export.passes.fuse_linear import FuseLinear
 from ortolan.export.passes.fuse_skip_norm import FuseSkipNorm
+from ortolan.export.passes.quantize_portable import QuantizePortable
+from ortolan.export.passes.quantize_products import QuantizeProducts
+from ortolan.export.passes.quantize_weights import QuantizeWeights
 
-__all__ = ["FuseLinear", "FuseSkipNorm", "tidy"]
+__all__ = [
+    "FuseLinear",
+    "FuseSkipNorm",
+    "QuantizePortable",
+    "QuantizeProducts",
+    "QuantizeWeights",
+    "tidy",
+]
 
 
 def tidy(model: ir.Model, *, portable: bool = False) -> ir.Model:
-    """Run every pass, in order.
+    """Run every pass that any precision needs, in order.
 
     A portable graph keeps its norms as standard operators, which need no body. The last steps
     drop what is not needed to compute, file names of this machine included: two exports of one

@@ -5,6 +5,8 @@ Spec: com.microsoft.FusedMatMul, version 1 (onnxruntime, docs/ContribOperators.m
 
 import onnx_ir as ir
 
+from ortolan.export.passes.edit import replace_value
+
 
 class FuseLinear(ir.passes.InPlacePass):
     """MatMul(x, Transpose(w)) becomes FusedMatMul(x, w, transB=1).
@@ -44,11 +46,8 @@ def _rewrite(graph: ir.Graph, node: ir.Node) -> bool:
         num_outputs=1,
     )
     graph.insert_before(node, fused)
-    old, new = node.outputs[0], fused.outputs[0]
-    name, new.shape, new.type = old.name, old.shape, old.type
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    replace_value(node.outputs[0], fused.outputs[0])
     graph.remove(node, safe=True)
-    new.name = name
     if not transpose.outputs[0].uses():
         graph.remove(transpose, safe=True)
     return True

@@ -6,6 +6,8 @@ docs/ContribOperators.md).
 
 import onnx_ir as ir
 
+from ortolan.export.passes.edit import replace_value
+
 
 class FuseSkipNorm(ir.passes.InPlacePass):
     """RMSNormalization(Add(a, b)) becomes SkipSimplifiedLayerNormalization(a, b).
@@ -45,10 +47,8 @@ def _rewrite(graph: ir.Graph, node: ir.Node) -> bool:
     )
     # Where the sum was computed: every reader of it comes later.
     graph.insert_before(add, fused)
-    for old, new in ((node.outputs[0], fused.outputs[0]), (add.outputs[0], fused.outputs[3])):
-        name, new.shape, new.type = old.name, old.shape, old.type
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        new.name = name
+    replace_value(node.outputs[0], fused.outputs[0])
+    replace_value(add.outputs[0], fused.outputs[3])
     # Mean and inverse deviation, which nobody reads: a name would make them outputs.
     fused.outputs[1].name = fused.outputs[2].name = ""
     graph.remove(node, safe=True)

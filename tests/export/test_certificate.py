@@ -28,7 +28,7 @@ CONFIGS = {
 
 
 def probes(context: int = 600) -> list[Probe]:
-    return make_probes(vocab_size=97, context_length=context, tokenizer=None, calibration=None)
+    return make_probes(vocab_size=97, context_length=context, tokenizer=None)
 
 
 def certified(module: Decoder, config: TransformerConfig) -> Certificate:
@@ -37,7 +37,7 @@ def certified(module: Decoder, config: TransformerConfig) -> Certificate:
         ModuleWeights(module),
         tables(config),
         probes(config.context_length),
-        precision="fp32",
+        thresholds=THRESHOLDS["fp32"],
     )
 
 
@@ -54,6 +54,8 @@ def assert_is_what_the_module_computes(certificate: Certificate, module: Decoder
         np.testing.assert_allclose(certificate.top_logits[part], kept, rtol=1e-5, atol=2e-5)
         np.testing.assert_allclose(certificate.top_logits[part], top_logits, rtol=1e-5, atol=2e-5)
         np.testing.assert_allclose(certificate.log_sum_exp[part], log_sum_exp, rtol=1e-5)
+        followed = np.take_along_axis(logits[:-1], ids[1:, None].numpy(), -1)[:, 0]
+        np.testing.assert_allclose(certificate.next_logits[part][:-1], followed, atol=2e-5)
         offset += probe.length
     assert offset == len(certificate.token_ids)
 
@@ -97,9 +99,13 @@ def test_vocabulary_smaller_than_the_kept_logits_is_kept_whole() -> None:
     from dataclasses import replace
 
     module = tiny_models.decoder(replace(tiny_models.llama(), vocab_size=9))
-    small = make_probes(vocab_size=9, context_length=600, tokenizer=None, calibration=None)
+    small = make_probes(vocab_size=9, context_length=600, tokenizer=None)
     made = certify(
-        module.config, ModuleWeights(module), tables(module.config), small, precision="fp32"
+        module.config,
+        ModuleWeights(module),
+        tables(module.config),
+        small,
+        thresholds=THRESHOLDS["fp32"],
     )
     assert np.sort(made.top_ids, axis=-1).tolist() == [list(range(9))] * len(made.token_ids)
 
@@ -120,9 +126,8 @@ def test_longer_context_of_stretched_positions_turns_every_token_differently() -
 def test_checkpoint_and_module_have_the_same_reference(checkpoint: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
     config = read_config(checkpoint)
-    read = certify(
-        config, open_weights(checkpoint, config), tables(config), probes(), precision="fp16"
-    )
+    weights = open_weights(checkpoint, config)
+    read = certify(config, weights, tables(config), probes(), thresholds=THRESHOLDS["fp16"])
     live = certified(module, module.config)
     np.testing.assert_array_equal(read.top_logits, live.top_logits)
     assert read.thresholds == THRESHOLDS["fp16"]
@@ -152,7 +157,7 @@ def test_progress_is_told_of_every_layer() -> None:
         ModuleWeights(module),
         tables(module.config),
         probes(),
-        precision="fp32",
+        thresholds=THRESHOLDS["fp32"],
         progress=lambda done, total: told.append((done, total)),
     )
     assert told == [(1, 2), (2, 2)]

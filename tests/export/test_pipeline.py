@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.export.conftest import Exported
 from torch import Tensor
 
 import ortolan
-from ortolan.export import pipeline, weights
+from ortolan.export import pipeline, store, weights
 from ortolan.export.certificate import THRESHOLDS
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
 from ortolan.export.passes import tidy
@@ -42,17 +42,17 @@ class Perturbed:
 
 
 def damage_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_blob(
+    def write_rest(
+        writer: weights.BlobWriter,
         models: Sequence[ir.Model],
         source: Weights,
-        tables: Mapping[str, Tensor],
-        folder: Path,
-        **options: Any,
-    ) -> weights.Blob:
+        *rest: Any,
+        **kw: Any,
+    ) -> None:
         perturbed = Perturbed(source, "blocks.1.feed_forward.down.weight")
-        return weights.write_blob(models, perturbed, tables, folder, **options)
+        weights.write_rest(writer, models, perturbed, *rest, **kw)
 
-    monkeypatch.setattr(pipeline, "write_blob", write_blob)
+    monkeypatch.setattr(store, "write_rest", write_rest)
 
 
 def damage_attention(monkeypatch: pytest.MonkeyPatch, attribute: ir.Attr) -> None:
@@ -104,13 +104,13 @@ def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
 def test_weights_that_the_disk_does_not_give_back_fail_the_export(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_blob(*inputs: Any, **options: Any) -> weights.Blob:
-        blob = weights.write_blob(*inputs, **options)
-        with (inputs[3] / blob.file.name).open("r+b") as file:
+    def damaged(*inputs: Any) -> store.Stored:
+        stored = store.store(*inputs)
+        with (inputs[4] / stored.blob.file.name).open("r+b") as file:
             file.write(b"?")
-        return blob
+        return stored
 
-    monkeypatch.setattr(pipeline, "write_blob", write_blob)
+    monkeypatch.setattr(pipeline, "store", damaged)
     with pytest.raises(ExportError, match=r"got: BundleFileError: weights-.*expected sha256"):
         ortolan.export(checkpoint, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -158,7 +158,23 @@ def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "int4"}, r"precision: expected one of fp32, fp16, got 'int4'"),
+        ({"precision": "int3"}, r"precision: expected one of fp32, fp16, int8, int4, got 'int3'"),
+        ({"precision": "int4", "method": "awq"}, r"method: expected one of rtn, hqq, gptq, got"),
+        ({"precision": "int4", "group_size": 48}, r"group: expected one of 32, 64, 128, got 48"),
+        ({"precision": "int4", "method": "gptq"}, r"method: expected a text and a tokenizer"),
+        ({"precision": "int4", "exclude": ["nothing*"]}, r"exclude: .* 'nothing\*', which matches"),
+        ({"method": "rtn"}, r"precision: expected int8 or int4 with a method"),
+        ({"prefill_precision": "int8"}, r"prefill precision: expected split graphs of int8 or"),
+        (
+            {
+                "precision": "int4",
+                "graphs": "split",
+                "prefill_precision": "int8",
+                "attention": "portable",
+            },
+            r"prefill precision: expected fused attention, got portable",
+        ),
+        ({"max_kl": -1.0}, r"max_kl: expected a number of at least 0, got -1"),
         ({"graphs": "both"}, r"graphs: expected one of unified, split, got 'both'"),
         ({"attention": "standard"}, r"attention: expected one of fused, portable, got 'standard'"),
     ],

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ortolan.export import weights as export_weights
 from ortolan.export.errors import ExportError
-from ortolan.export.weights import ALIGNMENT, Blob, bind, write_blob
+from ortolan.export.weights import ALIGNMENT, Blob, BlobWriter, bind, initializer_bytes, write_rest
 from ortolan.modeling import read_config, save
 from ortolan.modeling.checkpoint import open_weights
-from ortolan.modeling.weights import ModuleWeights
+from ortolan.modeling.weights import ModuleWeights, Weights
 
 Export = Callable[[str], Exported]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -45,6 +45,20 @@ def graph(shapes: Shapes, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Model:
     for value in values:
         made.initializers.add(value)
     return ir.Model(made, ir_version=10)
+
+
+def write_blob(
+    models: Sequence[ir.Model],
+    weights: Weights,
+    tables: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None = None,
+) -> Blob:
+    with BlobWriter(folder, total=initializer_bytes(models), progress=progress) as writer:
+        write_rest(writer, models, weights, tables, dtype=dtype)
+        return writer.finish()
 
 
 def stored(folder: Path, blob: Blob, name: str, dtype: str = "f4") -> NDArray[np.generic]:

@@ -49,7 +49,7 @@ def test_what_is_written_is_read_and_written_again(
     assert again.measured == msgspec.structs.replace(measured, seconds=0.0)
     assert again.probes == certificate.probes
     assert again.thresholds == certificate.thresholds
-    for name in ("token_ids", "top_ids", "top_logits", "log_sum_exp"):
+    for name in ("token_ids", "top_ids", "top_logits", "log_sum_exp", "next_logits"):
         np.testing.assert_array_equal(getattr(again, name), getattr(certificate, name))
 
 
@@ -128,6 +128,7 @@ def packed(certificate: Certificate, **changes: NDArray[Any] | None) -> dict[str
         "top_ids": certificate.top_ids,
         "top_logits": certificate.top_logits,
         "log_sum_exp": certificate.log_sum_exp,
+        "next_logits": certificate.next_logits,
     }
     changed = {**arrays, **changes}
     return {name: array for name, array in changed.items() if array is not None}
@@ -158,6 +159,7 @@ def filled(shape: tuple[int, ...], value: float, dtype: type = np.int32) -> NDAr
         {"top_logits": filled((TOTAL, TOP_K), np.nan, np.float32)},
         {"top_logits": filled((TOTAL, TOP_K), 0, np.float64)},
         {"log_sum_exp": filled((TOTAL,), np.inf, np.float32)},
+        {"next_logits": filled((TOTAL,), np.nan, np.float32)},
         {"lengths": np.array(PROBES[::-1], np.int32)},
         {"lengths": np.array(PROBES, ">i4")},
         {"lengths": np.array([{}, {}, {}], object)},

@@ -100,7 +100,10 @@ def without(keys: tuple[str | int, ...], field: str) -> Change:
 
 @pytest.mark.parametrize("keys", OBJECTS, ids=str)
 def test_missing_field_is_refused(keys: tuple[str | int, ...]) -> None:
-    optional = {"sequence", "bos", "eos", "pad"}
+    optional = {
+        *("sequence", "min_new_tokens", "bos", "eos", "pad"),
+        *("prefill_precision", "quantized"),
+    }
     for field in set(reached(json.loads(DATA), keys)) - optional:
         assert field in error_of(changed(without(keys, field)))
 
@@ -133,7 +136,7 @@ def test_version_repeated_is_refused() -> None:
         (("schema",), 10**30),
         (("schema",), 1.0),
         (("kind",), "encoder"),
-        (("precision",), "int4"),
+        (("precision",), "int3"),
         (("attention",), "standard"),
         (("devices",), "cpu"),
         (("devices",), []),

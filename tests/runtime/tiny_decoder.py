@@ -361,6 +361,8 @@ def _certificate(
     probes = np.split(token_ids, ends[:-1])
     logits = [reference_logits(weights, ids.tolist(), recurrent=recurrent) for ids in probes]
     top_ids, top_logits, log_sum_exp = certificate.summarize(np.concatenate(logits), TOP_K)
+    next_ids = np.concatenate([np.roll(ids, -1) for ids in probes])
+    next_logits = np.concatenate(logits)[np.arange(len(next_ids)), next_ids]
     return certificate.Certificate(
         probes=tuple(certificate.Probe(name=f"tokens {n}", length=n) for n in PROBES),
         thresholds=certificate.Thresholds(max_abs_delta=1e-4, mean_kl=1e-5, near_tie=1e-3),
@@ -369,4 +371,5 @@ def _certificate(
         top_ids=top_ids,
         top_logits=top_logits,
         log_sum_exp=log_sum_exp,
+        next_logits=next_logits.astype(np.float32),
     )

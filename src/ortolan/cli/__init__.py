@@ -18,6 +18,7 @@ COMMANDS = {
     "doctor": "Say what this machine has, what is missing and how to get it.",
     "export": "Make a bundle from a trained checkpoint.",
     "inspect": "Say what a bundle holds and what it needs.",
+    "pack": "Prepare the weights of a bundle for this processor.",
     "run": "Continue a prompt.",
     "train": "Train the model of a recipe.",
     "verify": "Prove that a bundle computes here what PyTorch computed.",

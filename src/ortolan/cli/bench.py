@@ -1,42 +1,87 @@
 """`ortolan bench BUNDLE`."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ortolan.cli.output import Steps, print_json, size
+from ortolan.cli.output import Steps, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from ortolan.runtime.benchmark_figures import CaseResult, Generation, Result
+
+COLUMNS = ("test", "tok/s", "±", "median", "read/token", "read/s", "of memory")
+
+_Length = click.IntRange(min=0)
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("-p", "prompt_tokens", type=click.IntRange(min=1), default=512, show_default=True)
-@click.option("-n", "new_tokens", type=click.IntRange(min=2), default=128, show_default=True)
-@click.option("-r", "repetitions", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "-p",
+    "prompts",
+    type=_Length,
+    multiple=True,
+    default=(512,),
+    show_default=True,
+    help="Length of a prompt (pp); repeatable, 0 for none.",
+)
+@click.option(
+    "-n",
+    "news",
+    type=_Length,
+    multiple=True,
+    default=(128,),
+    show_default=True,
+    help="Tokens to generate (tg); repeatable, 0 for none.",
+)
+@click.option(
+    "-d",
+    "depths",
+    type=_Length,
+    multiple=True,
+    default=(0,),
+    show_default=True,
+    help="Tokens that stand in the cache before each of these; repeatable.",
+)
+@click.option(
+    "-r",
+    "repetitions",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Counted runs of each, after one that is not.",
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--threads", type=int, help="The physical cores by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     bundle: Path,
-    prompt_tokens: int,
-    new_tokens: int,
+    prompts: tuple[int, ...],
+    news: tuple[int, ...],
+    depths: tuple[int, ...],
     repetitions: int,
     device: str,
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure BUNDLE: prompt processing (pp) and token generation (tg), tokens per second."""
+    """Measure BUNDLE: prompts (pp) and generation (tg), and what could be better.
+
+    Beside the tokens per second of tg stand the bytes that a token reads, and the share that this
+    takes of the machine's bandwidth, which is measured in the same run with as many threads.
+    """
     import msgspec
 
     from ortolan.runtime import load
-    from ortolan.runtime.benchmark import measure
+    from ortolan.runtime.benchmark import cases, measure
 
     model = load(bundle, device=device, threads=threads)
     steps = Steps()
     try:
         result = measure(
             model,
-            prompt_tokens=prompt_tokens,
-            new_tokens=new_tokens,
+            cases(prompts, news, depths),
             repetitions=repetitions,
             progress=lambda done, total: steps("bench", done, total),
         )
@@ -45,8 +90,63 @@ def command(
     if as_json:
         print_json(msgspec.to_builtins(result))
         return
-    for name, speed in (("pp", result.prefill), ("tg", result.decode)):
-        test = f"{name}{speed.tokens}"
-        print(f"{test:<8} {speed.mean:10.1f} ± {speed.deviation:.1f} tok/s")
+    _print_rows([COLUMNS, *(_row(case) for case in result.cases)])
+    print()
+    print_table(_about(result))
+    if result.advice:
+        print("\nadvice")
+    for advice in result.advice:
+        print(f"  {advice.text}")
+
+
+def _row(case: "CaseResult") -> tuple[str, ...]:
+    figures = (case.speed.mean, case.speed.deviation, case.speed.median)
+    speeds = tuple(f"{figure:.1f}" for figure in figures)
+    if case.generation is None:
+        return (case.name, *speeds, "", "", "")
+    read = case.generation
+    return (
+        case.name,
+        *speeds,
+        size(read.bytes_per_token),
+        f"{size(read.bytes_per_second)}/s",
+        _share(read),
+    )
+
+
+def _share(read: "Generation") -> str:
+    if read.in_cache:
+        return "in cache"
+    return "" if read.bandwidth_share is None else f"{read.bandwidth_share:.0%}"
+
+
+def _about(result: "Result") -> list[tuple[str, str]]:
+    """What the figures were measured on."""
+    weights = result.weights
+    formats = ", ".join(f"{size(count)} in {name}" for name, count in weights.formats.items())
+    rows = [
+        ("model", f"{result.model_type}, {result.precision}"),
+        (
+            "run",
+            f"{result.device}, {result.threads} threads on {result.physical_cores} physical "
+            f"cores, {result.repetitions} repetitions",
+        ),
+        (
+            "weights",
+            f"{size(weights.bytes)} per token: {formats} (head {size(weights.head_bytes)})",
+        ),
+        ("cache", f"{size(result.cache_bytes_per_token)} per token of context"),
+    ]
+    if result.bandwidth is not None:
+        rows.append(("bandwidth", f"{size(result.bandwidth.bytes_per_second)}/s read from memory"))
     if result.peak_memory_bytes is not None:
-        print(f"{'memory':<8} {size(result.peak_memory_bytes):>10} peak, on {result.device}")
+        rows.append(("memory", f"{size(result.peak_memory_bytes)} at the peak"))
+    return rows + [("note", note) for note in result.notes]
+
+
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """A table: names to the left, figures to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for name, *figures in rows:
+        cells = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:], strict=True)]
+        print("  ".join([f"{name:<{widths[0]}}", *cells]).rstrip())

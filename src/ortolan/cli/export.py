@@ -18,7 +18,13 @@ class MissingExportError(OrtolanError):
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "int8", "int4"]),
+    default="fp32",
+    show_default=True,
+    help="Of the weights.",
+)
 @click.option(
     "--graphs",
     type=click.Choice(["unified", "split"]),
@@ -33,11 +39,43 @@ class MissingExportError(OrtolanError):
     show_default=True,
     help="portable adds bodies of standard operators, for other tools than onnxruntime.",
 )
+@click.option(
+    "--method",
+    type=click.Choice(["rtn", "hqq", "gptq"]),
+    help="How int4 and int8 are found. By default gptq for int4 where there is a text to "
+    "calibrate on, else hqq; rtn for int8.",
+)
+@click.option(
+    "--group-size",
+    type=click.Choice(["32", "64", "128"]),
+    help="Values that share a scale; 128 by default.",
+)
+@click.option("--asymmetric", is_flag=True, help="Store a zero point for each group as well.")
+@click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Weights to keep in fp32; repeatable."
+)
+@click.option(
+    "--prefill-precision",
+    type=click.Choice(["int8"]),
+    help="Weights of its own for prefill, with --graphs split: faster, for more memory.",
+)
+@click.option("--max-kl", type=float, help="Fail where the mean divergence from PyTorch is larger.")
 @click.option("--max-context", type=int, help="Tokens that shall fit; the model's own by default.")
-@click.option("--calibration", type=click.Path(path_type=Path), help="Text to prove parity on.")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Text to calibrate and prove parity on; that of a recipe in SOURCE by default.",
+)
+@click.option(
+    "--calibration-sequences",
+    type=int,
+    default=32,
+    show_default=True,
+    help="Texts of 256 tokens that gptq calibrates on.",
+)
 @click.option("--force", is_flag=True, help="Replace a bundle at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(source: Path, out: Path, as_json: bool, **options: Any) -> None:
+def command(source: Path, out: Path, as_json: bool, group_size: str | None, **options: Any) -> None:
     """Make the bundle OUT from the checkpoint folder SOURCE, and prove its parity.
 
     SOURCE is in Hugging Face format: config.json and safetensors. Nothing is kept at OUT unless
@@ -53,8 +91,9 @@ def command(source: Path, out: Path, as_json: bool, **options: Any) -> None:
     from ortolan.runtime import certificate
 
     steps = Steps()
+    groups: Any = None if group_size is None else int(group_size)
     try:
-        bundle = export(source, out, progress=steps, **options)
+        bundle = export(source, out, group_size=groups, progress=steps, **options)
     finally:
         steps.close()
     measured = certificate.read(bundle).measured
@@ -70,6 +109,8 @@ def command(source: Path, out: Path, as_json: bool, **options: Any) -> None:
                 "max_abs_delta": measured.max_abs_delta,
                 "mean_kl": measured.mean_kl,
                 "top1_agreement": measured.top1_agreement,
+                "perplexity": measured.perplexity,
+                "reference_perplexity": measured.reference_perplexity,
             }
         )
         return

@@ -1,0 +1,122 @@
+"""The weights of a Llama checkpoint as llama.cpp wants them. Does not know its file format.
+
+Source of names and layout: convert_hf_to_gguf.py of llama.cpp.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+
+OUTER = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+INNER = {
+    "input_layernorm": "attn_norm",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.v_proj": "attn_v",
+}
+
+HEADS = {  # the config's number of heads, for the matrices that rotary positions apply to
+    "self_attn.q_proj": "num_attention_heads",
+    "self_attn.k_proj": "num_key_value_heads",
+}
+
+
+class Tensor:
+    """A tensor of a safetensors file, read when asked for.
+
+    Attributes:
+        name: its name in the checkpoint.
+        shape: its shape.
+    """
+
+    def __init__(self, file: Path, start: int, name: str, entry: Mapping[str, Any]) -> None:
+        self.name = name
+        self.shape: tuple[int, ...] = tuple(entry["shape"])
+        self._file = file
+        self._dtype: str = entry["dtype"]
+        self._start = start + entry["data_offsets"][0]
+
+    def read(self) -> Array:
+        """Return the values as float32."""
+        stored = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}[self._dtype]
+        values = np.fromfile(self._file, stored, count=math.prod(self.shape), offset=self._start)
+        if self._dtype == "BF16":
+            values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return values.astype(np.float32, copy=False).reshape(self.shape)
+
+
+def tensors(checkpoint: Path) -> Iterator[Tensor]:
+    """Yield every tensor of a checkpoint.
+
+    Source: https://github.com/huggingface/safetensors#format
+    """
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                yield Tensor(path, 8 + length, name, entry)
+
+
+def gguf_name(name: str) -> str:
+    """Return llama.cpp's name of a tensor."""
+    stem = name.removesuffix(".weight")
+    if stem in OUTER:
+        return f"{OUTER[stem]}.weight"
+    _, _, layer, inner = stem.split(".", 3)
+    return f"blk.{layer}.{INNER[inner]}.weight"
+
+
+def interleaved(rows: Array, heads: int) -> Array:
+    """Reorder the rows of each head: pairs to rotate are halves apart, llama.cpp wants neighbours.
+
+    Args:
+        rows: `(heads * D, hidden)`.
+        heads: how many there are.
+    """
+    halves = rows.reshape(heads, 2, -1, rows.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def values_of(tensor: Tensor, config: Mapping[str, Any]) -> Array:
+    """Return the values of a tensor as llama.cpp wants them."""
+    values = tensor.read()
+    inner = tensor.name.removesuffix(".weight").split(".", 3)[-1]
+    return interleaved(values, config[HEADS[inner]]) if inner in HEADS else values
+
+
+def rope_factors(config: Mapping[str, Any]) -> Array | None:
+    """Return what llama.cpp divides each rotary frequency by, or None for 1.
+
+    Source: Llama 3.1's scaling, as in transformers' `_compute_llama3_parameters`.
+    """
+    scaling = config.get("rope_scaling")
+    if scaling is None:
+        return None
+    if scaling["rope_type"] != "llama3":
+        raise ValueError(f"rope_scaling: expected llama3 or none, got {scaling['rope_type']}.")
+    size = config["head_dim"]
+    lengths = 2 * math.pi * config["rope_theta"] ** (np.arange(0, size, 2) / size)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] / lengths
+    share = np.clip((turns - low) / (high - low), 0, 1)
+    factors: Array = (1 / ((1 - share) / scaling["factor"] + share)).astype(np.float32)
+    return factors

@@ -1,0 +1,94 @@
+"""Turn a Llama checkpoint into a GGUF file, then into the type that llama.cpp shall compute with.
+
+    python -m workers.to_gguf CHECKPOINT FOLDER TYPE
+
+TYPE is the end of a LLAMA_FTYPE_ constant, such as MOSTLY_Q4_0. llama.cpp's own script knows
+tokenizers by the hash of their output and refuses any other; here the file has none, only ids.
+Weights are written in float32 a tensor at a time and quantized by llama.cpp itself. Knows no
+family but Llama.
+"""
+
+import ctypes
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf  # type: ignore[import-not-found]
+import llama_cpp  # type: ignore[import-not-found]
+import numpy as np
+
+from workers.llama_weights import gguf_name, rope_factors, tensors, values_of
+
+
+def describe(writer: Any, config: Mapping[str, Any]) -> None:
+    """Write the keys that llama.cpp reads."""
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(llama_cpp.LLAMA_FTYPE_ALL_F32)
+    writer.add_tokenizer_model("none")
+
+
+def write_float32(checkpoint: Path, path: Path) -> None:
+    """Write a checkpoint as GGUF in float32.
+
+    Raises:
+        ValueError: the checkpoint is no Llama.
+    """
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] != "llama":
+        raise ValueError(f"{checkpoint}: expected a llama, got {config['model_type']}.")
+    writer = gguf.GGUFWriter(path, "llama")
+    describe(writer, config)
+    found = list(tensors(checkpoint))
+    for tensor in found:
+        size = 4 * math.prod(tensor.shape)
+        writer.add_tensor_info(gguf_name(tensor.name), tensor.shape, np.dtype(np.float32), size)
+    factors = rope_factors(config)
+    if factors is not None:
+        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in found:
+        writer.write_tensor_data(values_of(tensor, config))
+    if factors is not None:
+        writer.write_tensor_data(factors)
+    writer.close()
+
+
+def main() -> None:
+    """Write FOLDER/model.gguf."""
+    checkpoint, folder, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    folder.mkdir()
+    wanted = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
+    path = folder / "model.gguf"
+    if wanted == llama_cpp.LLAMA_FTYPE_ALL_F32:
+        write_float32(checkpoint, path)
+        return
+    source = folder / "float32.gguf"
+    write_float32(checkpoint, source)
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = wanted
+    status = llama_cpp.llama_model_quantize(
+        str(source).encode(), str(path).encode(), ctypes.byref(params)
+    )
+    source.unlink()
+    if status != 0:
+        raise SystemExit(f"llama_model_quantize: expected status 0, got {status}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""What can be chosen about an export, what it is by default, and what goes together.
+
+Knows names and tables. Does not know how anything is done.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from ortolan.export.errors import OptionError
+from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.plan import METHODS, Method, Quantization
+from ortolan.runtime.manifest import Graph
+
+Precision = Literal["fp32", "fp16", "int8", "int4"]
+Graphs = Literal["unified", "split"]
+Attention = Literal["fused", "portable"]
+GroupSize = Literal[32, 64, 128]
+
+DTYPES: Mapping[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "int8": torch.float32,
+    "int4": torch.float32,
+}
+"""Of activations, of the cache, and of weights that are not quantized."""
+
+DEVICES: Mapping[Precision, tuple[str, ...]] = {
+    # The CUDA kernel of GroupQueryAttention takes 16-bit floats only.
+    "fp32": ("cpu",),
+    "fp16": ("cpu", "cuda"),
+    "int8": ("cpu",),
+    "int4": ("cpu",),
+}
+
+BITS: Mapping[Precision, Literal[4, 8]] = {"int8": 8, "int4": 4}
+
+GROUP_SIZE: GroupSize = 128
+"""The largest there is: the fewest scales to read, and calibration makes up for the rest."""
+
+HEAD = Scheme(bits=8, group=128)
+"""Of head and embedding (docs/adr/0005)."""
+
+INT8_PREFILL_FROM = 16
+"""New tokens from which a prefill graph in int8 is faster than the decode graph (docs/adr/0006)."""
+
+CALIBRATION_SEQUENCES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """A consistent set of choices.
+
+    Attributes:
+        quantization: how weights are stored; `None` where they are floats.
+        prefill_precision: of the prefill graph's products, where it has weights of its own.
+        max_kl: the largest mean divergence that is accepted; `None` for the precision's own.
+    """
+
+    precision: Precision
+    graphs: Graphs
+    attention: Attention
+    quantization: Quantization | None
+    prefill_precision: Literal["int8"] | None
+    max_kl: float | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is not quantized."""
+        return DTYPES[self.precision]
+
+    @property
+    def graph_files(self) -> dict[str, Graph]:
+        """Each graph by its role."""
+        if self.graphs == "unified":
+            return {"decoder": Graph(file="decoder.onnx")}
+        if self.prefill_precision is None:
+            return {
+                "prefill": Graph(file="prefill.onnx", min_new_tokens=2),
+                "decode": Graph(file="decode.onnx", sequence=1),
+            }
+        return {
+            "prefill": Graph(file="prefill.onnx", min_new_tokens=INT8_PREFILL_FROM),
+            "decode": Graph(file="decode.onnx"),
+        }
+
+
+class Form(NamedTuple):
+    """What a bundle shall be, as it was asked for."""
+
+    precision: Precision
+    graphs: Graphs
+    attention: Attention
+    prefill_precision: Literal["int8"] | None
+
+
+class Rounding(NamedTuple):
+    """How weights of few bits shall be found, as it was asked for; `None` for the default."""
+
+    method: Method | None
+    group_size: GroupSize | None
+    asymmetric: bool
+    exclude: tuple[str, ...]
+
+
+def resolve(
+    form: Form, rounding: Rounding, *, max_kl: float | None, can_calibrate: bool
+) -> Options:
+    """Fill in defaults and refuse what does not go together.
+
+    By default int4 is found by gptq where there is something to calibrate on, else by hqq, and
+    int8, which leaves nothing to calibrate, by rtn.
+
+    Args:
+        form: what was asked for.
+        rounding: what was asked for; nothing, unless `form` has int8 or int4.
+        max_kl: see `Options`.
+        can_calibrate: there is a text and a tokenizer to read it with.
+
+    Raises:
+        OptionError: names the option, what was expected and what was got.
+    """
+    _check_choices(form, rounding)
+    if max_kl is not None and not 0 <= max_kl < float("inf"):
+        raise OptionError(f"max_kl: expected a number of at least 0, got {max_kl}.")
+    quantization = None
+    if form.precision in BITS:
+        quantization = _quantization(form.precision, rounding, can_calibrate=can_calibrate)
+    elif rounding != Rounding(None, None, asymmetric=False, exclude=()):
+        raise OptionError(
+            f"precision: expected int8 or int4 with a method, a group size or exclusions, got "
+            f"{form.precision}. Leave these out, or choose --precision int4."
+        )
+    options = Options(
+        precision=form.precision,
+        graphs=form.graphs,
+        attention=form.attention,
+        quantization=quantization,
+        prefill_precision=form.prefill_precision,
+        max_kl=max_kl,
+    )
+    _check_prefill(options)
+    return options
+
+
+def _quantization(precision: Precision, rounding: Rounding, *, can_calibrate: bool) -> Quantization:
+    return Quantization(
+        scheme=Scheme(
+            bits=BITS[precision],
+            group=GROUP_SIZE if rounding.group_size is None else rounding.group_size,
+            symmetric=not rounding.asymmetric,
+        ),
+        head=HEAD,
+        method=_method(rounding.method, precision, can_calibrate=can_calibrate),
+        exclude=rounding.exclude,
+    )
+
+
+def _check_choices(form: Form, rounding: Rounding) -> None:
+    for name, value, choices in (
+        ("precision", form.precision, tuple(DTYPES)),
+        ("graphs", form.graphs, ("unified", "split")),
+        ("attention", form.attention, ("fused", "portable")),
+        ("prefill precision", form.prefill_precision, (None, "int8")),
+        ("method", rounding.method, (None, *METHODS)),
+    ):
+        if value not in choices:
+            names = ", ".join(choice for choice in choices if choice is not None)
+            raise OptionError(f"{name}: expected one of {names}, got {value!r}.")
+
+
+def _check_prefill(options: Options) -> None:
+    if options.prefill_precision is None:
+        return
+    if options.graphs != "split" or options.quantization is None:
+        raise OptionError(
+            "prefill precision: expected split graphs of int8 or int4, got "
+            f"{options.graphs} of {options.precision}. Add --graphs split --precision int4."
+        )
+    if options.attention == "portable":
+        raise OptionError(
+            "prefill precision: expected fused attention, got portable. Products of int8 "
+            "activations have no portable form: leave one of the two out."
+        )
+
+
+def _method(method: Method | None, precision: Precision, *, can_calibrate: bool) -> Method:
+    """The method that was asked for, or the best that is possible."""
+    if method == "gptq" and not can_calibrate:
+        raise OptionError(
+            "method: expected a text and a tokenizer to calibrate gptq with, got none. "
+            "Give --calibration FILE, or choose --method hqq."
+        )
+    if method is not None:
+        return method
+    if precision == "int8":
+        return "rtn"  # 8 bits leave nothing to calibrate
+    return "gptq" if can_calibrate else "hqq"

@@ -1,0 +1,120 @@
+"""Products and table look-ups read weights of a few bits.
+
+Spec: com.microsoft.MatMulNBits and com.microsoft.GatherBlockQuantized, version 1 (onnxruntime,
+docs/ContribOperators.md).
+"""
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from ortolan.export.passes.edit import (
+    add_initializer,
+    insert_constant,
+    replace_value,
+    static_shape,
+)
+from ortolan.export.quantize.blocks import Scheme
+
+ACCURACY_LEVEL = 4
+"""Activations in 8 bits: the only level with fast kernels for 8-bit weights."""
+
+CODES, TABLE, SCALES, ZEROS = ".codes", ".table", ".scales", ".zeros"
+"""What replaces an initializer, by suffix of its name. `.table` is `.codes` in another shape."""
+
+
+class QuantizeWeights(ir.passes.InPlacePass):
+    """Every reader of a quantized weight takes codes, scales and, if any, zero points.
+
+    Case 1: FusedMatMul(x, w, transB=1) becomes MatMulNBits.
+    Case 2: Gather(w, ids) becomes GatherBlockQuantized, over the same bytes as case 1 where the
+        head is the embedding's table.
+    Case 3: as case 2, but groups do not divide the width: the padded rows are cut.
+    Case 4: the weight is not in the plan: the nodes stay.
+    """
+
+    def __init__(self, plan: Mapping[str, Scheme]) -> None:
+        self.plan = plan
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the graph in place."""
+        graph, modified = model.graph, False
+        for node in list(graph):
+            if node.op_type == "FusedMatMul":
+                weight, lower = node.inputs[1], _product
+            elif node.op_type == "Gather":
+                weight, lower = node.inputs[0], _look_up
+            else:
+                continue
+            name = weight.name if weight is not None else None
+            if weight is None or name is None or name not in self.plan:
+                continue  # Case 4
+            replace_value(node.outputs[0], lower(graph, node, weight, self.plan[name]))
+            graph.remove(node, safe=True)
+            if not weight.uses():
+                del graph.initializers[name]
+            modified = True
+        if modified:
+            graph.opset_imports["com.microsoft"] = 1
+        return ir.passes.PassResult(model, modified)
+
+
+def _product(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -> ir.Value:
+    rows, columns = static_shape(weight)
+    shape = (rows, scheme.groups(columns), scheme.group * scheme.bits // 8)
+    codes = add_initializer(graph, f"{weight.name}{CODES}", ir.DataType.UINT8, shape)
+    product = ir.Node(
+        "com.microsoft",
+        "MatMulNBits",
+        [node.inputs[0], codes, *_grid(graph, weight, scheme)],
+        [
+            ir.AttrInt64("K", columns),
+            ir.AttrInt64("N", rows),
+            ir.AttrInt64("bits", scheme.bits),
+            ir.AttrInt64("block_size", scheme.group),
+            ir.AttrInt64("accuracy_level", ACCURACY_LEVEL),
+        ],
+        num_outputs=1,
+    )
+    graph.insert_before(node, product)
+    return product.outputs[0]
+
+
+def _look_up(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -> ir.Value:
+    rows, columns = static_shape(weight)
+    width = scheme.groups(columns) * scheme.group
+    shape = (rows, width * scheme.bits // 8)
+    table = add_initializer(graph, f"{weight.name}{TABLE}", ir.DataType.UINT8, shape)
+    gathered = ir.Node(
+        "com.microsoft",
+        "GatherBlockQuantized",
+        [table, node.inputs[1], *_grid(graph, weight, scheme)],
+        [
+            ir.AttrInt64("bits", scheme.bits),
+            ir.AttrInt64("block_size", scheme.group),
+            ir.AttrInt64("gather_axis", 0),
+            ir.AttrInt64("quantize_axis", 1),
+        ],
+        num_outputs=1,
+    )
+    graph.insert_before(node, gathered)
+    if width == columns:
+        return gathered.outputs[0]
+    # Case 3
+    bounds = [insert_constant(graph, node, [value]) for value in (0, columns, -1)]
+    cut = ir.Node("", "Slice", [gathered.outputs[0], *bounds], num_outputs=1)
+    graph.insert_before(node, cut)
+    return cut.outputs[0]
+
+
+def _grid(graph: ir.Graph, weight: ir.Value, scheme: Scheme) -> list[ir.Value]:
+    """Scales and zero points, one of each a group."""
+    rows, columns = static_shape(weight)
+    groups = scheme.groups(columns)
+    name = weight.name
+    scales = add_initializer(graph, f"{name}{SCALES}", ir.DataType.FLOAT, (rows, groups))
+    if scheme.symmetric:
+        return [scales]
+    packed = -(-groups * scheme.bits // 8)
+    zeros = add_initializer(graph, f"{name}{ZEROS}", ir.DataType.UINT8, (rows, packed))
+    return [scales, zeros]

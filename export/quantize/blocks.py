@@ -1,0 +1,219 @@
+"""Weights as small integers with one scale per group of inputs, and their layouts.
+
+Knows the format: what a code means, and the bytes that onnxruntime's `MatMulNBits` and
+`GatherBlockQuantized` and the standard `DequantizeLinear` read. Does not know how codes are chosen
+(`rtn`, `hqq`, `gptq`), graphs or files.
+
+Shape letters: N outputs, K inputs, G groups of inputs: K / group, rounded up. Groups run along K;
+the last one may be shorter.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ortolan.export.errors import ExportError, OptionError
+
+BITS = (4, 8)
+"""Widths of a code."""
+
+GROUPS = (32, 64, 128)
+"""Inputs that share a scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """The format of a quantized weight.
+
+    Attributes:
+        bits: width of a code.
+        group: inputs that share a scale.
+        symmetric: whether every zero point is `middle`, and so is not stored.
+
+    Raises:
+        OptionError: a width or a group that kernels do not have.
+    """
+
+    bits: Literal[4, 8]
+    group: Literal[32, 64, 128]
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, offered in (("bits", self.bits, BITS), ("group", self.group, GROUPS)):
+            if value not in offered:
+                listed = ", ".join(map(str, offered))
+                raise OptionError(f"{name}: expected one of {listed}, got {value}. Choose another.")
+
+    @property
+    def largest(self) -> int:
+        """The largest code; the smallest is 0."""
+        return (1 << self.bits) - 1
+
+    @property
+    def middle(self) -> int:
+        """The code of 0.0 in a symmetric scheme."""
+        return 1 << (self.bits - 1)
+
+    def groups(self, inputs: int) -> int:
+        """Groups in that many inputs."""
+        return -(-inputs // self.group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Codes:
+    """A quantized weight: `(value - zero) * scale`.
+
+    Attributes:
+        values: uint8 `(N, K)`, one code each, at most `scheme.largest`.
+        scales: float32 `(N, G)`; may be negative, and 0 where a whole group is 0.
+        zeros: uint8 `(N, G)`; None where the scheme is symmetric.
+        scheme: the format.
+    """
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    scheme: Scheme
+
+
+class Columns(NamedTuple):
+    """A quantized weight as the standard `DequantizeLinear` reads it.
+
+    Attributes:
+        weights: uint8, flat: the bytes of a `(K, N)` tensor of type INT4 or INT8 (symmetric), UINT4
+            or UINT8. Two 4-bit codes share a byte, the first in the low half, across row ends.
+        scales: float32 `(G, N)`.
+        zeros: uint8, flat: the bytes of a `(G, N)` tensor of the same type; None where symmetric.
+    """
+
+    weights: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+
+
+def dequantize(codes: Codes) -> Tensor:
+    """The weight that kernels compute with, float32 `(N, K)`."""
+    rows, inputs = codes.values.shape
+    zeros = codes.scheme.middle if codes.zeros is None else codes.zeros.float().unsqueeze(-1)
+    blocks = into_groups(codes.values.float(), codes.scheme.group)
+    return ((blocks - zeros) * codes.scales.unsqueeze(-1)).view(rows, -1)[:, :inputs]
+
+
+def relative_error(weight: Tensor, codes: Codes) -> float:
+    """`||W - dequantized|| / ||W||` in the Frobenius norm; 0.0 for a weight of zeros.
+
+    Args:
+        weight: float32 `(N, K)`, what the codes stand for.
+        codes: its codes.
+    """
+    error, norm = torch.linalg.norm(weight - dequantize(codes)), torch.linalg.norm(weight)
+    return float(error / norm) if float(norm) else float(error)
+
+
+def pack(codes: Codes) -> Tensor:
+    """The bytes of `MatMulNBits`' input B, uint8 `(N, G, group * bits / 8)`.
+
+    Two 4-bit codes share a byte, the first in the low half. A short last group is filled with
+    codes of 0.0. Seen as `(N, G * group * bits / 8)` these are also the data of
+    `GatherBlockQuantized` with `quantize_axis=1`, whose rows are then `G * group` wide.
+    """
+    scheme = codes.scheme
+    blocks = into_groups(codes.values, scheme.group)
+    tail = codes.values.shape[1] % scheme.group
+    if tail:
+        fill = scheme.middle if codes.zeros is None else codes.zeros[:, -1:]
+        blocks[:, -1, tail:] = fill
+    return _into_bytes(blocks, scheme.bits)
+
+
+def pack_zeros(codes: Codes) -> Tensor | None:
+    """The bytes of zero points for `MatMulNBits` and `GatherBlockQuantized`.
+
+    Returns:
+        uint8 `(N, ceil(G * bits / 8))`: each row starts a byte. None where symmetric.
+    """
+    return None if codes.zeros is None else _into_bytes(codes.zeros, codes.scheme.bits)
+
+
+def pack_columns(codes: Codes) -> Columns:
+    """The initializers of a blocked `DequantizeLinear` of axis 0 in front of a MatMul.
+
+    onnxruntime turns the two into one `MatMulNBits`, if nothing else reads the three tensors.
+    """
+    bits = codes.scheme.bits
+    # Signed types: subtracting `middle` and keeping `bits` bits is flipping the sign bit.
+    signed = codes.scheme.middle if codes.zeros is None else 0
+    return Columns(
+        weights=_into_bytes((codes.values ^ signed).T.reshape(-1), bits),
+        scales=codes.scales.T.contiguous(),
+        zeros=None if codes.zeros is None else _into_bytes(codes.zeros.T.reshape(-1), bits),
+    )
+
+
+def check_finite(weight: Tensor) -> None:
+    """Refuse a weight that no code can stand for.
+
+    Raises:
+        ExportError: a number is infinite or not a number.
+    """
+    finite = weight.isfinite()
+    if not bool(finite.all()):
+        row, column = (~finite).nonzero()[0].tolist()
+        raise ExportError(
+            f"weight: expected finite numbers, got {float(weight[row, column])} at "
+            f"[{row}, {column}]. Repair the checkpoint, or export it without quantization."
+        )
+
+
+def into_groups(matrix: Tensor, group: int) -> Tensor:
+    """Split the inputs of `(N, K)` into `(N, G, group)`; a copy filled with 0 if K has a rest."""
+    rows, inputs = matrix.shape
+    rest = -inputs % group
+    padded = F.pad(matrix, (0, rest)) if rest else matrix
+    return padded.reshape(rows, (inputs + rest) // group, group)
+
+
+def nearest(weight: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
+    """The codes nearest to some numbers, as floats.
+
+    Args:
+        weight: float32, of a shape that `scales` and `zeros` broadcast to.
+        scales: float32; a scale of 0 gives the code of 0.0.
+        zeros: float32.
+        scheme: the range of codes.
+    """
+    steps = weight / scales.masked_fill(scales == 0, math.inf)
+    return steps.round_().add_(zeros).clamp_(0, scheme.largest)
+
+
+def from_groups(
+    blocks: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, *, inputs: int
+) -> Codes:
+    """Codes whose scales and zero points fit some numbers in groups, each rounded to the nearest.
+
+    Args:
+        blocks: float32 `(N, G, group)`, the numbers.
+        scales: float32 `(N, G)`.
+        zeros: float32 `(N, G)`, whole numbers; not stored where the scheme is symmetric.
+        scheme: the format.
+        inputs: `K`, columns to keep.
+    """
+    values = nearest(blocks, scales.unsqueeze(-1), zeros.unsqueeze(-1), scheme).to(torch.uint8)
+    return Codes(
+        values=values.view(len(blocks), -1)[:, :inputs].contiguous(),
+        scales=scales,
+        zeros=None if scheme.symmetric else zeros.to(torch.uint8),
+        scheme=scheme,
+    )
+
+
+def _into_bytes(values: Tensor, bits: int) -> Tensor:
+    """Pack codes along the last axis; with 4 bits, the first of a pair in the low half."""
+    if bits == 8:
+        return values.contiguous()
+    pairs = F.pad(values, (0, values.shape[-1] % 2))
+    return pairs[..., 0::2] | (pairs[..., 1::2] << 4)

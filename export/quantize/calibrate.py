@@ -1,0 +1,123 @@
+"""Codes that keep what a model computes on a text, found a layer at a time.
+
+The streams that enter a layer come out of the layers before it as they are stored, so that a
+layer makes up for the errors of those before it (Frantar et al. 2022, "GPTQ", section 3).
+
+Memory: the streams, one layer's weights, and what `gptq.quantize` needs for its widest product.
+
+Shape letters: S tokens of a text, E model width, K columns of a weight.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ortolan.export.layers import (
+    embed,
+    head_name,
+    read_layer,
+    run_block,
+    run_final_norm,
+    skeleton,
+)
+from ortolan.export.quantize import gptq
+from ortolan.export.quantize.blocks import Scheme, dequantize
+from ortolan.export.quantize.stream import Part, Quantized, round_rows, row_chunks
+from ortolan.modeling import Decoder, TransformerConfig
+from ortolan.modeling.weights import Weights
+
+
+def calibrated_weights(
+    config: TransformerConfig,
+    weights: Weights,
+    tables: Mapping[str, Tensor],
+    plan: Mapping[str, Scheme],
+    texts: Sequence[Tensor],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Quantized]:
+    """Every weight of a plan, by GPTQ; an embedding that is no head is rounded.
+
+    Args:
+        config: the model.
+        weights: its weights, read a layer at a time.
+        tables: its fixed tables.
+        plan: which weights, and how.
+        texts: ids `(S,)` of each text to calibrate on.
+        progress: told after every layer.
+
+    Yields:
+        Each weight once; its parts are to be read before the next is asked for.
+    """
+    module = skeleton(config, tables)
+    with torch.inference_mode():
+        streams = embed(module, weights, texts)
+    head = head_name(module)
+    count = len(module.blocks)
+    for index in range(count):
+        prefix = f"blocks.{index}."
+        layer = read_layer(module, weights, prefix)
+        schemes = {
+            name.removeprefix(prefix): scheme
+            for name, scheme in plan.items()
+            if name.startswith(prefix)
+        }
+        hessians = _hessians(module, index, layer, streams, schemes)
+        for name, scheme in schemes.items():
+            codes = gptq.quantize(layer[name], hessians.pop(name), scheme)
+            part = Part(rows=layer[name], codes=codes)
+            yield Quantized(
+                name=f"{prefix}{name}", scheme=scheme, method="gptq", parts=iter([part])
+            )
+            layer[name] = dequantize(codes)
+        with torch.inference_mode():
+            streams = run_block(module, index, layer, streams)
+        if progress is not None:
+            progress(index + 1, count)
+    for name, scheme in plan.items():
+        if name == head:
+            parts = _calibrated_head(module, weights, name, scheme, streams)
+            yield Quantized(name=name, scheme=scheme, method="gptq", parts=parts)
+        elif not name.startswith("blocks."):
+            parts = round_rows(weights, name, scheme, "rtn")
+            yield Quantized(name=name, scheme=scheme, method="rtn", parts=parts)
+
+
+def _hessians(
+    module: Decoder,
+    index: int,
+    layer: dict[str, Tensor],
+    streams: Sequence[Tensor],
+    names: Mapping[str, Scheme],
+) -> dict[str, Tensor]:
+    """The sum of x xT over the inputs x `(K,)` of each product of a layer, `(K, K)`."""
+    widths = {name: layer[name].shape[1] for name in names}
+    sums = {name: torch.zeros(width, width) for name, width in widths.items()}
+    block = module.blocks[index]
+
+    def watch(name: str) -> torch.utils.hooks.RemovableHandle:
+        def add(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x_SK = inputs[0].flatten(0, -2)
+            sums[name].addmm_(x_SK.T, x_SK)
+
+        return block.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(add)
+
+    handles = [watch(name) for name in names]
+    try:
+        with torch.inference_mode():
+            run_block(module, index, layer, streams)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sums
+
+
+def _calibrated_head(
+    module: Decoder, weights: Weights, name: str, scheme: Scheme, streams: Sequence[Tensor]
+) -> Iterator[Part]:
+    with torch.inference_mode():
+        x_SE = run_final_norm(module, weights, torch.cat(list(streams)))
+        factor = gptq.factorize(x_SE.T @ x_SE)
+    for rows in row_chunks(weights, name):
+        yield Part(rows=rows, codes=gptq.round_columns(rows, factor, scheme))

@@ -1,0 +1,79 @@
+"""Half-quadratic quantization: scales that fit most numbers of a group, not its outliers.
+
+Knows one group at a time, and no inputs: it needs no calibration. Does not know what an error
+costs (`gptq`).
+"""
+
+import torch
+from torch import Tensor
+
+from ortolan.export.quantize.blocks import (
+    Codes,
+    Scheme,
+    check_finite,
+    from_groups,
+    into_groups,
+    nearest,
+)
+from ortolan.export.quantize.rtn import extremes, in_steps, refit, row_chunks
+
+ITERATIONS = 20
+
+STIFFNESS = 6.0
+"""What it costs to let an error stand; those above about 0.3 of a step stand in part."""
+
+STIFFENING = 1.01
+"""Factor of the stiffness after each iteration."""
+
+
+def quantize(weight: Tensor, scheme: Scheme) -> Codes:
+    """Alternate between which errors to let stand, and the scale that fits the rest.
+
+    The loss is the sum of the roots of the errors, which forgives a few large ones. It is split in
+    halves: numbers that errors are let stand in, found by shrinking each error, and a scale that
+    fits the rest by least squares. Of all iterations, each group keeps the one of least squared
+    error, so that no group is worse than by `rtn`.
+
+    The paper moves zero points, which are real numbers there. Here they are codes: a mean error is
+    less than half of one, and never moves them. Scales move instead.
+
+    Args:
+        weight: float32 `(N, K)`.
+        scheme: the format.
+
+    Raises:
+        ExportError: a number of the weight is infinite or not a number.
+
+    Source: Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models", 2023.
+    """
+    check_finite(weight)
+    blocks = into_groups(weight, scheme.group)
+    scales, zeros = extremes(blocks, scheme)
+    for rows in row_chunks(blocks):
+        steps = in_steps(blocks[rows], scales[rows])
+        scales[rows] *= _fit(steps, zeros[rows].unsqueeze(-1), scheme)
+    return from_groups(blocks, scales, zeros, scheme, inputs=weight.shape[1])
+
+
+def _fit(steps: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
+    """Ratios to the first scale, `(N, G)`, for numbers in units of it."""
+    alike = steps.new_ones(1, 1, 1)
+    ratios = best = torch.ones_like(zeros)
+    least = torch.full_like(zeros, torch.inf)
+    stiffness = STIFFNESS
+    for _ in range(ITERATIONS):
+        distances = nearest(steps, ratios, zeros, scheme).sub_(zeros)
+        errors = steps - distances * ratios
+        cost = errors.square().sum(-1, keepdim=True)
+        better = cost < least
+        best, least = torch.where(better, ratios, best), torch.where(better, cost, least)
+        rest = steps - _shrink(errors / ratios, stiffness).mul_(ratios)
+        ratios = refit(rest, alike, distances, ratios)
+        stiffness *= STIFFENING
+    return best.squeeze(-1)
+
+
+def _shrink(errors: Tensor, stiffness: float) -> Tensor:
+    """The part of each error to let stand: the paper's rule for its exponent p = 0.5."""
+    size = errors.abs()
+    return (size - size.rsqrt() / stiffness).clamp_(min=0).mul_(errors.sign())

@@ -1,0 +1,112 @@
+"""Every weight of some graphs into one file, each in the form that its graphs read.
+
+Knows which weights are floats, which are codes, and who finds the codes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+from torch import Tensor
+
+from ortolan.export.options import Options
+from ortolan.export.passes import QuantizePortable, QuantizeProducts, QuantizeWeights
+from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.calibrate import calibrated_weights
+from ortolan.export.quantize.plan import Quantization, plan
+from ortolan.export.quantize.stream import (
+    Quantized,
+    round_weights,
+    write_channels,
+    write_codes,
+    write_portable,
+)
+from ortolan.export.source import Source
+from ortolan.export.weights import Blob, BlobWriter, initializer_bytes, write_rest
+from ortolan.runtime.manifest import QuantizedTensor
+
+Progress = Callable[[str, int, int], None]
+"""Called with the step's name, what is done of it, and all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What was written.
+
+    Attributes:
+        quantized: every weight that is stored in few bits.
+    """
+
+    blob: Blob
+    quantized: tuple[QuantizedTensor, ...]
+
+
+def store(
+    traced: Mapping[str, ir.Model],
+    model: Source,
+    options: Options,
+    sequences: Sequence[Tensor],
+    folder: Path,
+    report: Progress,
+) -> Stored:
+    """Rewrite graphs for the precision that was asked for, and write what they read.
+
+    Args:
+        traced: graphs by role, tidied; rewritten in place.
+        model: where weights come from.
+        options: what was asked for.
+        sequences: ids `(S,)` of each text to calibrate on, if the method does.
+        folder: where to write.
+        report: told of every chunk and, while calibrating, of every layer.
+
+    Raises:
+        ExportError: a value does not fit the precision.
+        OptionError: an exclusion names no weight.
+    """
+    models = list(traced.values())
+    schemes: dict[str, Scheme] = {}
+    channels: list[str] = []
+    if options.quantization is not None:
+        schemes = plan(models, options.quantization)
+    if options.prefill_precision is not None:
+        channels = [name for name in schemes if name.startswith("blocks.")]
+        QuantizeProducts(set(channels))(traced["prefill"])
+    portable = options.attention == "portable"
+    rewrite = QuantizePortable(schemes) if portable else QuantizeWeights(schemes)
+    for ir_model in models:
+        rewrite(ir_model)
+    total = initializer_bytes(models)
+    with BlobWriter(
+        folder, total=total, progress=lambda done, all_: report("weights", done, all_)
+    ) as writer:
+        quantized: list[QuantizedTensor] = []
+        if options.quantization is not None:
+            found = _find(model, options.quantization, schemes, sequences, report)
+            if portable:
+                wanted = {name for ir_model in models for name in ir_model.graph.initializers}
+                quantized += write_portable(writer, found, wanted)
+            else:
+                quantized += write_codes(writer, found)
+            quantized += write_channels(writer, model.weights, channels)
+        write_rest(writer, models, model.weights, model.tables, dtype=options.dtype)
+        return Stored(blob=writer.finish(), quantized=tuple(quantized))
+
+
+def _find(
+    model: Source,
+    options: Quantization,
+    schemes: Mapping[str, Scheme],
+    sequences: Sequence[Tensor],
+    report: Progress,
+) -> Iterable[Quantized]:
+    if options.method != "gptq":
+        return round_weights(model.weights, schemes, options.method)
+    return calibrated_weights(
+        model.config,
+        model.weights,
+        model.tables,
+        schemes,
+        sequences,
+        progress=lambda done, total: report("calibrate", done, total),
+    )

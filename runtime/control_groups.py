@@ -1,0 +1,38 @@
+"""The control groups of Linux that bound what this process may use.
+
+Knows folders, of version 1 and version 2. Does not know which files in them say what.
+"""
+
+from pathlib import Path
+
+__all__ = ["group_folders", "read_small"]
+
+
+def group_folders(controller: str, root: Path) -> list[Path]:
+    """Folders of this process's groups and of every group around them: the tightest bound holds.
+
+    Args:
+        controller: such as `cpu` or `memory`; version 2 has all in one folder.
+        root: folder that holds `sys` and `proc`.
+    """
+    folders: list[Path] = []
+    for line in read_small(root / "proc/self/cgroup").splitlines():
+        hierarchy, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if hierarchy == "0":
+            folders += _with_parents(root / "sys/fs/cgroup", group)
+        elif controller in controllers.split(","):
+            folders += _with_parents(root / "sys/fs/cgroup" / controller, group)
+    return folders
+
+
+def read_small(path: Path) -> str:
+    """A small file's text without the newline at its end; empty when it cannot be read."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _with_parents(mount: Path, group: str) -> list[Path]:
+    parts = [part for part in group.split("/") if part not in ("", ".", "..")]
+    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]

@@ -1,0 +1,83 @@
+"""A seal that only this user on this machine can make.
+
+Some files are used only where they were made. What belongs to a bundle is checked against its
+manifest, but a bundle from elsewhere brings its own manifest; so what was made here carries a
+seal, made with a key that never leaves this user's state folder.
+
+Knows one key. Does not know what is sealed. The key keeps out what others send; whoever can read
+it, this user and the administrator, can seal anything.
+"""
+
+import contextlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["check_seal", "make_seal"]
+
+_KEY_BYTES = 32
+_KEY = Path("ortolan", "seal.key")
+
+
+def make_seal(data: bytes) -> bytes:
+    """Seal data; the first time makes the key.
+
+    Returns:
+        64 hexadecimal digits and the end of the line.
+
+    Raises:
+        OSError: the key can be neither read nor made.
+    """
+    key = _read_key()
+    if key is None:
+        _make_key()
+        key = _read_key()
+    if key is None:
+        raise OSError(f"no key at {_key_path()}")
+    return _seal(key, data)
+
+
+def check_seal(data: bytes, seal: bytes) -> bool:
+    """Whether a seal is of this data, and was made here."""
+    key = _read_key()
+    return key is not None and hmac.compare_digest(_seal(key, data), seal)
+
+
+def _seal(key: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, data, "sha256").hex().encode() + b"\n"
+
+
+def _key_path() -> Path:
+    """Below `XDG_STATE_HOME`, `LOCALAPPDATA` on Windows, or ~/.local/state."""
+    name = "LOCALAPPDATA" if os.name == "nt" else "XDG_STATE_HOME"
+    chosen = os.environ.get(name, "")
+    # XDG: a path that is not absolute is to be ignored
+    folder = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~/.local/state"))
+    return folder / _KEY
+
+
+def _read_key() -> bytes | None:
+    """The key; `None` where there is none, or half of one."""
+    try:
+        key = _key_path().read_bytes()
+    except OSError:
+        return None
+    return key if len(key) == _KEY_BYTES else None
+
+
+def _make_key() -> None:
+    path = _key_path()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(secrets.token_bytes(_KEY_BYTES))
+            stream.flush()
+            os.fsync(stream.fileno())
+        # Two processes at once: the later key stays, and the earlier one's seal is void.
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

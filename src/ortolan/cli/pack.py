@@ -1,0 +1,36 @@
+"""`ortolan pack BUNDLE`."""
+
+from pathlib import Path
+
+import click
+
+from ortolan.cli.output import print_json, print_table, size
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(bundle: Path, as_json: bool) -> None:
+    """Prepare the weights of BUNDLE for this processor: it loads faster and in less memory.
+
+    onnxruntime rearranges weights for the processor when it loads a bundle. This does it once,
+    into a folder in BUNDLE that takes about as much room as the weights; processes that run the
+    bundle share it. Only this user on this machine, with this onnxruntime, will use it. The
+    bundle itself stays as it is; to undo this, delete the folder.
+    """
+    import msgspec
+
+    from ortolan.runtime import open_bundle
+    from ortolan.runtime.packing import pack
+
+    report = pack(open_bundle(bundle))
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+        return
+    print_table(
+        [
+            ("packed", f"{report.weights} weights, {report.folder}"),
+            ("on disk", f"{size(report.bytes)}, {report.share:.2f} of the bundle's weights"),
+            ("load time", f"{report.load_after_s:.2f} s, {report.load_before_s:.2f} s before"),
+        ]
+    )

@@ -1,0 +1,114 @@
+import json
+from pathlib import Path
+
+import pytest
+
+import chart
+import report
+from rounds import Loaded, Run
+
+LOADED = Loaded(load_s=1.5, model_bytes=2**20)
+
+
+def run(
+    peer: str,
+    number: int,
+    *,
+    prefill_s: float = 1,
+    decode_s: float = 1,
+    tokens: str = "four",
+    prompt_tokens: int = 8,
+) -> Run:
+    return Run(
+        peer=peer,
+        round=number,
+        prompt_tokens=prompt_tokens,
+        tokens=tuple(map(ord, tokens)),
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        peak_bytes=None,
+    )
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    # Round 1 ran while the machine was twice as slow: the ratios do not show it.
+    runs = [
+        run("a", 0, prefill_s=1.0, decode_s=2.0, tokens="same"),
+        run("b", 0, prefill_s=2.0, decode_s=2.0, tokens="same"),
+        run("b", 1, prefill_s=4.0, decode_s=6.0, tokens="salt"),
+        run("a", 1, prefill_s=2.0, decode_s=4.0, tokens="same"),
+    ]
+    compared = report.compare(runs, peer="a", other="b", prompt_tokens=8)
+    assert str(compared.prefill) == "2.00 (2.00-2.00)"
+    assert str(compared.decode) == "1.25 (1.00-1.50)"
+    assert compared.same_tokens == 2
+
+
+def test_speeds_are_medians_and_the_first_token_belongs_to_the_prefill() -> None:
+    runs = [
+        run("a", number, prefill_s=prefill_s, decode_s=0.5, prompt_tokens=100)
+        for number, prefill_s in enumerate((0.1, 0.2, 9.9))
+    ]
+    found = report.speed(runs, peer="a", prompt_tokens=100, new_tokens=4)
+    assert found.prefill_per_s == pytest.approx(500)
+    assert found.decode_per_s == pytest.approx(6)
+
+
+def results(*lengths: int) -> tuple[report.Results, list[Run]]:
+    runs = [run(peer, 0, prompt_tokens=length) for length in lengths for peer in "abc"]
+    loaded = {peer: LOADED for peer in "abc"}
+    return report.summarize(runs, loaded, new_tokens=4), runs
+
+
+def test_first_peer_is_compared_with_each_other_at_each_length() -> None:
+    found, _ = results(8, 32)
+    assert [(each.peer, each.other, each.prompt_tokens) for each in found.comparisons] == [
+        *(("a", "b", 8), ("a", "c", 8)),
+        *(("a", "b", 32), ("a", "c", 32)),
+    ]
+    assert [(each.prompt_tokens, each.prefill_per_s) for each in found.speeds] == [
+        *[(8, 8)] * 3,
+        *[(32, 32)] * 3,
+    ]
+    assert found.footprints[2].model_bytes == 2**20
+
+
+@pytest.mark.parametrize(("exact", "cells"), [(True, 6), (False, 5)])
+def test_same_tokens_are_shown_only_where_all_compute_the_same(exact: bool, cells: int) -> None:
+    found, _ = results(8)
+    lines = report.speed_table(found, 8, new_tokens=4, exact=exact).splitlines()
+    assert [line.count("|") - 1 for line in lines] == [cells] * 5
+    assert lines[3].endswith("| 4/4 |" if exact else "| 1.00 (1.00-1.00) |")
+
+
+def test_text_has_a_table_for_each_length_and_one_of_sizes() -> None:
+    found, _ = results(8, 32)
+    setting = {
+        "checkpoint": "tiny",
+        "precision": "int4",
+        "threads": 2,
+        "new_tokens": 4,
+        "rounds": 1,
+        "versions": {"a": {"engine": "1.0"}, "b": {"engine": "1.0", "builder": "2"}},
+        "machine": {"processor": "CPU", "cores": 2},
+    }
+    text = report.markdown(found, setting)
+    assert text.startswith("# tiny, int4, 2 threads\n")
+    assert text.count("| a |") == 3
+    assert "| c | 1.50 |  | 1 |" in text
+    assert text.endswith("With builder 2, engine 1.0.\n")
+
+
+def test_document_is_json_without_tokens() -> None:
+    found, runs = results(8)
+    written = json.loads(json.dumps(report.document(found, runs)))
+    assert [entry["peer"] for entry in written["runs"]] == ["a", "b", "c"]
+    assert "tokens" not in written["runs"][0]
+    assert written["comparisons"][0]["prefill"]["median"] == 1
+
+
+def test_chart_is_a_png(tmp_path: Path) -> None:
+    found, _ = results(8, 32)
+    path = tmp_path / "chart.png"
+    chart.draw(found.speeds, path, title="tiny", highlighted="a")
+    assert path.read_bytes().startswith(b"\x89PNG")

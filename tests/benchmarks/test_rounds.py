@@ -1,0 +1,124 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import catalog
+import prepare
+import rounds
+from rounds import Program, Worker
+
+STUB = """
+import numpy as np
+from workers.protocol import Engine, Generated, serve
+
+def load(start):
+    print("libraries print to stdout")
+    asked = []
+    def generate(prompt, new_tokens):
+        if start.model.name == "dies":
+            raise SystemExit(3)
+        asked.append(prompt)
+        tokens = [len(asked), start.threads, *prompt][:new_tokens]
+        return Generated(tokens=tokens, prefill_s=0.5, decode_s=0.25)
+    def logits(ids):
+        rows = ids[-1:] if "PRUNED" in start.options else ids
+        return np.outer(rows, [1, 2])
+    return Engine(generate=generate, logits=logits)
+
+serve(load)
+"""
+
+REQUEST = {"prompt": [7, 8, 9], "new_tokens": 4}
+
+
+@pytest.fixture(autouse=True)
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stub_worker.py").write_text(STUB)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(rounds, "PAUSE_S", 0)
+
+
+def program(folder: Path, name: str, *options: str) -> Program:
+    return Program(
+        name=name,
+        python=prepare.environment(catalog.ORTOLAN) / "python",
+        module="stub_worker",
+        model=folder / name,
+        threads=2,
+        options=options,
+        log=folder / "log",
+    )
+
+
+def test_workers_take_turns_and_every_other_round_is_reversed(tmp_path: Path) -> None:
+    programs = [program(tmp_path, name) for name in "ab"]
+    runs, loaded = rounds.measure(programs, [REQUEST], rounds=3)
+    assert [(done.round, done.peer) for done in runs] == [
+        *((0, "a"), (0, "b")),
+        *((1, "b"), (1, "a")),
+        *((2, "a"), (2, "b")),
+    ]
+    assert list(loaded) == ["a", "b"]
+
+
+def test_each_request_is_asked_of_all_before_the_next(tmp_path: Path) -> None:
+    programs = [program(tmp_path, name) for name in "ab"]
+    longer = {**REQUEST, "prompt": [7] * 5}
+    runs, _ = rounds.measure(programs, [REQUEST, longer], rounds=1)
+    assert [(done.prompt_tokens, done.peer) for done in runs] == [
+        *((3, "a"), (3, "b")),
+        *((5, "a"), (5, "b")),
+    ]
+
+
+def test_warm_up_is_asked_but_not_kept(tmp_path: Path) -> None:
+    runs, _ = rounds.measure([program(tmp_path, "a")], [REQUEST], rounds=2)
+    # The stub begins its answer with how often it was asked.
+    assert [done.tokens for done in runs] == [(2, 2, 7, 8), (3, 2, 7, 8)]
+
+
+def test_worker_reports_its_times_and_its_own_peak(tmp_path: Path) -> None:
+    with Worker(program(tmp_path, "a")) as worker:
+        done = worker.ask(REQUEST, round=5)
+    assert (done.round, done.prefill_s, done.decode_s) == (5, 0.5, 0.25)
+    # This process holds PyTorch; the stub holds NumPy.
+    assert done.peak_bytes is not None
+    assert 2**20 < done.peak_bytes < 100 * 2**20
+
+
+def test_model_is_measured_on_disk(tmp_path: Path) -> None:
+    (tmp_path / "a" / "deeper").mkdir(parents=True)
+    (tmp_path / "a" / "config").write_bytes(b"12345")
+    (tmp_path / "a" / "deeper" / "weights").write_bytes(bytes(rounds.BLOCK + 1))
+    _, loaded = rounds.measure([program(tmp_path, "a")], [REQUEST], rounds=1)
+    assert loaded["a"].model_bytes == rounds.BLOCK + 6
+
+
+def test_what_a_worker_prints_stands_in_its_log(tmp_path: Path) -> None:
+    with Worker(program(tmp_path, "a")):
+        pass
+    assert (tmp_path / "log").read_text() == "libraries print to stdout\n"
+
+
+def test_worker_that_dies_is_named_with_its_log(tmp_path: Path) -> None:
+    with (
+        Worker(program(tmp_path, "dies")) as worker,
+        pytest.raises(RuntimeError, match=r"dies: expected an answer.*status 3.*log"),
+    ):
+        worker.ask(REQUEST, round=0)
+
+
+def test_logits_come_as_a_row_for_each_id(tmp_path: Path) -> None:
+    with Worker(program(tmp_path, "a")) as worker:
+        found = worker.logits((4, 5), tmp_path / "logits.npy")
+    assert found.dtype == np.float32
+    assert found.tolist() == [[4, 8], [5, 10]]
+
+
+def test_logits_for_the_last_id_alone_are_refused(tmp_path: Path) -> None:
+    with (
+        Worker(program(tmp_path, "a", "PRUNED=yes")) as worker,
+        pytest.raises(RuntimeError, match=r"each of 2 tokens, got the shape \(1, 2\)"),
+    ):
+        worker.logits((4, 5), tmp_path / "logits.npy")

@@ -1,0 +1,288 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+from tests.export.quantize.low_bit import (
+    SCHEMES,
+    Array,
+    constant,
+    gather_block_quantized,
+    graph,
+    label,
+    matmul_nbits,
+    meaning,
+    random_codes,
+    raw_constant,
+    run,
+    stored_constant,
+)
+
+from ortolan.export.errors import ExportError, OptionError
+from ortolan.export.quantize.blocks import (
+    Codes,
+    Scheme,
+    check_finite,
+    dequantize,
+    from_groups,
+    into_groups,
+    nearest,
+    pack,
+    pack_columns,
+    pack_zeros,
+    relative_error,
+)
+
+ROWS = 7
+"""Odd, so that columns of 4-bit codes end within a byte."""
+
+WIDTHS = [128, 100, 20]
+"""A multiple of every group; one with a short last group; one less than any group."""
+
+PAGE = 4096
+
+ELEMENTS = {
+    (4, True): TensorProto.INT4,
+    (4, False): TensorProto.UINT4,
+    (8, True): TensorProto.INT8,
+    (8, False): TensorProto.UINT8,
+}
+
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
+every_width = pytest.mark.parametrize("width", WIDTHS)
+
+
+def activations(width: int) -> Array:
+    return np.random.default_rng(0).standard_normal((2, 3, width)).astype(np.float32)
+
+
+def packed(codes: Codes) -> dict[str, Array]:
+    """The inputs of kernels, by the names that nodes of these tests give them."""
+    zeros = pack_zeros(codes)
+    arrays = {"codes": pack(codes).numpy(), "scales": codes.scales.numpy()}
+    return arrays if zeros is None else arrays | {"zeros": zeros.numpy()}
+
+
+def product(codes: Codes, x: Array, *, accuracy_level: int) -> Array:
+    arrays = packed(codes)
+    node = matmul_nbits(codes, ["x", *arrays], accuracy_level=accuracy_level)
+    constants = [constant(name, array) for name, array in arrays.items()]
+    return run(graph([node], constants, {"x": x}), {"x": x})[0]
+
+
+def portable_product(codes: Codes, x: Array) -> onnx.ModelProto:
+    """DequantizeLinear in front of MatMul."""
+    rows, width = codes.values.shape
+    element = ELEMENTS[codes.scheme.bits, codes.scheme.symmetric]
+    columns = pack_columns(codes)
+    constants = [
+        raw_constant("weights", element, (width, rows), columns.weights.numpy()),
+        constant("scales", columns.scales.numpy()),
+    ]
+    if columns.zeros is not None:
+        dims = columns.scales.shape
+        constants.append(raw_constant("zeros", element, dims, columns.zeros.numpy()))
+    nodes = [
+        helper.make_node(
+            "DequantizeLinear",
+            [each.name for each in constants],
+            ["floats"],
+            axis=0,
+            block_size=codes.scheme.group,
+        ),
+        helper.make_node("MatMul", ["x", "floats"], ["y"]),
+    ]
+    return graph(nodes, constants, {"x": x})
+
+
+@every_width
+@every_scheme
+def test_dequantized_codes_are_what_the_definition_says(scheme: Scheme, width: int) -> None:
+    codes = random_codes(scheme, rows=ROWS, inputs=width)
+    np.testing.assert_array_equal(dequantize(codes).numpy(), meaning(codes))
+
+
+@every_width
+@every_scheme
+def test_packed_codes_have_the_shapes_of_the_kernels(scheme: Scheme, width: int) -> None:
+    codes = random_codes(scheme, rows=ROWS, inputs=width)
+    groups = math.ceil(width / scheme.group)
+    bytes_each = scheme.group * scheme.bits // 8
+    assert pack(codes).shape == (ROWS, groups, bytes_each)
+    assert pack(codes).is_contiguous()
+    zeros = pack_zeros(codes)
+    assert (zeros is None) == scheme.symmetric
+    assert zeros is None or zeros.shape == (ROWS, math.ceil(groups * scheme.bits / 8))
+
+
+@every_scheme
+def test_short_last_group_is_filled_with_its_zero_point(scheme: Scheme) -> None:
+    codes = random_codes(scheme, rows=ROWS, inputs=scheme.group + 5)
+    last = pack(codes)[:, -1]
+    if scheme.bits == 4:
+        last = torch.stack((last & 15, last >> 4), -1).view(ROWS, -1)
+    zeros = torch.full((ROWS,), scheme.middle) if codes.zeros is None else codes.zeros[:, -1]
+    assert torch.equal(last[:, 5:], zeros[:, None].expand(-1, scheme.group - 5).to(torch.uint8))
+    assert torch.equal(last[:, :5], codes.values[:, scheme.group :])
+
+
+@every_width
+@every_scheme
+def test_product_of_packed_codes_is_that_of_the_dequantized_weight(
+    scheme: Scheme, width: int
+) -> None:
+    codes, x = random_codes(scheme, rows=ROWS, inputs=width), activations(width)
+    wanted = x @ meaning(codes).T
+    got = product(codes, x, accuracy_level=0)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
+
+
+@every_width
+@every_scheme
+def test_product_with_rounded_activations_is_off_by_no_more_than_their_rounding(
+    scheme: Scheme, width: int
+) -> None:
+    codes, x = random_codes(scheme, rows=ROWS, inputs=width), activations(width)
+    weight = meaning(codes)
+    off = np.abs(product(codes, x, accuracy_level=4) - x @ weight.T)
+    step = np.abs(x).max() / 127  # the kernel's, for the group with the largest activation
+    assert (off <= step / 2 * np.abs(weight).sum(1)).all()
+    assert off.max() > 1e-4  # it does round: this is not level 0
+
+
+@every_width
+@every_scheme
+def test_gathered_rows_of_packed_codes_are_exact(scheme: Scheme, width: int) -> None:
+    codes = random_codes(scheme, rows=ROWS, inputs=width)
+    arrays = packed(codes)
+    arrays["codes"] = arrays["codes"].reshape(ROWS, -1)
+    node = gather_block_quantized(codes, ["codes", "ids", *list(arrays)[1:]], "rows")
+    constants = [constant(name, array) for name, array in arrays.items()]
+    feeds = {"ids": np.array([[0, ROWS - 1, 2], [2, 1, -1]])}
+    (rows,) = run(graph([node], constants, feeds), feeds)
+    assert rows.shape == (2, 3, scheme.groups(width) * scheme.group)
+    np.testing.assert_array_equal(rows[..., :width], meaning(codes)[feeds["ids"]])
+    assert not rows[..., width:].any()
+
+
+@every_width
+@every_scheme
+def test_embedding_and_head_read_the_same_bytes(scheme: Scheme, width: int, tmp_path: Path) -> None:
+    codes = random_codes(scheme, rows=ROWS, inputs=width)
+    arrays = packed(codes)
+    with (tmp_path / "weights").open("wb") as file:
+        for page, array in enumerate(arrays.values()):
+            file.seek(page * 4 * PAGE)
+            file.write(array.tobytes())
+    constants = [
+        stored_constant(name, array, array.shape, page * 4 * PAGE)
+        for page, (name, array) in enumerate(arrays.items())
+    ]
+    table = arrays["codes"].reshape(ROWS, -1)
+    constants.append(stored_constant("table", table, table.shape, 0))
+    constants.append(constant("from", np.array([0])))
+    constants.append(constant("to", np.array([width])))
+    constants.append(constant("axis", np.array([2])))
+    others = list(arrays)[1:]
+    nodes = [
+        gather_block_quantized(codes, ["table", "ids", *others], "wide"),
+        helper.make_node("Slice", ["wide", "from", "to", "axis"], ["x"]),
+        matmul_nbits(codes, ["x", "codes", *others], accuracy_level=0),
+    ]
+    feeds = {"ids": np.array([[0, ROWS - 1, 2]])}
+    (got,) = run(graph(nodes, constants, feeds), feeds, folder=tmp_path)
+    weight = meaning(codes)
+    wanted = weight[feeds["ids"]] @ weight.T
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
+
+
+@every_width
+@every_scheme
+def test_portable_product_becomes_one_kernel_with_the_same_numbers(
+    scheme: Scheme, width: int, tmp_path: Path
+) -> None:
+    codes, x = random_codes(scheme, rows=ROWS, inputs=width), activations(width)
+    model, seen = portable_product(codes, x), tmp_path / "optimized.onnx"
+    (got,) = run(model, {"x": x}, optimized=seen, exact_products=True)
+    assert [node.op_type for node in onnx.load(seen).graph.node] == ["MatMulNBits"]
+    np.testing.assert_allclose(got, product(codes, x, accuracy_level=0), rtol=0, atol=1e-6)
+
+
+@every_width
+@every_scheme
+def test_portable_product_means_the_same_in_the_reference(scheme: Scheme, width: int) -> None:
+    codes, x = random_codes(scheme, rows=ROWS, inputs=width), activations(width)
+    model = portable_product(codes, x)
+    del model.opset_import[1:]
+    got = ReferenceEvaluator(model).run(None, {"x": x})
+    assert isinstance(got, list)
+    wanted = x @ meaning(codes).T
+    np.testing.assert_allclose(got[0], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "text"),
+    [
+        (2, 32, r"bits: expected one of 4, 8, got 2\."),
+        (5, 32, r"bits: expected one of 4, 8, got 5\."),
+        (4, 16, r"group: expected one of 32, 64, 128, got 16\."),
+        (8, 0, r"group: expected one of 32, 64, 128, got 0\."),
+    ],
+)
+def test_format_without_kernels_is_refused(bits: int, group: int, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        Scheme(bits=bits, group=group)  # type: ignore[arg-type]
+
+
+def test_relative_error_is_that_of_the_frobenius_norm() -> None:
+    scheme = Scheme(bits=4, group=32)
+    codes = random_codes(scheme, rows=ROWS, inputs=40)
+    exact = dequantize(codes)
+    assert relative_error(exact, codes) == 0
+    assert relative_error(2 * exact, codes) == pytest.approx(0.5)
+    weight = exact.clone()
+    weight[0, 0] += 3
+    assert relative_error(weight, codes) == pytest.approx(3 / float(weight.norm()))
+
+
+def test_relative_error_of_zeros_is_zero() -> None:
+    scheme = Scheme(bits=4, group=32)
+    zeros = torch.zeros(2, 32)
+    codes = from_groups(zeros[:, None], zeros[:, :1], torch.full((2, 1), 8.0), scheme, inputs=32)
+    assert relative_error(zeros, codes) == 0
+
+
+def test_nearest_code_is_rounded_and_stays_in_range() -> None:
+    scheme = Scheme(bits=4, group=32)
+    numbers = torch.tensor([-100.0, -4.1, -0.9, 0.0, 0.4, 0.6, 3.4, 100.0])
+    codes = nearest(numbers, torch.tensor(0.5), torch.tensor(8.0), scheme)
+    assert codes.tolist() == [0, 0, 6, 8, 9, 9, 15, 15]
+
+
+def test_scale_of_zero_gives_the_code_of_zero() -> None:
+    scheme = Scheme(bits=4, group=32, symmetric=False)
+    codes = nearest(torch.tensor([-1.0, 0.0, 7.0]), torch.zeros(3), torch.tensor(3.0), scheme)
+    assert codes.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("inputs", [64, 40])
+def test_groups_follow_the_inputs(inputs: int) -> None:
+    matrix = torch.arange(2.0 * inputs).view(2, inputs)
+    blocks = into_groups(matrix, 32)
+    assert blocks.shape == (2, 2, 32)
+    assert torch.equal(blocks.view(2, -1)[:, :inputs], matrix)
+    assert not blocks.view(2, -1)[:, inputs:].any()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")]
+)
+def test_weight_that_is_not_finite_is_refused_with_its_place(number: float, text: str) -> None:
+    weight = torch.ones(3, 4)
+    weight[2, 1] = number
+    with pytest.raises(ExportError, match=rf"^weight: expected finite numbers, got {text} at \[2,"):
+        check_finite(weight)

@@ -1,0 +1,170 @@
+import math
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.export.quantize.low_bit import FOUR_BITS, SCHEMES, label
+from tests.export.quantize.weights import (
+    gaussian,
+    heavy_tailed,
+    on_the_grid,
+    squared_error,
+)
+
+from ortolan.export.errors import ExportError
+from ortolan.export.quantize import rtn
+from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, into_groups, relative_error
+
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
+
+FLOATS = st.floats(-(2.0**120), 2.0**120, width=32, allow_subnormal=False)
+
+MATRICES = hnp.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 3), st.integers(1, 70)),
+    elements=st.one_of(FLOATS, st.floats(-1, 1, width=32), st.just(0.0)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(matrix=MATRICES, scheme=st.sampled_from(SCHEMES))
+def test_numbers_move_by_half_a_step_or_at_the_upper_end_of_symmetric_codes_by_one(
+    matrix: NDArray[np.float32], scheme: Scheme
+) -> None:
+    weight = torch.from_numpy(matrix)
+    codes = rtn.quantize(weight, scheme)
+    steps = codes.scales.abs().repeat_interleave(scheme.group, 1)[:, : weight.shape[1]]
+    off = (dequantize(codes) - weight).abs()
+    at_end = (codes.values == scheme.largest) & scheme.symmetric
+    most = torch.where(at_end, 1.0, 0.5)
+    assert bool((off <= steps * most * 1.001).all())
+
+
+@settings(max_examples=100, deadline=None)
+@given(matrix=MATRICES, scheme=st.sampled_from(SCHEMES))
+def test_zero_stays_zero(matrix: NDArray[np.float32], scheme: Scheme) -> None:
+    weight = torch.from_numpy(matrix)
+    assert not dequantize(rtn.quantize(weight, scheme))[weight == 0].any()
+
+
+@every_scheme
+def test_numbers_on_the_grid_are_exact(scheme: Scheme) -> None:
+    weight = on_the_grid(scheme, 5, 2 * scheme.group)
+    assert torch.equal(dequantize(rtn.quantize(weight, scheme)), weight)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_symmetric_codes_are_exact_for_the_largest_magnitude(sign: int) -> None:
+    weight = gaussian(4, 64)
+    weight[:, 10] = weight[:, 40] = sign
+    codes = rtn.quantize(weight, Scheme(bits=4, group=32))
+    assert torch.equal(dequantize(codes)[:, [10, 40]], weight[:, [10, 40]])
+    assert not codes.values[:, [10, 40]].any()
+
+
+@every_scheme
+def test_group_of_zeros_is_exact_and_leaves_its_neighbours_alone(scheme: Scheme) -> None:
+    weight = gaussian(3, 2 * scheme.group)
+    weight[:, : scheme.group] = 0
+    codes = rtn.quantize(weight, scheme)
+    assert not dequantize(codes)[:, : scheme.group].any()
+    alone = rtn.quantize(weight[:, scheme.group :], scheme)
+    assert torch.equal(codes.values[:, scheme.group :], alone.values)
+
+
+@pytest.mark.parametrize("importance", [None, torch.ones(128 + 5)])
+@every_scheme
+def test_short_last_group_is_rounded_like_a_weight_of_its_own(
+    scheme: Scheme, importance: torch.Tensor | None
+) -> None:
+    weight = gaussian(4, 128 + 5)
+    codes = rtn.quantize(weight, scheme, importance=importance)
+    if importance is not None:
+        importance = importance[128:]
+    alone = rtn.quantize(weight[:, 128:], scheme, importance=importance)
+    assert torch.equal(codes.values[:, 128:], alone.values)
+    assert torch.equal(codes.scales[:, -1:], alone.scales)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_error_shrinks_with_bits_and_with_smaller_groups(symmetric: bool) -> None:
+    weight = gaussian(32, 512)
+
+    def error(bits: int, group: int) -> float:
+        scheme = Scheme(bits=bits, group=group, symmetric=symmetric)  # type: ignore[arg-type]
+        return relative_error(weight, rtn.quantize(weight, scheme))
+
+    assert 0.07 < error(4, 32) < error(4, 64) < error(4, 128) < 0.13
+    assert error(8, 32) < error(8, 64) < error(8, 128) < error(4, 32) / 10
+
+
+def test_zero_points_help_a_weight_that_is_not_centred() -> None:
+    weight = gaussian(32, 128) + 0.1
+    errors = [
+        relative_error(weight, rtn.quantize(weight, Scheme(bits=4, group=32, symmetric=symmetric)))
+        for symmetric in (True, False)
+    ]
+    assert errors[1] < 0.7 * errors[0]
+
+
+@every_scheme
+def test_search_lowers_the_error_of_every_group(scheme: Scheme) -> None:
+    weight = heavy_tailed(8, 2 * scheme.group)
+    plain = rtn.quantize(weight, scheme)
+    searched = rtn.quantize(weight, scheme, importance=torch.ones(2 * scheme.group))
+
+    def errors(codes: Codes) -> torch.Tensor:
+        off = into_groups(weight - dequantize(codes), scheme.group)
+        return off.square().sum(-1)
+
+    assert bool((errors(searched) <= errors(plain) * 1.0001).all())
+    assert squared_error(weight, searched) < 0.97 * squared_error(weight, plain)
+
+
+@pytest.mark.parametrize("scheme", FOUR_BITS, ids=label)
+def test_search_by_importance_lowers_the_error_where_it_matters(scheme: Scheme) -> None:
+    weight = heavy_tailed(16, 256)
+    importance = torch.rand(256, generator=torch.Generator().manual_seed(0)) ** 4
+
+    def cost(searched_with: torch.Tensor) -> float:
+        codes = rtn.quantize(weight, scheme, importance=searched_with)
+        return float(((weight - dequantize(codes)).square() * importance).sum())
+
+    assert cost(importance) < 0.95 * cost(torch.ones(256))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_search_does_not_depend_on_the_size_of_the_weight(size: float) -> None:
+    scheme, ones = Scheme(bits=4, group=32), torch.ones(64)
+    weight = heavy_tailed(4, 64)
+    wanted = rtn.quantize(weight, scheme, importance=ones)
+    got = rtn.quantize(weight * size, scheme, importance=ones)
+    assert float((got.values != wanted.values).float().mean()) < 0.01
+    torch.testing.assert_close(got.scales / size, wanted.scales)
+
+
+def test_search_among_inputs_that_do_not_matter_keeps_the_extremes() -> None:
+    scheme, weight = Scheme(bits=4, group=32), gaussian(4, 64)
+    codes = rtn.quantize(weight, scheme, importance=torch.zeros(64))
+    assert torch.equal(codes.scales, rtn.quantize(weight, scheme).scales)
+
+
+def test_search_in_chunks_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme, weight = Scheme(bits=4, group=32, symmetric=False), gaussian(7, 96)
+    wanted = rtn.quantize(weight, scheme, importance=torch.ones(96))
+    monkeypatch.setattr(rtn, "CHUNK", 200)
+    got = rtn.quantize(weight, scheme, importance=torch.ones(96))
+    assert torch.equal(got.values, wanted.values)
+    assert torch.equal(got.scales, wanted.scales)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weight_that_is_not_finite_is_refused(number: float) -> None:
+    weight = gaussian(2, 32)
+    weight[1, 1] = number
+    with pytest.raises(ExportError, match=r"expected finite numbers"):
+        rtn.quantize(weight, Scheme(bits=4, group=32))

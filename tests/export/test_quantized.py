@@ -1,0 +1,255 @@
+"""Quantized bundles against PyTorch with the weights that the bundle's codes stand for.
+
+The codes are read from the bundle's own files and dequantized by numpy: what is compared is the
+whole way from the plan to the kernel.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.export import tiny_models
+
+import ortolan
+from ortolan.export.errors import OptionError, ParityError
+from ortolan.modeling import Decoder, TransformerConfig
+from ortolan.runtime import Bundle, load
+from ortolan.runtime.certificate import read
+from ortolan.runtime.model import Model
+
+pytestmark = pytest.mark.usefixtures("traced_once")
+
+Array = NDArray[Any]
+
+MODELS: dict[str, Callable[[], TransformerConfig]] = {
+    "tied": tiny_models.gpt2,
+    "untied": tiny_models.llama,
+}
+
+WIDE = 0.03
+"""Of the largest logit: the kernels round activations to 8 bits."""
+
+
+def arrays(bundle: Bundle, file: str) -> dict[str, Array]:
+    """Initializers of a graph, by name, as they lie in the weights."""
+    graph = onnx.load(str(bundle.file(file)), load_external_data=False).graph
+    read = {}
+    for tensor in graph.initializer:
+        entry = {item.key: item.value for item in tensor.external_data}
+        data = bundle.file(entry["location"]).read_bytes()
+        part = data[int(entry["offset"]) :][: int(entry["length"])]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        read[tensor.name] = np.frombuffer(part, dtype).reshape(tuple(tensor.dims))
+    return read
+
+
+def nibbles(packed: Array) -> Array:
+    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
+
+
+def dequantize(stored: dict[str, Array], name: str, bits: int, columns: int) -> Array:
+    """The weight `(N, K)` behind the codes of a product, or of a table that is only looked up."""
+    scales = stored[f"{name}.scales"]
+    codes = stored.get(f"{name}.codes", stored.get(f"{name}.table"))
+    assert codes is not None
+    codes = codes.reshape(*scales.shape, -1)
+    values = nibbles(codes) if bits == 4 else codes
+    zeros: Array = np.full(scales.shape, 1 << (bits - 1), np.float32)
+    if f"{name}.zeros" in stored:
+        packed = stored[f"{name}.zeros"]
+        zeros = (nibbles(packed) if bits == 4 else packed)[:, : scales.shape[1]]
+    wide = (values.astype(np.float32) - zeros[..., None]) * scales[..., None]
+    kept: Array = wide.reshape(len(codes), -1)[:, :columns]
+    return kept.astype(np.float32)
+
+
+def stands_for(bundle: Bundle, module: Decoder) -> Decoder:
+    """The module with the weights that the bundle holds."""
+    file = next(iter(bundle.manifest.graphs.values())).file
+    stored = arrays(bundle, file)
+    schemes = {tensor.name: tensor for tensor in bundle.manifest.quantized}
+    other = Decoder(module.config)
+    other.load_state_dict(module.state_dict())
+    for name, parameter in other.named_parameters():
+        if name in schemes:
+            weight = dequantize(stored, name, schemes[name].bits, parameter.shape[1])
+            parameter.data = torch.from_numpy(weight)
+    return other.eval()
+
+
+def logits(module: Decoder, ids: list[int]) -> Array:
+    with torch.inference_mode():
+        made: Array = module(torch.tensor(ids)[None])[0].numpy()
+    return made
+
+
+def export(module: Decoder, out: Path, **options: Any) -> tuple[Bundle, Model]:
+    bundle = ortolan.export(module, out, **{"precision": "int4", "max_kl": 5.0} | options)
+    return bundle, load(out, threads=1)
+
+
+IDS = np.random.default_rng(0).integers(0, tiny_models.VOCAB, 40).tolist()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_bundle_computes_what_its_codes_stand_for(
+    model: str, precision: str, group: int, asymmetric: bool, tmp_path: Path
+) -> None:
+    module = tiny_models.decoder(MODELS[model]())
+    bundle, loaded = export(
+        module, tmp_path / "out", precision=precision, group_size=group, asymmetric=asymmetric
+    )
+    kinds = {(t.bits, t.group, t.symmetric) for t in bundle.manifest.quantized if ".0." in t.name}
+    assert kinds == {(4 if precision == "int4" else 8, group, not asymmetric)}
+    expected = logits(stands_for(bundle, module), IDS)
+    bound = WIDE * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(loaded.logits(IDS), expected, atol=bound)
+    # The codes are not the weights: what is compared could have come out otherwise.
+    if precision == "int4":
+        assert np.abs(logits(module.eval(), IDS) - expected).max() > bound / 10
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_one_token_at_a_time_gives_what_the_whole_gives(model: str, tmp_path: Path) -> None:
+    module = tiny_models.decoder(MODELS[model]())
+    _, loaded = export(module, tmp_path / "out")
+    whole = loaded.logits(IDS)
+    with loaded.sequence() as sequence:
+        single = np.stack([sequence.append([token]) for token in IDS])
+    # Each row of activations has a scale of its own, however many rows there are.
+    np.testing.assert_allclose(single, whole, atol=1e-4 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_portable_bundle_has_the_same_tokens(
+    model: str, precision: str, asymmetric: bool, tmp_path: Path
+) -> None:
+    module = tiny_models.decoder(MODELS[model]())
+    options = {"precision": precision, "group_size": 32, "asymmetric": asymmetric}
+    _, fused = export(module, tmp_path / "fused", **options)
+    bundle, portable = export(module, tmp_path / "portable", attention="portable", **options)
+    nodes = bundle.graphs["decoder"].operators
+    assert "com.microsoft::MatMulNBits" not in nodes
+    assert nodes["ai.onnx::DequantizeLinear"] == len(bundle.manifest.quantized) + (model == "tied")
+    tokens = [m.generate(IDS, max_new_tokens=32, ignore_eos=True).tokens for m in (fused, portable)]
+    assert tokens[0] == tokens[1]
+
+
+def test_excluded_weights_stay_as_they_are(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    bundle, _ = export(module, tmp_path / "out", exclude=["blocks.0.*", "embedding.weight"])
+    names = {tensor.name for tensor in bundle.manifest.quantized}
+    assert names == {
+        "head.weight",
+        *(
+            f"blocks.1.{layer}.weight"
+            for layer in (
+                "attention.qkv",
+                "attention.out",
+                "feed_forward.gate",
+                "feed_forward.up",
+                "feed_forward.down",
+            )
+        ),
+    }
+    stored = arrays(bundle, "decoder.onnx")
+    expected = module.get_parameter("blocks.0.feed_forward.down.weight").detach().numpy()
+    np.testing.assert_array_equal(stored["blocks.0.feed_forward.down.weight"], expected)
+
+
+def test_errors_in_the_manifest_are_those_of_the_codes(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    bundle, _ = export(module, tmp_path / "out")
+    other = stands_for(bundle, module)
+    for tensor in bundle.manifest.quantized:
+        was, now = (m.get_parameter(tensor.name).detach() for m in (module, other))
+        assert tensor.error == pytest.approx(float((now - was).norm() / was.norm()), rel=1e-4)
+
+
+def test_split_graphs_share_their_weights(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.gpt2())
+    unified, _ = export(module, tmp_path / "unified")
+    split, _ = export(module, tmp_path / "split", graphs="split")
+    assert unified.manifest.weights == split.manifest.weights
+
+
+def test_int8_prefill_and_int4_decode_work_on_one_cache(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    bundle, loaded = export(
+        module, tmp_path / "out", graphs="split", prefill_precision="int8", max_kl=None
+    )
+    prefill, decode = (bundle.graphs[role].operators for role in ("prefill", "decode"))
+    assert prefill["com.microsoft::DynamicQuantizeMatMul"] == 10
+    assert prefill["com.microsoft::MatMulNBits"] == 1  # the head, for one position
+    assert decode["com.microsoft::MatMulNBits"] == 11
+    expected = logits(module.eval(), IDS)
+    bound = 10 * WIDE * max(1.0, float(np.abs(expected).max()))
+    with loaded.sequence() as sequence:
+        got = [sequence.append(IDS[:32]), *(sequence.append([token]) for token in IDS[32:])]
+    np.testing.assert_allclose(np.stack(got), expected[31:], atol=bound)
+
+
+def test_few_new_tokens_go_to_the_decode_graph(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    options = {"graphs": "split", "prefill_precision": "int8"}
+    bundle, mixed = export(module, tmp_path / "mixed", **options)
+    _, plain = export(module, tmp_path / "plain")
+    few = bundle.manifest.graphs["prefill"].min_new_tokens - 1
+    with mixed.sequence() as one, plain.sequence() as other:
+        np.testing.assert_array_equal(one.append(IDS[:few]), other.append(IDS[:few]))
+        assert (one.append(IDS[:few] + IDS[:1]) != other.append(IDS[:few] + IDS[:1])).any()
+
+
+def test_bundle_beyond_the_bound_is_not_kept(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    with pytest.raises(ParityError, match=r"quality: expected a mean KL divergence of at most"):
+        ortolan.export(module, tmp_path / "out", precision="int4", max_kl=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_certificate_holds_the_quality(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.gpt2())
+    bundle, _ = export(module, tmp_path / "out", max_kl=None)
+    certificate = read(bundle)
+    measured = certificate.measured
+    assert measured is not None
+    assert 0 < measured.mean_kl <= measured.max_kl
+    assert certificate.thresholds.mean_kl <= max(1.5 * measured.mean_kl, 1.6e-4)
+    assert certificate.thresholds.max_abs_delta is None
+    assert measured.perplexity == pytest.approx(measured.reference_perplexity, rel=0.1)
+
+
+def test_calibrated_export_learns_from_the_given_text(tmp_path: Path) -> None:
+    checkpoint = tiny_models.write_checkpoint(
+        tmp_path / "checkpoint", tiny_models.decoder(replace(tiny_models.llama(), tied_head=True))
+    )
+    text = tmp_path / "text.txt"
+    letters = np.random.default_rng(0).integers(97, 123, 6000)
+    text.write_text("".join(map(chr, letters)))
+    bundle = ortolan.export(
+        checkpoint, tmp_path / "out", precision="int4", calibration=text, max_kl=5.0
+    )
+    assert {tensor.method for tensor in bundle.manifest.quantized} == {"gptq"}
+
+
+@pytest.mark.parametrize("contents", [b"", b"\x00\xff\xfe", b"short"])
+def test_calibration_text_of_no_use_is_an_error(contents: bytes, tmp_path: Path) -> None:
+    checkpoint = tiny_models.write_checkpoint(
+        tmp_path / "checkpoint", tiny_models.decoder(tiny_models.llama())
+    )
+    text = tmp_path / "text.txt"
+    text.write_bytes(contents)
+    with pytest.raises(OptionError, match=r"text\.txt: expected"):
+        ortolan.export(checkpoint, tmp_path / "out", precision="int4", calibration=text)
+    assert not (tmp_path / "out").exists()

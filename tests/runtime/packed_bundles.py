@@ -1,0 +1,137 @@
+"""Tiny bundles to pack: in fp32 as they are, and with their products in 4 bits.
+
+The quantized one reads its embedding and its head from one tensor, as real ones do.
+"""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, load_model
+from tests.runtime.tiny_decoder import ALIGNMENT, VOCABULARY, WIDTH, write_bundle
+
+from ortolan.runtime import manifest as manifests
+from ortolan.runtime.bundle import Bundle, open_bundle
+from ortolan.runtime.manifest import File
+
+BITS, GROUP = 4, 32
+
+
+def write(folder: Path, kind: str, *, seed: int = 0) -> Bundle:
+    """Write a bundle: `fp32`, `split`, `recurrent`, `int4` or `int4-split`."""
+    write_bundle(
+        folder,
+        split=kind.endswith("split"),
+        recurrent=kind == "recurrent",
+        seed=seed,
+    )
+    if kind.startswith("int4"):
+        _quantize(folder)
+    return open_bundle(folder)
+
+
+def _quantize(folder: Path) -> None:
+    """Exchange each MatMul for MatMulNBits over random codes, in all graphs of a bundle."""
+    manifest = manifests.decode((folder / manifests.NAME).read_bytes())
+    old = folder / manifest.weights[0]
+    blob = bytearray(old.read_bytes())
+    names = [graph.file for graph in manifest.graphs.values()]
+    models = {name: load_model(folder / name, load_external_data=False) for name in names}
+    tensors = _quantized(models[names[0]], blob)
+    weights = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
+    for name, model in models.items():
+        _exchange(model, tensors, weights)
+        (folder / name).write_bytes(model.SerializeToString(deterministic=True))
+    old.unlink()
+    (folder / weights).write_bytes(blob)
+    files = tuple(
+        File(name=path.name, size=path.stat().st_size, sha256=_sha256(path))
+        for path in sorted(folder.iterdir())
+        if path.name != manifests.NAME
+    )
+    changed = msgspec.structs.replace(manifest, weights=(weights,), files=files)
+    (folder / manifests.NAME).write_bytes(manifests.encode(changed))
+
+
+def _quantized(model: ModelProto, blob: bytearray) -> list[TensorProto]:
+    """Append random codes and scales for the weight of each MatMul to the blob."""
+    random = np.random.default_rng(0)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    tensors = []
+    for node in model.graph.node:
+        if node.op_type == "MatMul":
+            name = node.input[1]
+            inner, outer = shapes[name]
+            codes = random.integers(0, 256, (outer, inner // GROUP, GROUP // 2), np.uint8)
+            scales = random.uniform(0.02, 0.1, (outer, inner // GROUP)).astype(np.float32)
+            tensors.append(_append(blob, f"{name}.codes", codes, TensorProto.UINT8))
+            tensors.append(_append(blob, f"{name}.scales", scales, TensorProto.FLOAT))
+    table = TensorProto()
+    table.CopyFrom(next(tensor for tensor in tensors if tensor.name == "head.codes"))
+    table.name = "table.codes"
+    table.dims[:] = [VOCABULARY, WIDTH // 2]
+    return [*tensors, table]
+
+
+def _append(
+    blob: bytearray, name: str, array: NDArray[np.generic], dtype: TensorProto.DataType
+) -> TensorProto:
+    blob += bytes(-len(blob) % ALIGNMENT)
+    tensor = TensorProto(
+        name=name, dims=array.shape, data_type=dtype, data_location=TensorProto.EXTERNAL
+    )
+    for key, value in (("offset", len(blob)), ("length", array.nbytes)):
+        tensor.external_data.add(key=key, value=f"{value}")
+    blob += array.tobytes()
+    return tensor
+
+
+def _exchange(model: ModelProto, tensors: list[TensorProto], weights: str) -> None:
+    nodes = [_node(node, tensors) for node in model.graph.node]
+    used = {name for node in nodes for name in node.input}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend([*kept, *tensors])
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            del tensor.external_data[:]
+            for key, value in (entries | {"location": weights}).items():
+                tensor.external_data.add(key=key, value=value)
+
+
+def _node(node: NodeProto, tensors: list[TensorProto]) -> NodeProto:
+    if node.op_type == "MatMul":
+        name = node.input[1]
+        codes = next(tensor for tensor in tensors if tensor.name == f"{name}.codes")
+        return helper.make_node(
+            "MatMulNBits",
+            [node.input[0], f"{name}.codes", f"{name}.scales"],
+            [node.output[0]],
+            domain="com.microsoft",
+            N=codes.dims[0],
+            K=codes.dims[1] * GROUP,
+            bits=BITS,
+            block_size=GROUP,
+            accuracy_level=4,
+        )
+    if node.op_type == "Gather":
+        return helper.make_node(
+            "GatherBlockQuantized",
+            ["table.codes", node.input[1], "head.scales"],
+            [node.output[0]],
+            domain="com.microsoft",
+            gather_axis=0,
+            quantize_axis=1,
+            block_size=GROUP,
+            bits=BITS,
+        )
+    return node
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
