@@ -67,7 +67,8 @@ def ortolan(name: str, precision: str, *arguments: str) -> Peer:
 
 
 SPLIT = ("--graphs", "split", "--prefill-precision", "int8")
-RANDOM = ("--method", "rtn")  # calibration has nothing to learn from random weights
+# The format that calibration would give; it has nothing to learn from random weights.
+RANDOM = ("--method", "rtn", "--head-bits", "4")
 
 ORTOLAN = replace(
     ortolan("ortolan", "fp32"),

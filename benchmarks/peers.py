@@ -135,6 +135,7 @@ def side_by_side(asked: argparse.Namespace) -> None:
     machine = report.machine()
     if machine["load_average"] > BUSY:
         say(f"load average {machine['load_average']:.1f}: this machine does other work as well")
+    versions = all_versions(peers)
     runs, loaded = rounds.measure(programs, requests, rounds=asked.rounds)
     setting = {
         "checkpoint": checkpoint.name,
@@ -143,7 +144,7 @@ def side_by_side(asked: argparse.Namespace) -> None:
         "prompt_tokens": asked.prompt_tokens,
         "new_tokens": asked.new_tokens,
         "rounds": asked.rounds,
-        "versions": all_versions(peers),
+        "versions": versions,
         "machine": machine,
     }
     results = report.summarize(runs, loaded, new_tokens=asked.new_tokens)

@@ -3,9 +3,9 @@
     python benchmarks/quality.py models/pythonic
     python benchmarks/quality.py models/pythonic --peers ortolan,onnxruntime-genai --out build
 
-Reads files that the checkpoint's recipe held out of its training, a window at a time as
-`bits_per_byte` of ortolan.modeling does, and compares the logits of every setting with those of
-PyTorch in float32. Prints a table and writes benchmarks/results/quality-NAME.json and .md.
+Reads the beginnings of files that the checkpoint's recipe held out of its training, a window at
+a time as `bits_per_byte` of ortolan.modeling does, and compares the logits of every setting with
+those of PyTorch in float32. Prints a table and writes benchmarks/results/quality-NAME.json and .md.
 
 A setting is a peer at a precision: all peers as peers.py measures them, and Ortolan with every
 method and size of groups.
@@ -37,6 +37,7 @@ from rounds import Program, Worker
 METHODS = ("rtn", "hqq", "gptq")
 GROUP_SIZES = (32, 64, 128)
 WINDOW = 1024
+CHARACTERS = 8192  # of one file, at most: the largest would be most of the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +104,14 @@ class Window:
 
 
 def held_out(checkpoint: Checkpoint, *, tokens: int) -> Text:
-    """Return whole documents, in random order, until there are `tokens` to predict."""
+    """Return the beginnings of documents, in random order, until there are `tokens` to predict."""
     recipe = read_recipe(checkpoint.path / "recipe.toml")
     tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
     texts = list(read_corpus(recipe.data).held_out)
     random.Random(0).shuffle(texts)
     documents: list[tuple[int, ...]] = []
     predictions = size_bytes = 0
-    for text in texts:
+    for text in (whole[:CHARACTERS] for whole in texts):
         if predictions >= tokens:
             break
         (ids,) = encode(tokenizer, (text,), recipe.tokenizer.end_of_text)
@@ -233,6 +234,9 @@ def compare(asked: argparse.Namespace) -> None:
             threads=asked.threads,
         )
 
+    # Before the long part: what fails for lack of a peer fails now.
+    versions = all_versions(setting.peer for setting in settings)
+    machine = report.machine()
     entries = []
     with tempfile.TemporaryDirectory() as scratch:
         reference = write_reference(start(REFERENCE), pieces, Path(scratch))
@@ -251,8 +255,8 @@ def compare(asked: argparse.Namespace) -> None:
             "predictions": text.predictions,
         },
         "window": window,
-        "versions": all_versions(setting.peer for setting in settings),
-        "machine": report.machine(),
+        "versions": versions,
+        "machine": machine,
         "settings": entries,
     }
     path = asked.out / f"quality-{checkpoint.name}.json"

@@ -20,6 +20,9 @@ from ortolan.runtime import manifest as manifests
 from ortolan.runtime.errors import ManifestError
 from ortolan.runtime.manifest import File, Manifest
 
+PACKED = ("packed-", ".packing")
+"""How the names of folders begin that are beside a bundle's files and derived from them."""
+
 try:
     import fcntl
 except ImportError:  # Windows: two exports to one target are not kept apart
@@ -105,7 +108,8 @@ def _check_target(target: Path, force: bool) -> None:
         return
     if not target.is_dir():
         raise OutputError(f"{target}: expected a folder or nothing, got a file. Choose another.")
-    names = {path.name for path in target.iterdir()}
+    # What `ortolan pack` made of a bundle goes with it.
+    names = {path.name for path in target.iterdir() if not path.name.startswith(PACKED)}
     ours = _bundle_names(target)
     if not names:
         return

@@ -4,7 +4,7 @@ Knows names and tables. Does not know how anything is done.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ Precision = Literal["fp32", "fp16", "int8", "int4"]
 Graphs = Literal["unified", "split"]
 Attention = Literal["fused", "portable"]
 GroupSize = Literal[32, 64, 128]
+HeadBits = Literal[4, 8]
 
 DTYPES: Mapping[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -40,8 +41,9 @@ BITS: Mapping[Precision, Literal[4, 8]] = {"int8": 8, "int4": 4}
 GROUP_SIZE: GroupSize = 128
 """The largest there is: the fewest scales to read, and calibration makes up for the rest."""
 
-HEAD = Scheme(bits=8, group=128)
-"""Of head and embedding (docs/adr/0005)."""
+CALIBRATED_HEAD_BITS: HeadBits = 4
+HEAD_BITS: HeadBits = 8
+"""Of int4's head and embedding, where they are calibrated and where not (docs/adr/0005)."""
 
 INT8_PREFILL_FROM = 16
 """New tokens from which a prefill graph in int8 is faster than the decode graph (docs/adr/0006)."""
@@ -102,6 +104,7 @@ class Rounding(NamedTuple):
     method: Method | None
     group_size: GroupSize | None
     asymmetric: bool
+    head_bits: HeadBits | None
     exclude: tuple[str, ...]
 
 
@@ -110,8 +113,8 @@ def resolve(
 ) -> Options:
     """Fill in defaults and refuse what does not go together.
 
-    By default int4 is found by gptq where there is something to calibrate on, else by hqq, and
-    int8, which leaves nothing to calibrate, by rtn.
+    By default int4 is found by gptq where there is something to calibrate on, else by hqq with a
+    head of 8 bits; int8, which leaves nothing to calibrate, by rtn.
 
     Args:
         form: what was asked for.
@@ -128,7 +131,7 @@ def resolve(
     quantization = None
     if form.precision in BITS:
         quantization = _quantization(form.precision, rounding, can_calibrate=can_calibrate)
-    elif rounding != Rounding(None, None, asymmetric=False, exclude=()):
+    elif rounding != Rounding(None, None, asymmetric=False, head_bits=None, exclude=()):
         raise OptionError(
             f"precision: expected int8 or int4 with a method, a group size or exclusions, got "
             f"{form.precision}. Leave these out, or choose --precision int4."
@@ -146,14 +149,19 @@ def resolve(
 
 
 def _quantization(precision: Precision, rounding: Rounding, *, can_calibrate: bool) -> Quantization:
+    method = _method(rounding.method, precision, can_calibrate=can_calibrate)
+    head_bits = rounding.head_bits
+    if head_bits is None:
+        head_bits = CALIBRATED_HEAD_BITS if method == "gptq" else HEAD_BITS
+    scheme = Scheme(
+        bits=BITS[precision],
+        group=GROUP_SIZE if rounding.group_size is None else rounding.group_size,
+        symmetric=not rounding.asymmetric,
+    )
     return Quantization(
-        scheme=Scheme(
-            bits=BITS[precision],
-            group=GROUP_SIZE if rounding.group_size is None else rounding.group_size,
-            symmetric=not rounding.asymmetric,
-        ),
-        head=HEAD,
-        method=_method(rounding.method, precision, can_calibrate=can_calibrate),
+        scheme=scheme,
+        head=replace(scheme, bits=8 if scheme.bits == 8 else head_bits),
+        method=method,
         exclude=rounding.exclude,
     )
 
@@ -165,9 +173,10 @@ def _check_choices(form: Form, rounding: Rounding) -> None:
         ("attention", form.attention, ("fused", "portable")),
         ("prefill precision", form.prefill_precision, (None, "int8")),
         ("method", rounding.method, (None, *METHODS)),
+        ("head bits", rounding.head_bits, (None, 4, 8)),
     ):
         if value not in choices:
-            names = ", ".join(choice for choice in choices if choice is not None)
+            names = ", ".join(str(choice) for choice in choices if choice is not None)
             raise OptionError(f"{name}: expected one of {names}, got {value!r}.")
 
 

@@ -31,6 +31,7 @@ from ortolan.export.options import (
     Form,
     Graphs,
     GroupSize,
+    HeadBits,
     Options,
     Precision,
     Rounding,
@@ -64,6 +65,7 @@ def export(
     method: Method | None = None,
     group_size: GroupSize | None = None,
     asymmetric: bool = False,
+    head_bits: HeadBits | None = None,
     exclude: Sequence[str] = (),
     max_kl: float | None = None,
     calibration: str | Path | None = None,
@@ -75,36 +77,34 @@ def export(
 ) -> Bundle:
     """Export a model and prove that the bundle computes what PyTorch computes.
 
-    Memory is bounded by one layer. What stands at `out` stays until every step has succeeded.
-
     Args:
         source: a Hugging Face checkpoint folder, or a module of `ortolan.modeling`.
         out: the folder of the bundle.
         precision: of the weights. Cache and activations are float32 with int8 and int4.
         graphs: one graph for every step, or one for prefill and one for decoding.
         attention: `portable` adds bodies of standard operators for other tools.
-        prefill_precision: of prefill weights of their own: faster, for more memory.
+        prefill_precision: of weights for prefill alone: faster, for more memory.
         method: how codes are found; `options.resolve` has the default.
         group_size: values that share a scale; 128 by default.
         asymmetric: store a zero point for each group as well.
+        head_bits: of head and embedding; 4 where int4 is calibrated, else 8.
         exclude: patterns of weights to keep in float32, such as `blocks.0.*`.
         max_kl: fail where the mean divergence from PyTorch is larger.
         calibration: a text to calibrate and judge by; that of a recipe in `source` by default.
-        calibration_sequences: texts of 256 tokens to calibrate on.
+        calibration_sequences: how many texts of 256 tokens to calibrate on.
         max_context: tokens that shall fit; the model's own by default.
         tokenizer: a tokenizer.json; the checkpoint's own by default.
         force: replace a bundle that stands at `out`.
         progress: told of every step.
 
     Raises:
-        OrtolanError: the source cannot be read (`ortolan.modeling.errors`), an option cannot
-            be honoured, or the bundle misses a threshold and was not kept (`export.errors`).
+        OrtolanError: see `export.errors`, and for the source `modeling.errors`.
     """
     model = open_source(source, tokenizer=tokenizer, max_context=max_context)
     recipe = _recipe(model)
     options = resolve(
         Form(precision, graphs, attention, prefill_precision),
-        Rounding(method, group_size, asymmetric, tuple(exclude)),
+        Rounding(method, group_size, asymmetric, head_bits, tuple(exclude)),
         max_kl=max_kl,
         can_calibrate=model.tokenizer is not None and (calibration or recipe) is not None,
     )

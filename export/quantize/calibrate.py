@@ -8,7 +8,7 @@ Memory: the streams, one layer's weights, and what `gptq.quantize` needs for its
 Shape letters: S tokens of a text, E model width, K columns of a weight.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +25,10 @@ from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Scheme, dequantize
 from ortolan.export.quantize.stream import Part, Quantized, round_rows, row_chunks
 from ortolan.modeling import Decoder, TransformerConfig
-from ortolan.modeling.weights import Weights
+from ortolan.modeling.weights import EMBEDDING, Weights
+
+TIED_DAMPING = 0.5
+"""Of a head that is the embedding as well: there, errors count the same in every column."""
 
 
 def calibrated_weights(
@@ -63,9 +66,13 @@ def calibrated_weights(
             for name, scheme in plan.items()
             if name.startswith(prefix)
         }
-        hessians = _hessians(module, index, layer, streams, schemes)
+        hessians, leaders = _hessians(module, index, layer, streams, schemes)
+        factors: dict[str, gptq.Factor] = {}
         for name, scheme in schemes.items():
-            codes = gptq.quantize(layer[name], hessians.pop(name), scheme)
+            leader = leaders[name]
+            if leader not in factors:
+                factors = {leader: gptq.factorize(hessians.pop(leader))}
+            codes = gptq.round_columns(layer[name], factors[leader], scheme)
             part = Part(rows=layer[name], codes=codes)
             yield Quantized(
                 name=f"{prefix}{name}", scheme=scheme, method="gptq", parts=iter([part])
@@ -89,28 +96,41 @@ def _hessians(
     index: int,
     layer: dict[str, Tensor],
     streams: Sequence[Tensor],
-    names: Mapping[str, Scheme],
-) -> dict[str, Tensor]:
-    """The sum of x xT over the inputs x `(K,)` of each product of a layer, `(K, K)`."""
-    widths = {name: layer[name].shape[1] for name in names}
-    sums = {name: torch.zeros(width, width) for name, width in widths.items()}
+    names: Iterable[str],
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The sum of x xT over the inputs x `(K,)` of the products of a layer, `(K, K)`.
+
+    Returns:
+        The sums, and for each product the name of the one whose sum is its own: products that
+        read the same inputs share one.
+    """
+    sums: dict[str, Tensor] = {}
+    leaders: dict[str, str] = {}
+    newest: list[tuple[str, Tensor]] = []
     block = module.blocks[index]
 
     def watch(name: str) -> torch.utils.hooks.RemovableHandle:
         def add(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x_SK = inputs[0].flatten(0, -2)
-            sums[name].addmm_(x_SK.T, x_SK)
+            if name not in leaders:
+                shares = bool(newest) and newest[-1][1] is inputs[0]
+                leaders[name] = leaders[newest[-1][0]] if shares else name
+                newest[:] = [(name, inputs[0])]
+            if leaders[name] == name:
+                x_SK = inputs[0].flatten(0, -2)
+                if name not in sums:
+                    sums[name] = torch.zeros(2 * [x_SK.shape[1]])
+                sums[name].addmm_(x_SK.T, x_SK)
 
         return block.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(add)
 
     handles = [watch(name) for name in names]
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             run_block(module, index, layer, streams)
     finally:
         for handle in handles:
             handle.remove()
-    return sums
+    return sums, leaders
 
 
 def _calibrated_head(
@@ -118,6 +138,7 @@ def _calibrated_head(
 ) -> Iterator[Part]:
     with torch.inference_mode():
         x_SE = run_final_norm(module, weights, torch.cat(list(streams)))
-        factor = gptq.factorize(x_SE.T @ x_SE)
+        damping = TIED_DAMPING if name == EMBEDDING else gptq.DAMPING
+        factor = gptq.factorize(x_SE.T @ x_SE, damping=damping)
     for rows in row_chunks(weights, name):
         yield Part(rows=rows, codes=gptq.round_columns(rows, factor, scheme))

@@ -26,6 +26,9 @@ from ortolan.export.errors import ExportError
 from ortolan.export.quantize.blocks import Codes, Scheme, check_finite, into_groups, nearest
 from ortolan.export.quantize.rtn import search
 
+DAMPING = 0.01
+"""Part of the mean of a Hessian's diagonal that is added to it."""
+
 COLUMNS = 128
 """Columns between two products with the errors of all columns before them."""
 
@@ -46,7 +49,7 @@ class Factor:
     importance: Tensor
 
 
-def quantize(weight: Tensor, hessian: Tensor, scheme: Scheme, *, damping: float = 0.01) -> Codes:
+def quantize(weight: Tensor, hessian: Tensor, scheme: Scheme, *, damping: float = DAMPING) -> Codes:
     """Choose codes of least error in the outputs.
 
     Args:
@@ -64,7 +67,7 @@ def quantize(weight: Tensor, hessian: Tensor, scheme: Scheme, *, damping: float 
     return round_columns(weight, factorize(hessian, damping=damping), scheme)
 
 
-def factorize(hessian: Tensor, *, damping: float = 0.01) -> Factor:
+def factorize(hessian: Tensor, *, damping: float = DAMPING) -> Factor:
     """Prepare a Hessian. Two matrices of its size are alive at a time, one of them its own.
 
     An input that was 0 in all of the calibration has no influence; its column is rounded to

@@ -67,8 +67,7 @@ def _fit(steps: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
         cost = errors.square().sum(-1, keepdim=True)
         better = cost < least
         best, least = torch.where(better, ratios, best), torch.where(better, cost, least)
-        rest = steps - _shrink(errors / ratios, stiffness).mul_(ratios)
-        ratios = refit(rest, alike, distances, ratios)
+        ratios = refit(steps - _shrink(errors, stiffness), alike, distances, ratios)
         stiffness *= STIFFENING
     return best.squeeze(-1)
 

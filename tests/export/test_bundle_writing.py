@@ -128,6 +128,15 @@ def test_folder_that_is_no_bundle_is_never_replaced(
     assert beside(target) == ["bundle"]
 
 
+def test_packed_weights_of_the_old_bundle_go_with_it(target: Path) -> None:
+    export(target, OLD)
+    for name in ("packed-0123456789abcdef", ".packing"):
+        (target / name).mkdir()
+        (target / name / "packed.bin").write_bytes(b"of the old weights")
+    export(target, NEW, force=True)
+    assert not [path for path in target.iterdir() if path.is_dir()]
+
+
 def test_bundle_with_somebodys_notes_in_it_is_not_replaced(target: Path) -> None:
     export(target, OLD)
     (target / "notes.txt").write_text("which prompt worked")

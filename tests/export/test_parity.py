@@ -40,7 +40,9 @@ def torch_greedy(module: Decoder, prompt: Sequence[int], new: int) -> tuple[int,
 
 
 def assert_close(got: NDArray[np.float32], wanted: NDArray[np.float32], precision: str) -> None:
-    bound = THRESHOLDS[precision].max_abs_delta * max(1.0, float(np.abs(wanted).max()))
+    delta = THRESHOLDS[precision].max_abs_delta
+    assert delta is not None
+    bound = delta * max(1.0, float(np.abs(wanted).max()))
     np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
 
 

@@ -90,7 +90,8 @@ def logits(module: Decoder, ids: list[int]) -> Array:
 
 
 def export(module: Decoder, out: Path, **options: Any) -> tuple[Bundle, Model]:
-    bundle = ortolan.export(module, out, **{"precision": "int4", "max_kl": 5.0} | options)
+    asked: dict[str, Any] = {"precision": "int4", "max_kl": 5.0} | options
+    bundle = ortolan.export(module, out, **asked)
     return bundle, load(out, threads=1)
 
 
@@ -136,7 +137,11 @@ def test_portable_bundle_has_the_same_tokens(
     model: str, precision: str, asymmetric: bool, tmp_path: Path
 ) -> None:
     module = tiny_models.decoder(MODELS[model]())
-    options = {"precision": precision, "group_size": 32, "asymmetric": asymmetric}
+    options: dict[str, Any] = {
+        "precision": precision,
+        "group_size": 32,
+        "asymmetric": asymmetric,
+    }
     _, fused = export(module, tmp_path / "fused", **options)
     bundle, portable = export(module, tmp_path / "portable", attention="portable", **options)
     nodes = bundle.graphs["decoder"].operators
@@ -202,7 +207,7 @@ def test_int8_prefill_and_int4_decode_work_on_one_cache(tmp_path: Path) -> None:
 
 def test_few_new_tokens_go_to_the_decode_graph(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
-    options = {"graphs": "split", "prefill_precision": "int8"}
+    options: dict[str, Any] = {"graphs": "split", "prefill_precision": "int8"}
     bundle, mixed = export(module, tmp_path / "mixed", **options)
     _, plain = export(module, tmp_path / "plain")
     few = bundle.manifest.graphs["prefill"].min_new_tokens - 1

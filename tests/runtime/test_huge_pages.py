@@ -3,6 +3,7 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ortolan.runtime import huge_pages
 from ortolan.runtime.huge_pages import HUGE_PAGE, anonymous_memory, collapse, collapse_later
@@ -10,7 +11,7 @@ from ortolan.runtime.huge_pages import HUGE_PAGE, anonymous_memory, collapse, co
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def resident(pages: int) -> tuple[mmap.mmap, np.ndarray, range]:
+def resident(pages: int) -> tuple[mmap.mmap, NDArray[np.int64], range]:
     memory = mmap.mmap(-1, pages * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     values = np.frombuffer(memory, np.int64)
     values[:] = np.arange(values.size)
@@ -30,13 +31,13 @@ def in_huge_pages() -> int:
 
 
 @linux
-def test_memory_in_use_is_found():
+def test_memory_in_use_is_found() -> None:
     _memory, _values, addresses = resident(4)
     assert covered(addresses, anonymous_memory()) == len(addresses)
 
 
 @linux
-def test_memory_that_was_never_touched_is_left_alone():
+def test_memory_that_was_never_touched_is_left_alone() -> None:
     # a stack or a reserve: huge pages would make it resident
     memory = mmap.mmap(-1, 64 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = np.frombuffer(memory, np.uint8).ctypes.data
@@ -44,7 +45,7 @@ def test_memory_that_was_never_touched_is_left_alone():
 
 
 @linux
-def test_collapsing_keeps_the_content():
+def test_collapsing_keeps_the_content() -> None:
     _memory, values, addresses = resident(8)
     before = in_huge_pages()
     collapse([addresses])
@@ -60,7 +61,7 @@ def kernel_collapses() -> bool:
 
 
 @linux
-def test_freed_memory_is_refused_without_harm():
+def test_freed_memory_is_refused_without_harm() -> None:
     memory, values, addresses = resident(4)
     del values
     memory.close()
@@ -68,7 +69,7 @@ def test_freed_memory_is_refused_without_harm():
 
 
 @linux
-def test_only_what_came_later_is_collapsed(monkeypatch):
+def test_only_what_came_later_is_collapsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: "madvise")
     asked: list[range] = []
     monkeypatch.setattr(huge_pages, "collapse", asked.extend)
@@ -83,12 +84,14 @@ def test_only_what_came_later_is_collapsed(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["never", None])
-def test_nothing_happens_where_there_are_no_huge_pages(monkeypatch, mode):
+def test_nothing_happens_where_there_are_no_huge_pages(
+    monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
     monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: mode)
     _memory, _values, _addresses = resident(4)
     assert collapse_later([]) is None
 
 
-def test_nothing_happens_on_other_systems(monkeypatch):
+def test_nothing_happens_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert collapse_later([]) is None

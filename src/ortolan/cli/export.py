@@ -52,6 +52,11 @@ class MissingExportError(OrtolanError):
 )
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group as well.")
 @click.option(
+    "--head-bits",
+    type=click.Choice(["4", "8"]),
+    help="Of head and embedding; 4 where int4 is calibrated, else 8.",
+)
+@click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Weights to keep in fp32; repeatable."
 )
 @click.option(
@@ -75,7 +80,14 @@ class MissingExportError(OrtolanError):
 )
 @click.option("--force", is_flag=True, help="Replace a bundle at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(source: Path, out: Path, as_json: bool, group_size: str | None, **options: Any) -> None:
+def command(
+    source: Path,
+    out: Path,
+    as_json: bool,
+    group_size: str | None,
+    head_bits: str | None,
+    **options: Any,
+) -> None:
     """Make the bundle OUT from the checkpoint folder SOURCE, and prove its parity.
 
     SOURCE is in Hugging Face format: config.json and safetensors. Nothing is kept at OUT unless
@@ -91,9 +103,12 @@ def command(source: Path, out: Path, as_json: bool, group_size: str | None, **op
     from ortolan.runtime import certificate
 
     steps = Steps()
-    groups: Any = None if group_size is None else int(group_size)
+    numbers: Any = {
+        "group_size": None if group_size is None else int(group_size),
+        "head_bits": None if head_bits is None else int(head_bits),
+    }
     try:
-        bundle = export(source, out, group_size=groups, progress=steps, **options)
+        bundle = export(source, out, progress=steps, **numbers, **options)
     finally:
         steps.close()
     measured = certificate.read(bundle).measured

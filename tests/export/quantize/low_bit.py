@@ -11,6 +11,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from torch import Tensor
 
 from ortolan.export.quantize.blocks import BITS, GROUPS, Codes, Scheme
 
@@ -32,12 +33,15 @@ def random_codes(scheme: Scheme, *, rows: int, inputs: int) -> Codes:
     """Codes that no method has chosen, with scales of both signs."""
     chance = torch.Generator().manual_seed(inputs * rows + scheme.group + scheme.bits)
     shape = (rows, scheme.groups(inputs))
-    integers = {"generator": chance, "dtype": torch.uint8}
+
+    def integers(shape: tuple[int, int]) -> Tensor:
+        return torch.randint(0, scheme.largest + 1, shape, generator=chance, dtype=torch.uint8)
+
     signs = torch.randint(0, 2, shape, generator=chance) * 2 - 1
     return Codes(
-        values=torch.randint(0, scheme.largest + 1, (rows, inputs), **integers),  # type: ignore[call-overload]
+        values=integers((rows, inputs)),
         scales=(torch.rand(shape, generator=chance) + 0.5) * signs,
-        zeros=None if scheme.symmetric else torch.randint(0, scheme.largest + 1, shape, **integers),  # type: ignore[call-overload]
+        zeros=None if scheme.symmetric else integers(shape),
         scheme=scheme,
     )
 

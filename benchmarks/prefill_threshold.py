@@ -1,0 +1,74 @@
+"""From how many new tokens on the int8 prefill graph of a split bundle is the faster one.
+
+    ortolan export CHECKPOINT BUNDLE --precision int4 --graphs split --prefill-precision int8
+    python benchmarks/prefill_threshold.py BUNDLE
+
+Prints the time of one step of each graph behind a context, medians of alternating runs. The rule
+made of it stands in the manifest as `min_new_tokens` (docs/adr/0006-int8-prefill.md).
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ortolan.runtime.bundle import Bundle, open_bundle
+from ortolan.runtime.session import Engine
+from ortolan.runtime.steps import feed, prefill
+
+NEW_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
+
+
+def used_from(bundle: Bundle, new_tokens: int) -> Bundle:
+    """The same bundle, with its prefill graph used from another number of tokens on."""
+    graphs = dict(bundle.manifest.graphs)
+    graphs["prefill"] = msgspec.structs.replace(graphs["prefill"], min_new_tokens=new_tokens)
+    manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs)
+    return Bundle(path=bundle.path, manifest=manifest, graphs=bundle.graphs)
+
+
+def seconds(engine: Engine, context: int, ids: list[int]) -> float:
+    """Time of one step behind a context."""
+    cache = engine.cache()
+    prefill(engine, cache, [5] * context)
+    start = time.perf_counter()
+    feed(engine, cache, ids, positions=[len(ids) - 1])
+    return time.perf_counter() - start
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-r", "--rounds", type=int, default=7)
+    asked = parser.parse_args()
+    bundle = open_bundle(asked.bundle)
+    engines = {
+        "decode": Engine(used_from(bundle, bundle.manifest.context_length), threads=asked.threads),
+        "prefill": Engine(used_from(bundle, 1), threads=asked.threads),
+    }
+    random = np.random.default_rng(0)
+    print("| new tokens | decode graph, ms | prefill graph, ms |")
+    print("| ---: | ---: | ---: |")
+    for count in NEW_TOKENS:
+        ids = random.integers(0, bundle.manifest.vocab_size, count).tolist()
+        times: dict[str, list[float]] = {name: [] for name in engines}
+        for number in range(asked.rounds + 1):
+            order = list(engines) if number % 2 == 0 else list(engines)[::-1]
+            for name in order:
+                taken = seconds(engines[name], asked.context, ids)
+                if number > 0:
+                    times[name].append(taken)
+        medians = [1000 * statistics.median(times[name]) for name in ("decode", "prefill")]
+        print(f"| {count} | {medians[0]:.1f} | {medians[1]:.1f} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
