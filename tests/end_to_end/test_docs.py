@@ -41,7 +41,11 @@ def run(arguments: list[str], workspace: Path) -> None:
     done = subprocess.run(
         arguments,
         cwd=workspace,
-        env={"PYTHONPATH": str(REPOSITORY / "src"), "PATH": "/usr/bin:/bin"},
+        env={
+            "PYTHONPATH": str(REPOSITORY / "src"),
+            "PATH": "/usr/bin:/bin",
+            "XDG_STATE_HOME": str(workspace / "state"),  # not the user's own
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -47,12 +47,54 @@ def test_greedy_text_equals_hugging_face(portable: Bundle) -> None:
 def test_portable_bundle_gives_the_same_tokens_in_onnx_reference(portable: Bundle) -> None:
     model = ortolan.load(portable.path)
     assert model.tokenizer is not None
-    ids = model.tokenizer.encode(PROMPT)
+    ids = list(model.tokenizer.encode(PROMPT))
     expected = model.generate(ids, max_new_tokens=8, ignore_eos=True).tokens
+    logits = in_onnx_reference(portable, [ids, *([token] for token in expected[:-1])])
+    assert tuple(int(row.argmax()) for row in logits) == expected
 
-    # Nothing of onnxruntime: nodes, bodies and weights through the onnx package alone.
-    evaluator = ReferenceEvaluator(onnx.load(portable.file("decoder.onnx")))
-    states = portable.manifest.states
+
+@pytest.fixture(scope="module")
+def int4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """The default of int4, by attention."""
+    out = tmp_path_factory.mktemp("int4")
+    for attention in ("fused", "portable"):
+        options: Any = {"precision": "int4", "attention": attention}
+        ortolan.export(CHECKPOINT, out / attention, **options)
+    return {path.name: open_bundle(path) for path in out.iterdir()}
+
+
+def test_int4_is_calibrated_on_the_text_of_the_recipe(int4: dict[str, Bundle]) -> None:
+    quantized = int4["fused"].manifest.quantized
+    assert {(t.bits, t.group, t.method) for t in quantized} == {(4, 128, "gptq")}
+    measured = read(int4["fused"]).measured
+    assert measured is not None
+    # Text that it was neither trained nor calibrated on.
+    assert measured.mean_kl < 0.03
+    assert measured.perplexity < 1.05 * measured.reference_perplexity
+
+
+def test_portable_int4_gives_the_same_tokens(int4: dict[str, Bundle]) -> None:
+    tokens = [
+        ortolan.load(int4[kind].path).generate(PROMPT, max_new_tokens=256, ignore_eos=True).tokens
+        for kind in ("fused", "portable")
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_portable_int4_runs_in_onnx_reference(int4: dict[str, Bundle]) -> None:
+    model = ortolan.load(int4["portable"].path)
+    assert model.tokenizer is not None
+    ids = list(model.tokenizer.encode(PROMPT))
+    expected = model.logits([*ids, ids[0]])[-2:]
+    logits = np.stack(in_onnx_reference(int4["portable"], [ids, ids[:1]]))
+    # The kernel rounds activations to 8 bits, the standard operators do not.
+    np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
+
+
+def in_onnx_reference(bundle: Bundle, steps: list[list[int]]) -> list[Any]:
+    """Logits after each step, with nothing of onnxruntime: the onnx package alone."""
+    evaluator = ReferenceEvaluator(onnx.load(bundle.file("decoder.onnx")))
+    states = bundle.manifest.states
     sizes = {"batch": 1, "capacity": 64}
     cache: dict[str, Any] = {
         state.input: np.zeros(
@@ -60,9 +102,8 @@ def test_portable_bundle_gives_the_same_tokens_in_onnx_reference(portable: Bundl
         )
         for state in states
     }
-    tokens: list[int] = []
-    new, length = list(ids), 0
-    for _ in range(8):
+    rows, length = [], 0
+    for new in steps:
         length += len(new)
         step = {
             "input_ids": np.array([new], np.int64),
@@ -73,6 +114,5 @@ def test_portable_bundle_gives_the_same_tokens_in_onnx_reference(portable: Bundl
         outputs: list[Any] = list(evaluator.run(None, step | cache))
         logits, *present = outputs
         cache = {state.input: value for state, value in zip(states, present, strict=True)}
-        new = [int(logits[0, 0].argmax())]
-        tokens += new
-    assert tuple(tokens) == expected
+        rows.append(logits[0, 0])
+    return rows
