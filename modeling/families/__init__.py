@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import gpt2, llama, mistral, qwen2
+from ortolan.modeling.families import bert, distilbert, gpt2, llama, mistral, qwen2, roberta, vit
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table
 
@@ -39,10 +39,14 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
+    "bert": bert,
+    "distilbert": distilbert,
     "gpt2": gpt2,
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
+    "roberta": roberta,
+    "vit": vit,
 }
 
 

@@ -116,6 +116,10 @@ class ConfigReader:
             )
         return value
 
+    def is_list(self, key: str) -> bool:
+        """Whether there is a list under `key`."""
+        return isinstance(self._values.get(key), list)
+
     def nested(self, key: str) -> "ConfigReader | None":
         """The object under `key` as a reader of its own; None where absent or null."""
         values = self.get(key, dict, None)
@@ -132,11 +136,52 @@ class ConfigReader:
             )
         return tuple(ids)
 
+    def architecture(self, *known: str) -> str:
+        """The class whose weights these are, which says what head the model has.
+
+        Raises:
+            ConfigError: not exactly one, or none of those known.
+        """
+        names = self.get("architectures", list, [])
+        if len(names) != 1 or names[0] not in known:
+            raise ConfigError(
+                f"{self._name}: expected architectures to hold one of {', '.join(known)}, got "
+                f"{names!r:.80}. This checkpoint cannot be loaded faithfully."
+            )
+        return str(names[0])
+
+    def labels(self, default: int = 2) -> tuple[str, ...]:
+        """The names of a classifier's outputs, in order; `default` of them if not given.
+
+        Raises:
+            ConfigError: their ids are not 0, 1, ...
+        """
+        named = self.get("id2label", dict, None)
+        if named is None:
+            count = self.size("num_labels", self.size("_num_labels", default))
+            return tuple(f"LABEL_{i}" for i in range(count))
+        by_id = {str(i): name for i, name in named.items()}
+        names = [by_id.get(str(i)) for i in range(len(by_id))]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(
+                f"{self._name}: expected id2label to name the labels 0, 1, ..., got {named!r:.80}. "
+                "Correct it."
+            )
+        return tuple(map(str, names))
+
     def refuse(self, key: str) -> None:
         """Raise ConfigError if a switch is on that changes the model in a way unknown to us."""
         if self.get(key, bool, False):
             raise ConfigError(
                 f"{self._name}: expected {key} false, got true. "
+                "This checkpoint cannot be loaded faithfully."
+            )
+
+    def require(self, key: str) -> None:
+        """Raise ConfigError if a switch is off without which the model is unknown to us."""
+        if not self.get(key, bool, True):
+            raise ConfigError(
+                f"{self._name}: expected {key} true, got false. "
                 "This checkpoint cannot be loaded faithfully."
             )
 
