@@ -9,7 +9,19 @@ from typing import Any, Protocol, TypeVar
 
 from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import bert, distilbert, gpt2, llama, mistral, qwen2, roberta, vit
+from ortolan.modeling.families import (
+    bart,
+    bert,
+    distilbert,
+    gpt2,
+    llama,
+    marian,
+    mistral,
+    qwen2,
+    roberta,
+    t5,
+    vit,
+)
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table
 
@@ -39,13 +51,16 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
+    "bart": bart,
     "bert": bert,
     "distilbert": distilbert,
     "gpt2": gpt2,
     "llama": llama,
+    "marian": marian,
     "mistral": mistral,
     "qwen2": qwen2,
     "roberta": roberta,
+    "t5": t5,
     "vit": vit,
 }
 

@@ -46,6 +46,44 @@ VIT: dict[str, Any] = {
     "num_channels": 3,
 }
 
+MARIAN: dict[str, Any] = {
+    "model_type": "marian",
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 40,
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "pad_token_id": PAD,
+    "eos_token_id": 2,
+    "decoder_start_token_id": PAD,
+    "forced_eos_token_id": None,
+}
+
+BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}
+
+T5: dict[str, Any] = {
+    "model_type": "t5",
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "pad_token_id": PAD,
+    "decoder_start_token_id": PAD,
+}
+
+GATED = T5 | {"feed_forward_proj": "gated-gelu"}
+
 THREE_LABELS: dict[str, Any] = {"id2label": {0: "ham", 1: "spam", 2: "eggs"}}
 
 
@@ -106,6 +144,33 @@ IMAGES = {
         values=VIT | {"image_size": [8, 12], "patch_size": [4, 3], "layer_norm_eps": 0.2},
     ),
 }
+
+SEQ2SEQ = {
+    "marian": EncoderCase(architecture="MarianMTModel", values=MARIAN),
+    "marian-unscaled": EncoderCase(
+        architecture="MarianMTModel", values=MARIAN | {"scale_embedding": False}
+    ),
+    "marian-two-vocabularies": EncoderCase(
+        architecture="MarianMTModel",
+        values=MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 89},
+    ),
+    "bart": EncoderCase(architecture="BartForConditionalGeneration", values=BART),
+    "bart-values": EncoderCase(
+        architecture="BartForConditionalGeneration",
+        values=BART | {"activation_function": "silu", "scale_embedding": True},
+    ),
+    "t5": EncoderCase(architecture="T5ForConditionalGeneration", values=T5),
+    "t5-published-buckets": EncoderCase(
+        architecture="T5ForConditionalGeneration",
+        values=T5 | {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+    ),
+    "t5-gated": EncoderCase(architecture="T5ForConditionalGeneration", values=GATED),
+    "t5-gated-silu": EncoderCase(
+        architecture="T5ForConditionalGeneration",
+        values=GATED | {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 0.2},
+    ),
+}
+"""Encoder-decoders; the two sides differ in depth, heads and widths where their family allows."""
 
 
 @dataclass(frozen=True)
