@@ -202,10 +202,10 @@ def _inside(lengths: Tensor | None, keys: int) -> Tensor | None:
     return (torch.arange(keys, device=lengths.device) < lengths[:, None])[:, None, None]
 
 
-def _score_bias(q_BHSD: Tensor, relative: Relative, spec: AttentionConfig) -> Tensor | None:
-    """What distances add to the scores, `(B, H, S, T)` or `(1, H, S, T)`."""
-    if relative.rows is None or relative.keys is None:
-        return relative.bias
+def _key_scores(q_BHSD: Tensor, relative: Relative | None, spec: AttentionConfig) -> Tensor | None:
+    """What vectors added to the keys add to the scaled scores, `(B, H, S, T)`."""
+    if relative is None or relative.rows is None or relative.keys is None:
+        return None
     # One product with each distance, then a choice: a vector for each pair would be D times it.
     by_distance_BHSM = q_BHSD @ relative.keys.T * spec.scale
     rows_BHST = relative.rows[:, None].expand(*q_BHSD.shape[:2], -1, -1)
@@ -221,11 +221,14 @@ def _attend(
     relative: Relative | None = None,
 ) -> Tensor:
     """Softmax attention, `(B, S, H * U)`; `allowed` is None for all, or for plain causal."""
-    bias = None if relative is None else _score_bias(q_BHSD, relative, spec)
+    added = _key_scores(q_BHSD, relative, spec)
+    bias = None if relative is None else relative.bias
     if spec.softcap is None:
-        mask = allowed
-        if bias is not None:
-            mask = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
+        mask = added if bias is None else bias if added is None else added + bias
+        if mask is None:
+            mask = allowed
+        elif allowed is not None:
+            mask = mask.masked_fill(~allowed, float("-inf"))
         out_BHSU = F.scaled_dot_product_attention(
             q_BHSD,
             k_BKTD,
@@ -239,6 +242,9 @@ def _attend(
         group = spec.num_heads // spec.num_kv_heads
         k_BHTD, v_BHTU = (x.repeat_interleave(group, 1) for x in (k_BKTD, v_BKTU))
         scores = q_BHSD.float() @ k_BHTD.float().transpose(2, 3) * spec.scale
+        if added is not None:
+            scores = scores + added
+        # The cap bounds what queries and keys say; a bias stands outside of it.
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
         if bias is not None:
             scores = scores + bias
