@@ -243,11 +243,11 @@ def _attend(
         k_BHTD, v_BHTU = (x.repeat_interleave(group, 1) for x in (k_BKTD, v_BKTU))
         scores = q_BHSD.float() @ k_BHTD.float().transpose(2, 3) * spec.scale
         if added is not None:
-            scores = scores + added
+            scores = scores + added.float()
         # The cap bounds what queries and keys say; a bias stands outside of it.
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
         if bias is not None:
-            scores = scores + bias
+            scores = scores + bias.float()
         if allowed is not None:
             scores = scores.masked_fill(~allowed, float("-inf"))
         out_BHSU = (scores.softmax(-1) @ v_BHTU.float()).to(q_BHSD.dtype)

@@ -27,7 +27,8 @@ _IRRELEVANT = """
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
     gradient_checkpointing id2label initializer_range is_decoder is_encoder_decoder label2id
     length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups
-    num_beams num_return_sequences output_attentions output_hidden_states output_scores prefix
+    num_beams num_return_sequences output_attentions output_hidden_states output_past output_scores
+    prefix
     pretraining_tp problem_type pruned_heads remove_invalid_values repetition_penalty
     resid_pdrop return_dict return_dict_in_generate sep_token_id suppress_tokens
     task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k

@@ -74,7 +74,7 @@ def config(hf: ConfigReader) -> EncoderDecoderConfig:
     hf.architecture(BASE, SEQ2SEQ)
     hf.skip("dropout_rate", "classifier_dropout", "initializer_factor")
     # What follows from feed_forward_proj, which new versions write too.
-    hf.skip("dense_act_fn", "is_gated_act", "output_past")
+    hf.skip("dense_act_fn", "is_gated_act")
     hf.require("is_encoder_decoder")
     width, vocab_size = hf.size("d_model"), hf.size("vocab_size")
     layers = hf.size("num_layers", most=MAX_LAYERS)

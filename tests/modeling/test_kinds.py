@@ -155,8 +155,10 @@ def test_old_tokens_stay_as_they_are_when_one_is_appended(name: str) -> None:
     short = layers(module, lambda: module(ids[:, :10]))
     long = layers(module, lambda: module(ids))
     assert len(short) == len(long) == 2
+    # Scores that are capped are computed in float32.
+    tolerance = 5e-6 if "softcap" in name else 1e-12
     for old, new in zip(short, long, strict=True):
-        assert_close(new[:, :10], old, tolerance=1e-12)
+        assert_close(new[:, :10], old, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("name", POSITIONS)
