@@ -83,6 +83,13 @@ class TokenInput:
     vocab_size: int
     types: int = 0
 
+    def __post_init__(self) -> None:
+        if self.vocab_size < 1 or self.types < 0:
+            raise ConfigError(
+                f"input: expected at least one token, and types or none, got {self.vocab_size} "
+                f"and {self.types}. Check vocab_size and type_vocab_size."
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchInput:

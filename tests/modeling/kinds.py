@@ -120,12 +120,12 @@ def encoder_config(
     values: dict[str, Any] = {
         "final_norm": None if block.placement == "post" else block.norm,
         "input": TokenInput(vocab_size=VOCAB),
+        "context_length": CONTEXT,
         **fields,
     }
     return EncoderConfig(
         model_type="none",
         hidden_size=WIDTH,
-        context_length=CONTEXT,
         positions=positions,
         blocks=(bidirectional(block),) * 2,
         **values,
