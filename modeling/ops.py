@@ -72,7 +72,7 @@ def attention(
         cos_SR, sin_SR = (table[:length] for table in rotary)
         q_BHSD = _rotate(q_BHSD, cos_SR, sin_SR)
         k_BKSD = _rotate(k_BKSD, cos_SR, sin_SR)
-    plain = spec.sliding_window is None and spec.softcap is None and relative is None
+    plain = spec.sliding_window is None and relative is None and _has_kernel(spec)
     if not spec.causal:
         allowed = _inside(lengths, length)
     elif plain:
@@ -212,6 +212,11 @@ def _key_scores(q_BHSD: Tensor, relative: Relative | None, spec: AttentionConfig
     return by_distance_BHSM.gather(-1, rows_BHST)
 
 
+def _has_kernel(spec: AttentionConfig) -> bool:
+    """Whether PyTorch's kernel serves; traces get operators instead of its decomposition."""
+    return spec.softcap is None and not torch.onnx.is_in_onnx_export()
+
+
 def _attend(
     q_BHSD: Tensor,
     k_BKTD: Tensor,
@@ -223,7 +228,7 @@ def _attend(
     """Softmax attention, `(B, S, H * U)`; `allowed` is None for all, or for plain causal."""
     added = _key_scores(q_BHSD, relative, spec)
     bias = None if relative is None else relative.bias
-    if spec.softcap is None:
+    if _has_kernel(spec):
         mask = added if bias is None else bias if added is None else added + bias
         if mask is None:
             mask = allowed
@@ -244,8 +249,9 @@ def _attend(
         scores = q_BHSD.float() @ k_BHTD.float().transpose(2, 3) * spec.scale
         if added is not None:
             scores = scores + added.float()
-        # The cap bounds what queries and keys say; a bias stands outside of it.
-        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        if spec.softcap is not None:
+            # The cap bounds what queries and keys say; a bias stands outside of it.
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
         if bias is not None:
             scores = scores + bias.float()
         if allowed is not None:
