@@ -60,11 +60,16 @@ MARIAN: dict[str, Any] = {
 
 
 def reference_model(
-    values: dict[str, Any], *, seed: int = 0, architecture: str | None = None
+    values: dict[str, Any],
+    *,
+    seed: int = 0,
+    architecture: str | None = None,
+    spread: float = 0.3,
 ) -> PreTrainedModel:
     """A model of transformers with random weights, biases and norms, all of them large.
 
-    It is the language model of its family, or of the class that `architecture` names.
+    It is the language model of its family, or of the class that `architecture` names. `spread`
+    is the standard deviation of its weights.
     """
     values = dict(values)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
@@ -85,7 +90,7 @@ def reference_model(
                 continue  # a fixed table
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = parameter.dim() == 1 and name.endswith("weight")
-            parameter.copy_(1 + 0.3 * noise if is_norm else 0.3 * noise)
+            parameter.copy_(1 + 0.3 * noise if is_norm else spread * noise)
     return model
 
 
