@@ -13,6 +13,7 @@ from torch import Tensor
 from ortolan.modeling.config import (
     AlibiPositions,
     DynamicNTKScaling,
+    EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
     ModelConfig,
@@ -28,6 +29,11 @@ from ortolan.modeling.families.reader import MAX_SIZE, ConfigReader
 from ortolan.modeling.linear import packed_rows
 from ortolan.modeling.positions import tables
 from ortolan.modeling.safetensors_folder import SafetensorsFolder, read_json
+from ortolan.modeling.sentence_head import (
+    read_sentence_head,
+    sentence_files,
+    write_sentence_head,
+)
 from ortolan.modeling.stack import Model, Stack
 from ortolan.modeling.transformer import Decoder, Encoder, EncoderDecoder, build
 from ortolan.modeling.weights import MappedWeights, map_weights, published_pieces
@@ -83,7 +89,10 @@ def read_config(path: str | Path, kind: type[ModelConfig] = TransformerConfig) -
             f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file. "
             "Check the path."
         )
-    return config_from_hf(read_json(file, MAX_CONFIG_BYTES), kind)
+    config = config_from_hf(read_json(file, MAX_CONFIG_BYTES), kind)
+    if isinstance(config, EncoderConfig) and config.head is None:
+        return replace(config, head=read_sentence_head(folder))
+    return config
 
 
 @overload
@@ -243,6 +252,9 @@ def save(module: Model, path: str | Path, *, dtype: torch.dtype | None = None) -
     values["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
+    match module.config:
+        case EncoderConfig(head=EmbeddingHead() | None as head, hidden_size=width):
+            write_sentence_head(folder, head, width)
     # Renamed when complete: training saves over the checkpoint it would lose otherwise.
     partial = folder / "model.safetensors.partial"
     save_file(tensors, str(partial), metadata={"format": "pt"})
@@ -252,6 +264,10 @@ def save(module: Model, path: str | Path, *, dtype: torch.dtype | None = None) -
 
 def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
     """Raise ConfigError if a published config would be read as another model."""
+    match config:
+        case EncoderConfig(head=EmbeddingHead()):
+            # It stands in files of its own.
+            config = replace(config, head=None)
     read = config_from_hf(values, type(config))
     changed = [f.name for f in fields(config) if getattr(read, f.name) != getattr(config, f.name)]
     if changed:
@@ -262,10 +278,11 @@ def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
 
 
 def checkpoint_sha256(path: str | Path) -> str:
-    """A hash over config.json and every weight file, names and contents."""
+    """A hash over every file that decides what a model computes, names and contents."""
     folder = Path(path)
     digest = sha256()
-    for file in [folder / "config.json", *SafetensorsFolder(folder).files()]:
+    weights = SafetensorsFolder(folder).files()
+    for file in [folder / "config.json", *weights, *sentence_files(folder)]:
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):

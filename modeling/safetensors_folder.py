@@ -116,21 +116,35 @@ def _indexed_files(path: Path, index: Path) -> list[Path]:
 
 
 def read_json(file: Path, limit: int) -> dict[str, object]:
-    """The object in a JSON file of at most `limit` bytes."""
+    """The object in a JSON file of at most `limit` bytes.
+
+    Raises:
+        CheckpointError: the file is larger, or holds something else.
+    """
+    values = read_json_value(file, limit)
+    if not isinstance(values, dict):
+        raise CheckpointError(
+            f"{file}: expected a JSON object, got {type(values).__name__}. Fetch it again."
+        )
+    return values
+
+
+def read_json_value(file: Path, limit: int) -> object:
+    """What a JSON file of at most `limit` bytes holds.
+
+    Raises:
+        CheckpointError: the file is larger, or no JSON.
+    """
     size = file.stat().st_size
     if size > limit:
         raise CheckpointError(
             f"{file}: expected at most {limit} bytes, got {size}. This is not a {file.name}."
         )
     try:
-        values = json.loads(file.read_bytes())
+        value: object = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: expected JSON, got {error}. Fetch it again.") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(
-            f"{file}: expected a JSON object, got {type(values).__name__}. Fetch it again."
-        )
-    return values
+    return value
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
