@@ -95,7 +95,7 @@ class Embedder(nn.Module):
         return F.normalize(x_BE, dim=-1) if self.config.normalised else x_BE
 
 
-def head(config: EncoderConfig) -> nn.Module | None:
+def encoder_head(config: EncoderConfig) -> nn.Module | None:
     """The head that `config` names."""
     match config.head, config.input:
         case (LanguageModelHead() as kind, TokenInput(vocab_size=size)):

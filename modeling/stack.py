@@ -106,19 +106,19 @@ class Stack(Model):
             case _:
                 return None
 
-    def embed(self, inputs: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
+    def embed(self, inputs: Tensor, positions: Tensor, added: Tensor | None = None) -> Tensor:
         """Inputs at positions `(B, S)` or `(1, S)` to the stream that enters the blocks.
 
         Args:
             inputs: int64 ids `(B, S)`, or what else the embedding takes.
             positions: int64; where each stands.
-            types: vectors to add, `(B, S, E)` or `(1, 1, E)`.
+            added: vectors to add, `(B, S, E)` or `(1, 1, E)`.
         """
         x_BSE: Tensor = self.embedding(inputs)
         if self.config.embedding_scale != 1.0:
             x_BSE = x_BSE * self.config.embedding_scale
-        if types is not None:
-            x_BSE = x_BSE + types
+        if added is not None:
+            x_BSE = x_BSE + added
         position_BSE = self._position_vectors(positions)
         if position_BSE is not None:
             if isinstance(self.config.positions, ConcatenatedPositions):

@@ -22,7 +22,7 @@ from ortolan.modeling.config import (
     TransformerConfig,
 )
 from ortolan.modeling.embeddings import input_embedding
-from ortolan.modeling.heads import LanguageModel, head
+from ortolan.modeling.heads import LanguageModel, encoder_head
 from ortolan.modeling.stack import Model, Stack
 
 
@@ -135,7 +135,7 @@ class Encoder(Stack):
         match config.input:
             case TokenInput(types=types) if types:
                 self.type_embedding = nn.Embedding(types, config.embedding_width)
-        self.head = head(config)
+        self.head = encoder_head(config)
 
     @property
     def tied(self) -> dict[str, str]:
@@ -166,7 +166,8 @@ class Encoder(Stack):
             case None:
                 return x_BTE
             case LanguageModel() as language_model:
-                table = cast("Tensor | None", getattr(self.embedding, "weight", None))
+                embedding = self.embedding
+                table = embedding.weight if isinstance(embedding, nn.Embedding) else None
                 logits: Tensor = language_model(x_BTE, table)
                 return logits
             case pooled:
