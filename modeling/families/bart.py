@@ -83,7 +83,8 @@ def config(hf: ConfigReader) -> EncoderDecoderConfig:
     return bart_like(
         hf,
         model_type="bart",
-        architectures=(BASE, SEQ2SEQ),
+        base=BASE,
+        seq2seq=SEQ2SEQ,
         positions=POSITIONS,
         embedding_norm=NORM,
         decoder_vocab_size=None,
@@ -94,7 +95,8 @@ def bart_like(
     hf: ConfigReader,
     *,
     model_type: str,
-    architectures: tuple[str, ...],
+    base: str,
+    seq2seq: str,
     positions: Positions,
     embedding_norm: NormConfig | None,
     decoder_vocab_size: int | None,
@@ -104,7 +106,7 @@ def bart_like(
     Raises:
         ConfigError: a switch of a variant that is unknown, or widths that do not fit.
     """
-    hf.architecture(*architectures)
+    architecture = hf.architecture(base, seq2seq)
     hf.skip("activation_dropout", "dropout", "classif_dropout", "classifier_dropout")
     hf.skip("encoder_layerdrop", "decoder_layerdrop", "init_std", "num_hidden_layers")
     for switch in ("add_bias_logits", "add_final_layer_norm", "normalize_before"):
@@ -136,7 +138,8 @@ def bart_like(
         blocks=_blocks(hf, "decoder", width),
         final_norm=None,
         tied_head=True,
-        head_bias=True,
+        # transformers keeps it with the head, and takes zero where there was none.
+        head_bias=architecture == seq2seq,
     )
     return EncoderDecoderConfig(
         model_type=model_type,
@@ -188,15 +191,17 @@ def _blocks(hf: ConfigReader, side: str, width: int) -> tuple[BlockConfig, ...]:
 
 def hf_config(config: EncoderDecoderConfig) -> dict[str, object]:
     """The `config.json` of a BART that computes what `config` says."""
-    return bart_like_hf_config(config, architecture=SEQ2SEQ)
+    return bart_like_hf_config(config, base=BASE, seq2seq=SEQ2SEQ)
 
 
-def bart_like_hf_config(config: EncoderDecoderConfig, *, architecture: str) -> dict[str, object]:
+def bart_like_hf_config(
+    config: EncoderDecoderConfig, *, base: str, seq2seq: str
+) -> dict[str, object]:
     """The keys that BART-like families share."""
     encoder, decoder = config.encoder.blocks, config.decoder.blocks
     eos = list(config.eos_token_ids) or None
     return {
-        "architectures": [architecture],
+        "architectures": [seq2seq if config.decoder.head_bias else base],
         "model_type": config.model_type,
         "is_encoder_decoder": True,
         "vocab_size": config.decoder.vocab_size,

@@ -37,7 +37,8 @@ def config(hf: ConfigReader) -> EncoderDecoderConfig:
     return bart.bart_like(
         hf,
         model_type="marian",
-        architectures=(BASE, SEQ2SEQ),
+        base=BASE,
+        seq2seq=SEQ2SEQ,
         positions=SinusoidalPositions(layout="halves"),
         embedding_norm=None,
         decoder_vocab_size=None if shared else target_size,
@@ -46,7 +47,7 @@ def config(hf: ConfigReader) -> EncoderDecoderConfig:
 
 def hf_config(config: EncoderDecoderConfig) -> dict[str, object]:
     """The `config.json` of a Marian model that computes what `config` says."""
-    values = bart.bart_like_hf_config(config, architecture=SEQ2SEQ)
+    values = bart.bart_like_hf_config(config, base=BASE, seq2seq=SEQ2SEQ)
     source = config.encoder.input
     if isinstance(source, TokenInput):
         values["vocab_size"] = source.vocab_size
