@@ -3,7 +3,8 @@
 Each function is ordinary PyTorch. While `torch.onnx.export` traces, `cached_attention` emits a
 single node instead, whose contract is that of ONNX Runtime's GroupQueryAttention
 (onnxruntime, docs/ContribOperators.md). `export/portable.py` gives that node a body of standard
-operators for tools that lack the kernel. Knows no layers and no weights.
+operators for tools that lack the kernel. Attention without a cache, and to a source, becomes
+standard operators itself. Knows no layers and no weights.
 
 Shape letters: B batch, S new tokens, T tokens attended to, C cache capacity, H query heads,
 K key/value heads, D head width, U value width (D unless the spec says otherwise), P rows of the
