@@ -24,6 +24,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.embeddings import input_embedding
 from ortolan.modeling.heads import LanguageModel, encoder_head
 from ortolan.modeling.stack import Model, Stack
+from ortolan.modeling.weights import EMBEDDING, HEAD
 
 
 class Decoder(Stack):
@@ -56,7 +57,7 @@ class Decoder(Stack):
     @property
     def tied(self) -> dict[str, str]:
         """The head, where it is the embedding's table."""
-        return {"head.weight": "embedding.weight"} if self.head is None else {}
+        return {HEAD: EMBEDDING} if self.head is None else {}
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Logits of whole texts: int64 `(B, S)` to `(B, S, V)`."""
@@ -142,7 +143,7 @@ class Encoder(Stack):
         """The head, where it is the embedding's table."""
         match self.config.head:
             case LanguageModelHead(tied=True):
-                return {"head.weight": "embedding.weight"}
+                return {HEAD: EMBEDDING}
             case _:
                 return {}
 

@@ -17,6 +17,8 @@ from ortolan.modeling.errors import WeightError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+HEAD, EMBEDDING = "head.weight", "embedding.weight"
+
 ROWS_AT_ONCE = 4096
 
 
