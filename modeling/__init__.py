@@ -4,14 +4,26 @@ Knows nothing of ONNX Runtime, bundles or generation.
 """
 
 from ortolan.modeling.checkpoint import load, read_config, save
-from ortolan.modeling.config import TransformerConfig
+from ortolan.modeling.config import (
+    EncoderConfig,
+    EncoderDecoderConfig,
+    ModelConfig,
+    TransformerConfig,
+)
 from ortolan.modeling.errors import CheckpointError, ConfigError, ModelingError, WeightError
-from ortolan.modeling.transformer import Decoder
+from ortolan.modeling.stack import Model
+from ortolan.modeling.transformer import Decoder, Encoder, EncoderDecoder
 
 __all__ = [
     "CheckpointError",
     "ConfigError",
     "Decoder",
+    "Encoder",
+    "EncoderConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "Model",
+    "ModelConfig",
     "ModelingError",
     "TransformerConfig",
     "WeightError",

@@ -1,11 +1,13 @@
-"""The cache that a decoder carries from step to step.
+"""What a decoder carries from step to step.
 
 Knows buffers and lengths. Updates are functional: a step takes the old buffers and returns
 new ones, which is what a traced graph can express.
 
-Shape letters: B batch, S new tokens, K key/value heads, C capacity, D head width.
+Shape letters: B batch, S new tokens, T tokens of the source, K key/value heads, C capacity,
+D head width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +22,21 @@ class LayerCache(NamedTuple):
 
     key: Tensor
     value: Tensor
+
+
+class Source(NamedTuple):
+    """What a decoder attends to beside its own text; computed once, the same at every step.
+
+    A batch whose rows are several continuations of each text (beams) has one source a text:
+    the rows of a text stand one after the other.
+
+    Attributes:
+        layers: keys and values of each layer, `(B, K, T, D)`.
+        lengths: int `(B,)`; valid tokens of each row, right padded; None where all are.
+    """
+
+    layers: Sequence[LayerCache]
+    lengths: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +67,7 @@ def empty_cache(config: TransformerConfig, *, batch: int, capacity: int) -> list
     return [
         LayerCache(
             torch.zeros(batch, a.num_kv_heads, capacity, a.head_dim),
-            torch.zeros(batch, a.num_kv_heads, capacity, a.head_dim),
+            torch.zeros(batch, a.num_kv_heads, capacity, a.value_width),
         )
         for a in (block.attention for block in config.blocks)
     ]

@@ -1,255 +1,310 @@
 """A transformer as data.
 
-`TransformerConfig` says everything about what a decoder computes. A family (Llama, GPT-2, ...)
-is a function from its published config to this one; nothing else in Ortolan knows a
-family's name. New behaviour is a new value of a field.
+`TransformerConfig` says everything about what a decoder computes, `EncoderConfig` about an
+encoder, and `EncoderDecoderConfig` joins one of each. A family (Llama, T5, ...) is a function
+from its published config to one of these; nothing else in Ortolan knows a family's name. New
+behaviour is a new value of a field.
 """
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
+from ortolan.modeling.block_config import AttentionConfig, BlockConfig, FeedForwardConfig
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.head_config import (
+    Activation,
+    ClassifierHead,
+    EmbeddingHead,
+    Head,
+    LanguageModelHead,
+    NormConfig,
+    Pooling,
+)
+from ortolan.modeling.position_config import (
+    AlibiPositions,
+    ConcatenatedPositions,
+    DynamicNTKScaling,
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    NoPositions,
+    Positions,
+    RelativeBiasPositions,
+    RelativeKeyPositions,
+    RelativePositions,
+    RotaryPositions,
+    RotaryScaling,
+    SinusoidalPositions,
+    TablePositions,
+    YarnScaling,
+)
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-"""`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearScaling:
-    """Positions divided by `factor` (Chen et al. 2023, "Extending Context Window")."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DynamicNTKScaling:
-    """A larger base when the context is longer than `original_context`.
-
-    The published rule takes the length of the text so far, and so changes the angles of keys
-    that a cache already holds. Here the length is the config's `context_length`, once and for
-    all: a cached step then equals an uncached one.
-    """
-
-    factor: float
-    original_context: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3Scaling:
-    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class YarnScaling:
-    """Interpolation by wavelength, and warmer attention (Peng et al. 2023, "YaRN").
-
-    Attributes:
-        attention_factor: multiplies cosines and sines.
-        truncate: round the bounds of the ramp to whole channels.
-    """
-
-    factor: float
-    original_context: int
-    attention_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-
-
-RotaryScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoPositions:
-    """Order is known from the causal mask alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedPositions:
-    """A trained table `(context, hidden)` added to the embedding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinusoidalPositions:
-    """A fixed table added to the embedding (Vaswani et al. 2017, section 3.5).
-
-    Attributes:
-        layout: `interleaved` alternates sine and cosine, as the paper prints it; `halves` has
-            all sines before all cosines, as Marian does.
-    """
-
-    layout: Literal["interleaved", "halves"] = "interleaved"
+__all__ = [
+    "Activation",
+    "AlibiPositions",
+    "AttentionConfig",
+    "BlockConfig",
+    "ClassifierHead",
+    "ConcatenatedPositions",
+    "DynamicNTKScaling",
+    "EmbeddingHead",
+    "EncoderConfig",
+    "EncoderDecoderConfig",
+    "FeedForwardConfig",
+    "Head",
+    "LanguageModelHead",
+    "LearnedPositions",
+    "LinearScaling",
+    "Llama3Scaling",
+    "ModelConfig",
+    "NoPositions",
+    "NormConfig",
+    "PatchInput",
+    "Pooling",
+    "Positions",
+    "RelativeBiasPositions",
+    "RelativeKeyPositions",
+    "RelativePositions",
+    "RotaryPositions",
+    "RotaryScaling",
+    "SinusoidalPositions",
+    "StackConfig",
+    "TablePositions",
+    "TokenInput",
+    "TransformerConfig",
+    "YarnScaling",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryPositions:
-    """Queries and keys rotated by their position (Su et al. 2021, "RoFormer"), half-split.
+class TokenInput:
+    """Ids of tokens, each with a type (a sentence of a pair, say) if there are `types`."""
 
-    Attributes:
-        dim: channels of each head that are rotated; the first ones.
-        theta: the base of the wavelengths.
-        scaling: how the wavelengths are stretched for long contexts.
-    """
-
-    dim: int
-    theta: float = 10_000.0
-    scaling: RotaryScaling | None = None
+    vocab_size: int
+    types: int = 0
 
     def __post_init__(self) -> None:
-        if not self.theta > 1:
+        if self.vocab_size < 1 or self.types < 0:
             raise ConfigError(
-                f"positions: expected theta above 1, got {self.theta}. Check rope_theta."
+                f"input: expected at least one token, and types or none, got {self.vocab_size} "
+                f"and {self.types}. Check vocab_size and type_vocab_size."
             )
-        if self.scaling is not None and not self.scaling.factor > 0:
-            raise ConfigError(
-                f"positions: expected a positive factor, got {self.scaling.factor}. "
-                "Check rope_scaling."
-            )
-        match self.scaling:
-            case DynamicNTKScaling() if self.dim <= 2:
-                raise ConfigError(
-                    f"positions: expected more than 2 rotated channels, got {self.dim}. "
-                    "The dynamic scaling is not defined for them."
-                )
-            case Llama3Scaling(low_freq_factor=low, high_freq_factor=high) if not low < high:
-                raise ConfigError(
-                    f"positions: expected low_freq_factor below high_freq_factor, got {low} and "
-                    f"{high}. Check rope_scaling."
-                )
-            case YarnScaling(beta_fast=fast, beta_slow=slow) if not (fast > 0 and slow > 0):
-                raise ConfigError(
-                    f"positions: expected positive beta_fast and beta_slow, got {fast} and "
-                    f"{slow}. Check rope_scaling."
-                )
-            case YarnScaling(attention_factor=factor) if not 0 < factor < math.inf:
-                raise ConfigError(
-                    f"positions: expected a positive attention_factor, got {factor}. "
-                    "Check attention_factor, mscale and mscale_all_dim in rope_scaling."
-                )
-
-
-Positions = NoPositions | LearnedPositions | SinusoidalPositions | RotaryPositions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NormConfig:
-    """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019)."""
-
-    kind: Literal["layer", "rms"]
-    eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionConfig:
-    """Causal self-attention; `num_kv_heads` makes it multi-head, grouped or multi-query.
+class PatchInput:
+    """An image cut into patches, each a linear map of its pixels (Dosovitskiy et al. 2021).
 
     Attributes:
-        scale: factor on the scores; usually `head_dim ** -0.5`.
-        sliding_window: how many tokens one sees, itself included; None for all before it.
-        softcap: scores become `softcap * tanh(scores / softcap)`; None for plain scores.
+        image_size: height and width in pixels.
+        patch_size: of each patch; what is left of the image at its edges is not seen.
+        channels: numbers of each pixel.
+        class_token: a trained vector stands before the patches.
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    qkv_bias: bool = False
-    out_bias: bool = False
-    sliding_window: int | None = None
-    softcap: float | None = None
+    image_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    channels: int
+    class_token: bool
+
+    @property
+    def length(self) -> int:
+        """Vectors that an image becomes."""
+        (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
+        return (height // patch_height) * (width // patch_width) + int(self.class_token)
 
     def __post_init__(self) -> None:
-        if min(self.num_heads, self.num_kv_heads, self.head_dim) < 1:
+        if not all(0 < p <= i for p, i in zip(self.patch_size, self.image_size, strict=True)):
             raise ConfigError(
-                f"attention: expected at least one head of at least one channel, got "
-                f"{self.num_heads} and {self.num_kv_heads} heads of {self.head_dim}. "
-                "Check num_attention_heads, num_key_value_heads and head_dim."
-            )
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"attention: expected num_heads divisible by num_kv_heads, got {self.num_heads} "
-                f"and {self.num_kv_heads}. Check num_key_value_heads."
-            )
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ConfigError(
-                f"attention: expected a sliding window of at least 1, got {self.sliding_window}. "
-                "Leave it out for full attention."
+                f"input: expected patches that fit into the image, got {self.patch_size} in "
+                f"{self.image_size}. Check patch_size and image_size."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedForwardConfig:
-    """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020)."""
-
-    kind: Literal["mlp", "gated"]
-    intermediate_size: int
-    activation: Activation
-    bias: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockConfig:
-    """One layer.
-
-    Attributes:
-        placement: `pre` normalises what enters a sublayer, `post` what leaves its residual sum.
-    """
-
-    attention: AttentionConfig
-    feed_forward: FeedForwardConfig
-    norm: NormConfig
-    placement: Literal["pre", "post"] = "pre"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerConfig:
-    """A decoder-only language model.
+class ModelConfig:
+    """What every model has.
 
     Attributes:
         model_type: the family whose checkpoint format this model is saved in. It names a
             format and never decides what is computed.
-        context_length: tokens that fit; rows of every position table.
-        final_norm: the norm before the head; None where the blocks already end in one.
-        tied_head: the head is the embedding's table.
-        embedding_scale: multiplies the token embeddings, not the position embeddings.
         bos_token_id: the token that starts a text, if there is one.
         eos_token_ids: the tokens that end one.
         pad_token_id: the token that fills batches; never decides what is computed.
     """
 
     model_type: str
-    vocab_size: int
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig(ModelConfig):
+    """Blocks, and what stands before and behind them, in an encoder as in a decoder.
+
+    Attributes:
+        context_length: tokens that fit; rows of every position table.
+        final_norm: the norm before the head; None where the blocks already end in one.
+        embedding_scale: multiplies the token embeddings, not the position embeddings.
+        embedding_norm: a norm of what enters the first block, positions included.
+    """
+
     hidden_size: int
     context_length: int
     positions: Positions
     blocks: tuple[BlockConfig, ...]
     final_norm: NormConfig | None
-    tied_head: bool
     embedding_scale: float = 1.0
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    pad_token_id: int | None = None
+    embedding_norm: NormConfig | None = None
+
+    @property
+    def embedding_width(self) -> int:
+        """Channels of a token's embedding: all of the stream, or what a position leaves."""
+        match self.positions:
+            case ConcatenatedPositions(dim=dim):
+                return self.hidden_size - dim
+            case _:
+                return self.hidden_size
 
     def __post_init__(self) -> None:
         if not self.blocks:
             raise ConfigError(
                 "blocks: expected at least one layer, got none. Check num_hidden_layers."
             )
-        if isinstance(self.positions, RotaryPositions):
-            _check_rotary(self.positions, self.blocks)
+        if self.embedding_width < 1:
+            raise ConfigError(
+                f"positions: expected fewer channels than the {self.hidden_size} of the stream, "
+                f"got {self.hidden_size - self.embedding_width}. Correct one of them."
+            )
+        _check_positions(self.positions, [block.attention for block in self.blocks])
+        _check_readouts(self.blocks, self.hidden_size)
 
 
-def _check_rotary(positions: RotaryPositions, blocks: tuple[BlockConfig, ...]) -> None:
-    """Raise ConfigError unless `positions.dim` channels exist, in pairs, in every head."""
-    narrowest = min(block.attention.head_dim for block in blocks)
-    if positions.dim % 2 or not 0 < positions.dim <= narrowest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig(StackConfig):
+    """A decoder: a language model, by itself or behind an encoder.
+
+    Attributes:
+        tied_head: the head is the embedding's table.
+        head_bias: the logits have one.
+        head_scale: multiplies what enters the head.
+    """
+
+    vocab_size: int
+    tied_head: bool
+    head_bias: bool = False
+    head_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        StackConfig.__post_init__(self)
+        if not all(block.attention.causal for block in self.blocks):
+            raise ConfigError(
+                "blocks: expected causal attention in every layer of a decoder, got other. "
+                "A model that sees all of its text is an encoder."
+            )
+        if self.tied_head and self.embedding_width != self.hidden_size:
+            raise ConfigError(
+                "tied_head: expected a head of its own beside concatenated positions, whose "
+                "embedding is narrower than the stream, got a tied one. Set it to False."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig(StackConfig):
+    """A stack without a cache: of texts or images, to one vector a token or to a head's output.
+
+    Attributes:
+        head: None for the vectors themselves.
+    """
+
+    input: TokenInput | PatchInput
+    head: Head | None = None
+
+    def __post_init__(self) -> None:
+        StackConfig.__post_init__(self)
+        if any(block.cross_attention for block in self.blocks):
+            raise ConfigError(
+                "blocks: expected no cross-attention in an encoder, got some. "
+                "It has no source to attend to."
+            )
+        if isinstance(self.input, PatchInput) and self.context_length != self.input.length:
+            raise ConfigError(
+                f"context_length: expected {self.input.length}, the patches of an image, got "
+                f"{self.context_length}. Correct it."
+            )
+        if not isinstance(self.head, LanguageModelHead):
+            return
+        narrow = self.embedding_width != self.hidden_size
+        if isinstance(self.input, PatchInput) or (self.head.tied and narrow):
+            raise ConfigError(
+                "head: expected a language model's over tokens, tied only to an embedding as "
+                "wide as the stream, got another. Choose another head."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderDecoderConfig(ModelConfig):
+    """An encoder of the source, and a decoder that attends to it (Vaswani et al. 2017).
+
+    Attributes:
+        shared_embedding: both have the same table.
+        decoder_start_token_id: what the decoder's text begins with.
+    """
+
+    encoder: EncoderConfig
+    decoder: TransformerConfig
+    shared_embedding: bool
+    decoder_start_token_id: int
+
+    def __post_init__(self) -> None:
+        widths = self.encoder.hidden_size, self.decoder.hidden_size
+        if widths[0] != widths[1] or self.encoder.head is not None:
+            raise ConfigError(
+                f"encoder: expected no head, and the decoder's width of {widths[1]}, got a width "
+                f"of {widths[0]}. Correct it."
+            )
+        crosses = [block.cross_attention for block in self.decoder.blocks]
+        if any(cross is None or cross.causal for cross in crosses):
+            raise ConfigError(
+                "decoder: expected cross-attention to all of the source in every layer, got "
+                "others. Give each block a cross_attention that is not causal."
+            )
+        match self.encoder.input:
+            case TokenInput(vocab_size=size) if size == self.decoder.vocab_size:
+                return
+            case source if self.shared_embedding:
+                raise ConfigError(
+                    f"shared_embedding: expected the decoder's {self.decoder.vocab_size} tokens "
+                    f"for the encoder too, got {source}. Set it to False."
+                )
+
+
+def _check_positions(positions: Positions, attentions: Iterable[AttentionConfig]) -> None:
+    """Raise ConfigError unless every layer can take these positions."""
+    layers = list(attentions)
+    if isinstance(positions, RotaryPositions):
+        narrowest = min(attention.head_dim for attention in layers)
+        if positions.dim % 2 or not 0 < positions.dim <= narrowest:
+            raise ConfigError(
+                f"positions: expected an even number of rotated channels up to {narrowest} "
+                f"(the head's width), got {positions.dim}. "
+                "Check partial_rotary_factor and head_dim."
+            )
+    shapes = {(attention.num_heads, attention.causal) for attention in layers}
+    if isinstance(positions, RelativeBiasPositions | AlibiPositions) and len(shapes) > 1:
         raise ConfigError(
-            f"positions: expected an even number of rotated channels up to {narrowest} "
-            f"(the head's width), got {positions.dim}. Check partial_rotary_factor and head_dim."
+            "positions: expected as many heads in every layer, all causal or none, where the "
+            "layers share a bias, got others. Choose other positions."
         )
+
+
+def _check_readouts(blocks: tuple[BlockConfig, ...], width: int) -> None:
+    """Raise ConfigError where heads that are added up are not as wide as the stream."""
+    for block in blocks:
+        for attention in (block.attention, block.cross_attention):
+            if attention and attention.readout == "sum" and attention.value_width != width:
+                raise ConfigError(
+                    f"attention: expected values of the stream's {width} channels where the "
+                    f"heads are added up, got {attention.value_width}. Set value_dim."
+                )

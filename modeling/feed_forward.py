@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,21 +14,29 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 
 
 class MLP(nn.Module):
-    """down(act(up(x))), `(..., E)` to `(..., E)`."""
+    """down(act(up(x))), or down(act(middle(act(up(x))))), `(..., E)` to `(..., E)`."""
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
-        self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
-        self.down = nn.Linear(config.intermediate_size, width, bias=config.bias)
+        hidden = config.intermediate_size
+        self.up = nn.Linear(width, hidden, bias=config.bias)
+        self.middle: nn.Linear | None = (
+            nn.Linear(hidden, hidden, bias=config.bias) if config.hidden_layers == 2 else None
+        )
+        self.down = nn.Linear(hidden, width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., E)` to `(..., E)`."""
-        out: Tensor = self.down(self.activation(self.up(x)))
+        x = self.activation(self.up(x))
+        if self.middle is not None:
+            x = self.activation(self.middle(x))
+        out: Tensor = self.down(x)
         return out
 
 

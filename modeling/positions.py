@@ -1,8 +1,10 @@
 """Where a token stands: the tables that every kind of position needs.
 
-Knows angles and tables. Does not know attention: `ops.py` applies the rotation.
+Knows angles, distances and tables. Does not know attention: `ops.py` applies the rotation and
+adds what distances change.
 
-Shape letters: P positions (the context), R rotated channels of a head, E model width.
+Shape letters: P positions (the context), R rotated channels of a head, E model width,
+H heads, M distances in a table, B batch, S tokens, T tokens attended to.
 """
 
 import math
@@ -11,22 +13,28 @@ import torch
 from torch import Tensor
 
 from ortolan.modeling.config import (
+    AlibiPositions,
+    ConcatenatedPositions,
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
+    RelativeBiasPositions,
     RotaryPositions,
     SinusoidalPositions,
-    TransformerConfig,
+    StackConfig,
     YarnScaling,
 )
 
 
-def tables(config: TransformerConfig) -> dict[str, Tensor]:
-    """The fixed tables of a model, by the name of the buffer that holds each, float32.
+def tables(config: StackConfig) -> dict[str, Tensor]:
+    """The fixed tables of a stack, by the name of the buffer that holds each.
 
-    `rotary_cos` and `rotary_sin` are `(P, R/2)`; `position_table` is `(P, E)`. A model without
-    fixed tables has none: learned positions are a weight.
+    `rotary_cos` and `rotary_sin` are `(P, R/2)`; `position_table` is `(P, E)`, or as wide as
+    the positions that are joined to the embedding; `alibi_slopes` is `(H,)`. All are float32
+    but `relative_buckets`, int64 `(M,)`. A stack without fixed tables has none: learned
+    positions are a weight.
     """
+    first = config.blocks[0].attention
     match config.positions:
         case RotaryPositions() as positions:
             cos, sin = rotary_tables(positions, config.context_length)
@@ -34,8 +42,63 @@ def tables(config: TransformerConfig) -> dict[str, Tensor]:
         case SinusoidalPositions(layout=layout):
             table = sinusoidal_table(config.context_length, config.hidden_size, layout)
             return {"position_table": table}
+        case ConcatenatedPositions(dim=dim, table=SinusoidalPositions(layout=layout)):
+            return {"position_table": sinusoidal_table(config.context_length, dim, layout)}
+        case AlibiPositions():
+            return {"alibi_slopes": torch.tensor(alibi_slopes(first.num_heads))}
+        case RelativeBiasPositions() as positions:
+            return {"relative_buckets": relative_buckets(positions, causal=first.causal)}
         case _:
             return {}
+
+
+def relative_index(positions_BS: Tensor, keys: int, most: int) -> Tensor:
+    """The distance from each query to each of `keys` keys, as a row of a table.
+
+    Args:
+        positions_BS: int64 `(B, S)`; where the queries stand.
+        keys: T; they stand at 0, 1, ...
+        most: distances beyond it count as it.
+
+    Returns:
+        int64 `(B, S, T)`: 0 for `most` or more before the query, `2 * most` for as many behind.
+    """
+    slots_T = torch.arange(keys, device=positions_BS.device)
+    return (slots_T - positions_BS[..., None]).clamp(-most, most) + most
+
+
+def relative_buckets(positions: RelativeBiasPositions, *, causal: bool) -> Tensor:
+    """The bucket of every row of `relative_index`, int64 `(2 * max_distance + 1,)`.
+
+    A table, because the bounds of the buckets depend on how a logarithm is rounded: so every
+    runtime has those of PyTorch.
+
+    Source: Raffel et al. 2020, section 2.1; `_relative_position_bucket` of Mesh TensorFlow.
+    """
+    most = positions.max_distance
+    offset = torch.arange(-most, most + 1)
+    # 1. The buckets of one side. A causal stack sees one side only, and the other is bucket 0.
+    count = positions.buckets if causal else positions.buckets // 2
+    side = torch.zeros_like(offset) if causal else (offset > 0).long() * count
+    distance = -offset.clamp(max=0) if causal else offset.abs()
+    # 2. Half of them have one distance each, the others grow by a constant factor.
+    exact = count // 2
+    # Distance 0 has a bucket of its own, so that its logarithm does not matter.
+    ratio = (distance.clamp(min=1).float() / exact).log() / math.log(most / exact)
+    wide = exact + (ratio * (count - exact)).long()
+    return side + torch.where(distance < exact, distance, wide.clamp(max=count - 1))
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """How fast the scores of each head fall with distance (Press et al. 2022, section 3).
+
+    A geometric series for a power of two; otherwise that of the power below, and of the power
+    above every other slope, as the paper's code does.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    series = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * power, 2)]
+    return series + between[: heads - power]
 
 
 def sinusoidal_table(length: int, width: int, layout: str) -> Tensor:

@@ -32,22 +32,38 @@ class Target(NamedTuple):
     Attributes:
         name: our parameter, `{}` standing for the layer.
         transposed: the checkpoint stores `(in, out)`, as GPT-2 does.
+        leading: the checkpoint stores it with one more axis, of length 1, in front.
+        spare: of a head; a checkpoint may hold it though this model has another head, or none.
     """
 
     name: str
     transposed: bool = False
+    leading: bool = False
+    spare: bool = False
 
 
 Table = Mapping[str, Target | None]
 """From a published name (`{}` for the layer) to ours; None for dropped on purpose."""
 
+OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
+"""How checkpoints of the first BERTs call the parameters of norms, and what tables call them."""
+
 
 class Piece(NamedTuple):
-    """A published tensor that fills some rows of one of our weights, perhaps transposed."""
+    """A published tensor that fills some rows of one of our weights; see `Target`."""
 
     name: str
     rows: int
     transposed: bool
+    leading: bool
+
+    def published(self, rows: Tensor) -> Tensor:
+        """Our rows as the checkpoint stores them."""
+        return rows.T if self.transposed else rows[None] if self.leading else rows
+
+    def ours(self, stored: Tensor) -> Tensor:
+        """What the checkpoint stores as our rows."""
+        return stored.T if self.transposed else stored[0] if self.leading else stored
 
 
 class TensorSource(Protocol):
@@ -109,9 +125,8 @@ class MappedWeights:
         for piece in self._pieces[name]:
             first, last = max(start - offset, 0), min(stop - offset, piece.rows)
             if first < last:
-                axis = int(piece.transposed)
-                part = self._source.read(piece.name, first, last, axis=axis)
-                slices.append(part.T if piece.transposed else part)
+                axis = int(piece.transposed or piece.leading)
+                slices.append(piece.ours(self._source.read(piece.name, first, last, axis=axis)))
             offset += piece.rows
         return slices[0] if len(slices) == 1 else torch.cat(slices)
 
@@ -134,6 +149,7 @@ def map_weights(
     parts: Mapping[str, tuple[int, ...]],
     *,
     base_model_prefix: str,
+    tied: Mapping[str, str],
 ) -> MappedWeights:
     """Check a checkpoint against a model and give access to its weights by our names.
 
@@ -143,6 +159,7 @@ def map_weights(
         expected: the shape of every parameter of the model, by our names.
         parts: rows of each projection in the parameters that hold several.
         base_model_prefix: what a checkpoint of the model without its head leaves out of names.
+        tied: our names of weights that are another; a checkpoint may hold copies of that.
 
     Raises:
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
@@ -162,9 +179,13 @@ def map_weights(
             found.append(piece._replace(name=name))
         mapped[ours] = tuple(found)
     # Where the head is the embedding, a checkpoint may hold a copy of it.
-    copies = [name for place, name in unclaimed.items() if _target(table, place) == Target(HEAD)]
-    for name in copies:
-        problems += _misshapen(name, published[name], expected[EMBEDDING])
+    copies = {
+        name: tied[target.name]
+        for place, name in unclaimed.items()
+        if (target := _target(table, place)) is not None and target.name in tied
+    }
+    for name, original in copies.items():
+        problems += _misshapen(name, published[name], expected[original])
     for place, name in unclaimed.items():
         if name not in copies and not _is_dropped(table, place):
             problems.append(f"unexpected {name}")
@@ -175,8 +196,8 @@ def map_weights(
             "The checkpoint and its config do not belong together."
         )
     weights = MappedWeights(source, mapped, expected)
-    for name in copies:
-        _check_tied(source, name, weights)
+    for name, original in copies.items():
+        _check_tied(source, name, weights, original)
     return weights
 
 
@@ -192,36 +213,44 @@ def published_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[P
         WeightError: the family's format has no place for this weight.
     """
     template, layer = _template(ours)
-    names = [
-        (name.format(layer), target.transposed)
+    found = [
+        (name.format(layer), target)
         for name, target in table.items()
         if target is not None and target.name == template
     ]
-    if not names:
+    if not found:
         raise WeightError(
             f"{ours}: expected a place in the family's format, got none. "
             "This model cannot be stored in this format."
         )
-    rows = parts if len(names) > 1 else (sum(parts),)
+    rows = parts if len(found) > 1 else (sum(parts),)
     return tuple(
-        Piece(name, count, transposed)
-        for (name, transposed), count in zip(names, rows, strict=True)
+        Piece(name, count, target.transposed, target.leading)
+        for (name, target), count in zip(found, rows, strict=True)
     )
 
 
 def _published_shape(piece: Piece, ours: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in which a checkpoint stores a piece of a weight of shape `ours`."""
     shape = (piece.rows, *ours[1:])
-    return shape[::-1] if piece.transposed else shape
+    return shape[::-1] if piece.transposed else (1, *shape) if piece.leading else shape
+
+
+def _entry(table: Table, name: str) -> str | None:
+    """The name under which a table has a tensor: its own, or with `{}` for the layer."""
+    return next((key for key in (name, _template(name)[0]) if key in table), None)
 
 
 def _target(table: Table, name: str) -> Target | None:
-    return table.get(_template(name)[0])
+    return table.get(_entry(table, name) or name)
 
 
 def _is_dropped(table: Table, name: str) -> bool:
-    template, _ = _template(name)
-    return template in table and table[template] is None
+    entry = _entry(table, name)
+    if entry is None:
+        return False
+    target = table[entry]
+    return target is None or target.spare
 
 
 def _misshapen(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> list[str]:
@@ -240,18 +269,26 @@ def _template(name: str) -> tuple[str, str]:
 def _table_names(published: Shapes, table: Table, prefix: str) -> dict[str, str]:
     """What the table calls each published tensor: one without a head leaves out the prefix."""
     bare = not any(name.startswith(f"{prefix}.") for name in published)
-    return {
-        f"{prefix}.{name}" if bare and _template(name)[0] not in table else name: name
-        for name in published
-    }
+    names = {}
+    for name in published:
+        place = _modern(name) if _entry(table, name) is None else name
+        names[f"{prefix}.{place}" if bare and _entry(table, place) is None else place] = name
+    return names
 
 
-def _check_tied(source: TensorSource, head: str, weights: Weights) -> None:
-    """Raise WeightError unless a head that shall be the embedding is a copy of it."""
-    rows = weights.shape(EMBEDDING)[0]
+def _modern(name: str) -> str:
+    """A name whose end is not one of `OLD_NAMES`."""
+    for old, new in OLD_NAMES.items():
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return name
+
+
+def _check_tied(source: TensorSource, head: str, weights: Weights, original: str) -> None:
+    """Raise WeightError unless what shall be another weight (the embedding) is a copy of it."""
+    rows = weights.shape(original)[0]
     for start in range(0, rows, ROWS_AT_ONCE):
         stop = min(start + ROWS_AT_ONCE, rows)
-        ours = weights.rows(EMBEDDING, start, stop)
+        ours = weights.rows(original, start, stop)
         if not torch.equal(source.read(head, start, stop).float(), ours.float()):
             raise WeightError(
                 f"{head}: expected a copy of the embedding, got other values. "

@@ -1,24 +1,39 @@
 """The families of published checkpoints: one small file each.
 
-A family maps a published config to a `TransformerConfig` and published weight names to ours,
-and back. Adding one is a file and a row in `FAMILIES`.
+A family maps a published config to a config of ours and published weight names to ours, and
+back. Adding one is a file and a row in `FAMILIES`.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
-from ortolan.modeling.config import TransformerConfig
+from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import gpt2, llama, mistral, qwen2
+from ortolan.modeling.families import (
+    bart,
+    bert,
+    distilbert,
+    gpt2,
+    llama,
+    marian,
+    mistral,
+    qwen2,
+    roberta,
+    t5,
+    vit,
+)
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table
 
+C = TypeVar("C", bound=ModelConfig)
 
-class Family(Protocol):
+
+class Family(Protocol[C]):
     """What a family's file holds."""
 
     @property
-    def WEIGHTS(self) -> Table:  # noqa: N802 - a module's constant
-        """Published weight names to ours."""
+    def WEIGHTS(self) -> Table | Callable[[C], Table]:  # noqa: N802 - a module's constant
+        """Published weight names to ours; a function where they depend on the config."""
         ...
 
     @property
@@ -26,24 +41,41 @@ class Family(Protocol):
         """What checkpoints of the model without its head leave out of names."""
         ...
 
-    def config(self, hf: ConfigReader, /) -> TransformerConfig:
+    def config(self, hf: ConfigReader, /) -> C:
         """A published config as ours."""
         ...
 
-    def hf_config(self, config: TransformerConfig, /) -> dict[str, object]:
+    def hf_config(self, config: C, /) -> dict[str, object]:
         """Ours as a published config."""
         ...
 
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family[Any]] = {
+    "bart": bart,
+    "bert": bert,
+    "distilbert": distilbert,
     "gpt2": gpt2,
     "llama": llama,
+    "marian": marian,
     "mistral": mistral,
     "qwen2": qwen2,
+    "roberta": roberta,
+    "t5": t5,
+    "vit": vit,
 }
 
 
-def family_of(model_type: str) -> Family:
+def weights_of(config: ModelConfig) -> Table:
+    """The table of a model's family.
+
+    Raises:
+        ConfigError: there is no such family.
+    """
+    weights = family_of(config.model_type).WEIGHTS
+    return weights(config) if callable(weights) else weights
+
+
+def family_of(model_type: str) -> Family[Any]:
     """The family of a `model_type`.
 
     Raises:

@@ -10,6 +10,7 @@ NAMES: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu",
     "swish": "silu",
+    "tanh": "tanh",
 }
 
 

@@ -27,7 +27,8 @@ _IRRELEVANT = """
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
     gradient_checkpointing id2label initializer_range is_decoder is_encoder_decoder label2id
     length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups
-    num_beams num_return_sequences output_attentions output_hidden_states output_scores prefix
+    num_beams num_return_sequences output_attentions output_hidden_states output_past output_scores
+    prefix
     pretraining_tp problem_type pruned_heads remove_invalid_values repetition_penalty
     resid_pdrop return_dict return_dict_in_generate sep_token_id suppress_tokens
     task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k
@@ -116,6 +117,10 @@ class ConfigReader:
             )
         return value
 
+    def is_list(self, key: str) -> bool:
+        """Whether there is a list under `key`."""
+        return isinstance(self._values.get(key), list)
+
     def nested(self, key: str) -> "ConfigReader | None":
         """The object under `key` as a reader of its own; None where absent or null."""
         values = self.get(key, dict, None)
@@ -132,11 +137,52 @@ class ConfigReader:
             )
         return tuple(ids)
 
+    def architecture(self, *known: str) -> str:
+        """The class whose weights these are, which says what head the model has.
+
+        Raises:
+            ConfigError: not exactly one, or none of those known.
+        """
+        names = self.get("architectures", list, [])
+        if len(names) != 1 or names[0] not in known:
+            raise ConfigError(
+                f"{self._name}: expected architectures to hold one of {', '.join(known)}, got "
+                f"{names!r:.80}. This checkpoint cannot be loaded faithfully."
+            )
+        return str(names[0])
+
+    def labels(self, default: int = 2) -> tuple[str, ...]:
+        """The names of a classifier's outputs, in order; `default` of them if not given.
+
+        Raises:
+            ConfigError: their ids are not 0, 1, ...
+        """
+        named = self.get("id2label", dict, None)
+        if named is None:
+            count = self.size("num_labels", self.size("_num_labels", default))
+            return tuple(f"LABEL_{i}" for i in range(count))
+        by_id = {str(i): name for i, name in named.items()}
+        names = [by_id.get(str(i)) for i in range(len(by_id))]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(
+                f"{self._name}: expected id2label to name the labels 0, 1, ..., got {named!r:.80}. "
+                "Correct it."
+            )
+        return tuple(map(str, names))
+
     def refuse(self, key: str) -> None:
         """Raise ConfigError if a switch is on that changes the model in a way unknown to us."""
         if self.get(key, bool, False):
             raise ConfigError(
                 f"{self._name}: expected {key} false, got true. "
+                "This checkpoint cannot be loaded faithfully."
+            )
+
+    def require(self, key: str) -> None:
+        """Raise ConfigError if a switch is off without which the model is unknown to us."""
+        if not self.get(key, bool, True):
+            raise ConfigError(
+                f"{self._name}: expected {key} true, got false. "
                 "This checkpoint cannot be loaded faithfully."
             )
 

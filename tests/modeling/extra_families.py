@@ -201,7 +201,7 @@ def stablelm_hf_config(config: TransformerConfig) -> dict[str, object]:
     }
 
 
-EXTRA_FAMILIES: dict[str, Family] = {
+EXTRA_FAMILIES: dict[str, Family[TransformerConfig]] = {
     "marian": ExtraFamily(
         WEIGHTS=MARIAN_WEIGHTS,
         BASE_MODEL_PREFIX="model",

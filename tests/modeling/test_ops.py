@@ -14,7 +14,8 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from ortolan.modeling.cache import LayerCache, Step
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.ops import Rotary, attention, cached_attention
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.ops import Relative, Rotary, attention, cached_attention
 
 HEADS, HEAD_DIM = 4, 8
 
@@ -277,6 +278,24 @@ def test_later_tokens_do_not_change_earlier_outputs(situation: Situation) -> Non
     changed[:, 6:] = packed(spec, 1, 4, seed=situation.seed + 1) * 10
     before, now = (attention(x, tables, spec=spec) for x in (qkv, changed))
     assert_close(before[:, :6], now[:, :6])
+
+
+@pytest.mark.parametrize(
+    ("spec", "relative"),
+    [
+        (SPEC, Relative(bias=torch.zeros(1, HEADS, 1, 6))),
+        (SPEC, Relative(rows=torch.zeros(1, 1, 6).long(), keys=torch.zeros(3, HEAD_DIM))),
+        (replace(SPEC, value_dim=3), None),
+    ],
+    ids=["bias", "keys", "values"],
+)
+def test_a_trace_of_what_the_node_cannot_express_is_an_error(
+    spec: AttentionConfig, relative: Relative | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qkv, past = packed(SPEC, 1, 1), empty(SPEC, 1, 6)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    with pytest.raises(ConfigError, match="GroupQueryAttention has no place for them"):
+        cached_attention(qkv, past, after(1), None, spec=spec, relative=relative)
 
 
 # --- positions of a step ------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+import transformers
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCABULARY = 97
@@ -58,22 +59,38 @@ MARIAN: dict[str, Any] = {
 }
 
 
-def reference_model(values: dict[str, Any], *, seed: int = 0) -> PreTrainedModel:
-    """A model of transformers with random weights, biases and norms, all of them large."""
+def reference_model(
+    values: dict[str, Any],
+    *,
+    seed: int = 0,
+    architecture: str | None = None,
+    spread: float = 0.3,
+) -> PreTrainedModel:
+    """A model of transformers with random weights, biases and norms, all of them large.
+
+    It is the language model of its family, or of the class that `architecture` names. `spread`
+    is the standard deviation of its weights.
+    """
     values = dict(values)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, attn_implementation="eager"
-    )
+    if architecture is None:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation="eager"
+        )
+    else:
+        kind = getattr(transformers, architecture)
+        model = kind._from_config(config, attn_implementation="eager")
     model.eval()  # type: ignore[no-untyped-call]
     generator = torch.Generator().manual_seed(seed)
+    # A bias of the logits, which transformers does not train.
+    constants = [(name, b) for name, b in model.named_buffers() if name == "final_logits_bias"]
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
+        for name, parameter in [*model.named_parameters(), *constants]:
+            if isinstance(parameter, nn.Parameter) and not parameter.requires_grad:
                 continue  # a fixed table
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = parameter.dim() == 1 and name.endswith("weight")
-            parameter.copy_(1 + 0.3 * noise if is_norm else 0.3 * noise)
+            parameter.copy_(1 + 0.3 * noise if is_norm else spread * noise)
     return model
 
 

@@ -1,0 +1,69 @@
+"""What stands before the blocks: tokens, or patches of an image, to vectors.
+
+Shape letters: B batch, T tokens, E model width, C channels of a pixel, Y height and X width of an
+image, N patches.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ortolan.modeling.config import (
+    ConcatenatedPositions,
+    EncoderConfig,
+    LearnedPositions,
+    PatchInput,
+    StackConfig,
+)
+
+
+class PatchEmbedding(nn.Module):
+    """Patches of an image, each a linear map of its pixels (Dosovitskiy et al. 2021).
+
+    Attributes:
+        projection: the linear map, as the convolution whose stride is its kernel.
+        class_token: `(1, E)`, before the patches; None without one.
+    """
+
+    def __init__(self, config: PatchInput, width: int) -> None:
+        super().__init__()
+        self.image = (config.channels, *config.image_size)
+        size = config.patch_size
+        self.projection = nn.Conv2d(config.channels, width, kernel_size=size, stride=size)
+        self.class_token: nn.Parameter | None = (
+            nn.Parameter(torch.zeros(1, width)) if config.class_token else None
+        )
+
+    def forward(self, pixels_BCYX: Tensor) -> Tensor:
+        """Images `(B, C, Y, X)` to `(B, N, E)`, row by row, the class token first.
+
+        Raises:
+            ValueError: images of another size than the model's.
+        """
+        if tuple(pixels_BCYX.shape[1:]) != self.image:
+            raise ValueError(
+                f"pixels: expected images of shape {self.image}, got "
+                f"{tuple(pixels_BCYX.shape[1:])}. Scale them first."
+            )
+        x_BNE: Tensor = self.projection(pixels_BCYX).flatten(2).transpose(1, 2)
+        if self.class_token is None:
+            return x_BNE
+        first_B1E = self.class_token.expand(x_BNE.shape[0], 1, -1)
+        return torch.cat((first_B1E, x_BNE), 1)
+
+
+def input_embedding(config: EncoderConfig) -> nn.Module:
+    """The layer that takes what an encoder's `input` describes."""
+    if isinstance(config.input, PatchInput):
+        return PatchEmbedding(config.input, config.embedding_width)
+    return nn.Embedding(config.input.vocab_size, config.embedding_width)
+
+
+def position_embedding(config: StackConfig) -> nn.Embedding | None:
+    """The trained table of positions, if they are rows of one."""
+    match config.positions:
+        case LearnedPositions(offset=offset):
+            return nn.Embedding(offset + config.context_length, config.hidden_size)
+        case ConcatenatedPositions(dim=dim, table=LearnedPositions(offset=offset)):
+            return nn.Embedding(offset + config.context_length, dim)
+        case _:
+            return None

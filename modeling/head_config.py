@@ -1,0 +1,71 @@
+"""What stands behind the blocks, as data; and the names of norms and activations."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ortolan.modeling.errors import ConfigError
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+"""`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
+
+Pooling = Literal["first", "mean"]
+"""The vector of the first token, or the mean of those that are no padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormConfig:
+    """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019)."""
+
+    kind: Literal["layer", "rms"]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModelHead:
+    """Logits of the vocabulary for every token, as in masked language modelling.
+
+    Attributes:
+        tied: the last matrix is the embedding's table.
+        bias: of the logits.
+        activation: of a layer `norm(act(dense(x)))` before it; None without one.
+        norm: of that layer.
+    """
+
+    tied: bool
+    bias: bool
+    activation: Activation | None = None
+    norm: NormConfig | None = None
+
+    def __post_init__(self) -> None:
+        if (self.activation is None) != (self.norm is None):
+            raise ConfigError(
+                "head: expected an activation and a norm, or neither, got one of them. Give both."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifierHead:
+    """Logits of `labels` for the whole text or image.
+
+    Attributes:
+        activation: of a layer `act(dense(x))` before the last; None without one.
+    """
+
+    labels: tuple[str, ...]
+    pooling: Pooling
+    activation: Activation | None = None
+
+    def __post_init__(self) -> None:
+        if not self.labels:
+            raise ConfigError("head: expected at least one label, got none. Check id2label.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingHead:
+    """One vector for the whole text, of length 1 if `normalised` (Reimers and Gurevych 2019)."""
+
+    pooling: Pooling
+    normalised: bool = True
+
+
+Head = LanguageModelHead | ClassifierHead | EmbeddingHead

@@ -1,0 +1,166 @@
+"""Small random models of every kind that a config can describe."""
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ortolan.modeling import Decoder, Encoder, EncoderDecoder
+from ortolan.modeling.config import (
+    AlibiPositions,
+    AttentionConfig,
+    BlockConfig,
+    ConcatenatedPositions,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    FeedForwardConfig,
+    LearnedPositions,
+    NoPositions,
+    NormConfig,
+    Positions,
+    RelativeBiasPositions,
+    RelativeKeyPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    TokenInput,
+    TransformerConfig,
+)
+
+M = TypeVar("M", bound=nn.Module)
+
+WIDTH, VOCAB, CONTEXT = 24, 31, 40
+
+LAYER = NormConfig(kind="layer", eps=1e-3)
+RMS = NormConfig(kind="rms", eps=1e-3)
+
+ATTENTION = AttentionConfig(
+    num_heads=4, num_kv_heads=4, head_dim=6, scale=0.4, qkv_bias=True, out_bias=True
+)
+
+MLP = FeedForwardConfig(kind="mlp", intermediate_size=20, activation="gelu", bias=True)
+
+BLOCK = BlockConfig(attention=ATTENTION, feed_forward=MLP, norm=LAYER)
+
+POSITIONS: dict[str, Positions] = {
+    "none": NoPositions(),
+    "learned": LearnedPositions(),
+    "learned-offset": LearnedPositions(offset=3),
+    "sinusoidal-interleaved": SinusoidalPositions(layout="interleaved"),
+    "sinusoidal-halves": SinusoidalPositions(layout="halves"),
+    "concatenated-learned": ConcatenatedPositions(dim=5, table=LearnedPositions()),
+    "concatenated-offset": ConcatenatedPositions(dim=5, table=LearnedPositions(offset=2)),
+    "concatenated-sinusoidal": ConcatenatedPositions(dim=6, table=SinusoidalPositions()),
+    "rotary": RotaryPositions(dim=6, theta=30.0),
+    "rotary-partial": RotaryPositions(dim=4, theta=30.0),
+    "relative-bias": RelativeBiasPositions(buckets=8, max_distance=11),
+    "relative-bias-narrow": RelativeBiasPositions(buckets=4, max_distance=3),
+    "relative-key": RelativeKeyPositions(max_distance=4),
+    "relative-key-far": RelativeKeyPositions(max_distance=60),
+    "alibi": AlibiPositions(),
+}
+
+BLOCKS: dict[str, BlockConfig] = {
+    "pre": BLOCK,
+    "post": replace(BLOCK, placement="post"),
+    "pre-residual": replace(BLOCK, placement="pre_residual"),
+    "rms": replace(BLOCK, norm=RMS, placement="pre_residual"),
+    "grouped": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=2)),
+    "multi-query": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=1)),
+    "softcap": replace(BLOCK, attention=replace(ATTENTION, softcap=0.8)),
+    "unbiased": replace(BLOCK, attention=replace(ATTENTION, qkv_bias=False, out_bias=False)),
+    "narrow-values": replace(BLOCK, attention=replace(ATTENTION, value_dim=3)),
+    "wide-values": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=2, value_dim=WIDTH)),
+    "readout-sum": replace(
+        BLOCK,
+        attention=replace(ATTENTION, value_dim=WIDTH, readout="sum", out_bias=False),
+    ),
+    "readout-sum-grouped": replace(
+        BLOCK,
+        attention=replace(
+            ATTENTION, num_kv_heads=2, value_dim=WIDTH, readout="sum", out_bias=False
+        ),
+    ),
+    "softcap-values": replace(BLOCK, attention=replace(ATTENTION, softcap=0.8, value_dim=5)),
+    "two-layers": replace(BLOCK, feed_forward=replace(MLP, hidden_layers=2, activation="relu")),
+    "two-layers-unbiased": replace(BLOCK, feed_forward=replace(MLP, hidden_layers=2, bias=False)),
+    "gated": replace(BLOCK, feed_forward=replace(MLP, kind="gated", activation="silu")),
+    "tanh": replace(BLOCK, feed_forward=replace(MLP, activation="tanh")),
+    "gelu-tanh": replace(BLOCK, feed_forward=replace(MLP, activation="gelu_tanh")),
+}
+
+
+def bidirectional(block: BlockConfig) -> BlockConfig:
+    """The same layer in an encoder."""
+    return replace(block, attention=replace(block.attention, causal=False))
+
+
+def decoder_config(
+    positions: Positions, block: BlockConfig = BLOCK, **fields: Any
+) -> TransformerConfig:
+    values: dict[str, Any] = {
+        "final_norm": None if block.placement == "post" else block.norm,
+        "tied_head": not isinstance(positions, ConcatenatedPositions),
+        **fields,
+    }
+    return TransformerConfig(
+        model_type="none",
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        context_length=CONTEXT,
+        positions=positions,
+        blocks=(block, block),
+        **values,
+    )
+
+
+def encoder_config(
+    positions: Positions, block: BlockConfig = BLOCK, **fields: Any
+) -> EncoderConfig:
+    values: dict[str, Any] = {
+        "final_norm": None if block.placement == "post" else block.norm,
+        "input": TokenInput(vocab_size=VOCAB),
+        "context_length": CONTEXT,
+        **fields,
+    }
+    return EncoderConfig(
+        model_type="none",
+        hidden_size=WIDTH,
+        positions=positions,
+        blocks=(bidirectional(block),) * 2,
+        **values,
+    )
+
+
+def seq2seq_config(positions: Positions, block: BlockConfig = BLOCK) -> EncoderDecoderConfig:
+    crossed = replace(block, cross_attention=bidirectional(block).attention)
+    return EncoderDecoderConfig(
+        model_type="none",
+        encoder=encoder_config(positions, block),
+        decoder=decoder_config(positions, crossed),
+        shared_embedding=True,
+        decoder_start_token_id=0,
+    )
+
+
+def randomised(module: M, *, seed: int = 0) -> M:
+    """The same module with weights, biases and norms that all matter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = "norm" in name and name.endswith("weight")
+            parameter.copy_(1 + 0.3 * noise if is_norm else 0.5 * noise)
+    return module.eval()
+
+
+def decoder(config: TransformerConfig, *, seed: int = 0) -> Decoder:
+    return randomised(Decoder(config), seed=seed)
+
+
+def encoder(config: EncoderConfig, *, seed: int = 0) -> Encoder:
+    return randomised(Encoder(config), seed=seed)
+
+
+def seq2seq(config: EncoderDecoderConfig, *, seed: int = 0) -> EncoderDecoder:
+    return randomised(EncoderDecoder(config), seed=seed)

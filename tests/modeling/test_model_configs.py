@@ -1,0 +1,121 @@
+"""Configs of encoders and encoder-decoders that contradict themselves."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.modeling.kinds import (
+    ATTENTION,
+    BLOCK,
+    BLOCKS,
+    MLP,
+    POSITIONS,
+    WIDTH,
+    bidirectional,
+    decoder_config,
+    encoder_config,
+    seq2seq_config,
+)
+
+from ortolan.modeling import ConfigError
+from ortolan.modeling.config import (
+    ClassifierHead,
+    ConcatenatedPositions,
+    EmbeddingHead,
+    LanguageModelHead,
+    NoPositions,
+    NormConfig,
+    PatchInput,
+    TokenInput,
+)
+
+IMAGE = PatchInput(image_size=(8, 9), patch_size=(4, 2), channels=3, class_token=True)
+
+
+def test_an_image_has_as_many_patches_as_fit() -> None:
+    assert IMAGE.length == 2 * 4 + 1
+    assert replace(IMAGE, class_token=False).length == 8
+
+
+@pytest.mark.parametrize("size", [(0, 2), (9, 2), (2, 10), (-1, 2)])
+def test_patches_that_do_not_fit_are_an_error(size: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="patches that fit into the image"):
+        replace(IMAGE, patch_size=size)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"causal": False, "sliding_window": 3}, "a sliding window where tokens see those before"),
+        ({"readout": "sum"}, "no out_bias where the heads are added up"),
+        ({"value_dim": 0}, "at least one channel"),
+    ],
+)
+def test_an_attention_that_cannot_be_is_an_error(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(ATTENTION, **change)
+
+
+@pytest.mark.parametrize(
+    "change", [{"kind": "gated", "hidden_layers": 2}, {"hidden_layers": 3}, {"hidden_layers": 0}]
+)
+def test_a_feed_forward_that_cannot_be_is_an_error(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="one hidden layer, or two of an mlp"):
+        replace(MLP, **change)
+
+
+def test_a_decoder_that_cannot_be_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="expected causal attention in every layer"):
+        decoder_config(NoPositions(), bidirectional(BLOCK))
+    with pytest.raises(ConfigError, match="a head of its own beside concatenated positions"):
+        decoder_config(POSITIONS["concatenated-learned"], tied_head=True)
+    with pytest.raises(ConfigError, match=f"fewer channels than the {WIDTH} of the stream"):
+        decoder_config(ConcatenatedPositions(dim=WIDTH, table=POSITIONS["learned"]))  # type: ignore[arg-type]
+    narrow = replace(BLOCKS["readout-sum"].attention, value_dim=WIDTH - 1)
+    with pytest.raises(ConfigError, match=f"values of the stream's {WIDTH} channels"):
+        decoder_config(NoPositions(), replace(BLOCK, attention=narrow))
+
+
+@pytest.mark.parametrize("positions", ["relative-bias", "alibi"])
+def test_layers_that_share_a_bias_have_as_many_heads(positions: str) -> None:
+    config = decoder_config(POSITIONS[positions])
+    wider = replace(BLOCK, attention=replace(ATTENTION, num_heads=8, num_kv_heads=8))
+    with pytest.raises(ConfigError, match="as many heads in every layer"):
+        replace(config, blocks=(BLOCK, wider))
+    assert replace(config, positions=NoPositions(), blocks=(BLOCK, wider)).blocks[1] == wider
+
+
+def test_an_encoder_that_cannot_be_is_an_error() -> None:
+    crossed = replace(BLOCK, cross_attention=bidirectional(BLOCK).attention)
+    with pytest.raises(ConfigError, match="no cross-attention in an encoder"):
+        encoder_config(NoPositions(), crossed)
+    with pytest.raises(ConfigError, match="expected 9, the patches of an image, got 40"):
+        encoder_config(NoPositions(), input=IMAGE)
+    head = LanguageModelHead(tied=True, bias=True)
+    with pytest.raises(ConfigError, match="a language model's over tokens"):
+        encoder_config(POSITIONS["concatenated-learned"], head=head)
+    with pytest.raises(ConfigError, match="a language model's over tokens"):
+        replace(encoder_config(NoPositions()), input=IMAGE, context_length=IMAGE.length, head=head)
+
+
+def test_a_head_that_cannot_be_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="at least one label"):
+        ClassifierHead(labels=(), pooling="first")
+    with pytest.raises(ConfigError, match="an activation and a norm, or neither"):
+        LanguageModelHead(tied=True, bias=True, activation="gelu")
+    with pytest.raises(ConfigError, match="an activation and a norm, or neither"):
+        LanguageModelHead(tied=True, bias=True, norm=NormConfig(kind="rms", eps=1.0))
+
+
+def test_an_encoder_decoder_that_cannot_be_is_an_error() -> None:
+    config = seq2seq_config(NoPositions())
+    with pytest.raises(ConfigError, match="cross-attention to all of the source in every layer"):
+        replace(config, decoder=decoder_config(NoPositions()))
+    with pytest.raises(ConfigError, match="expected no head"):
+        replace(config, encoder=replace(config.encoder, head=EmbeddingHead(pooling="mean")))
+    with pytest.raises(ConfigError, match=f"the decoder's width of {WIDTH}, got a width of 12"):
+        replace(config, encoder=replace(config.encoder, hidden_size=12))
+    other = replace(config.encoder, input=TokenInput(vocab_size=7))
+    with pytest.raises(ConfigError, match="the decoder's 31 tokens for the encoder too"):
+        replace(config, encoder=other)
+    assert replace(config, encoder=other, shared_embedding=False).encoder == other

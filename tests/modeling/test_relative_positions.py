@@ -1,0 +1,72 @@
+"""Positions by distance against the published code."""
+
+import math
+
+import pytest
+import torch
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from ortolan.modeling import ConfigError
+from ortolan.modeling.config import (
+    ConcatenatedPositions,
+    LearnedPositions,
+    RelativeBiasPositions,
+    RelativeKeyPositions,
+)
+from ortolan.modeling.positions import alibi_slopes, relative_buckets, relative_index
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("buckets", "most"), [(32, 128), (8, 20), (4, 3), (64, 1000), (10, 6)])
+def test_every_distance_has_the_bucket_of_t5(buckets: int, most: int, causal: bool) -> None:
+    positions = RelativeBiasPositions(buckets=buckets, max_distance=most)
+    distances = torch.arange(-3 * most, 3 * most + 1)
+    expected = T5Attention._relative_position_bucket(  # type: ignore[no-untyped-call]
+        distances, bidirectional=not causal, num_buckets=buckets, max_distance=most
+    )
+    table = relative_buckets(positions, causal=causal)
+    assert table.dtype == torch.int64
+    assert torch.equal(table[distances.clamp(-most, most) + most], expected)
+
+
+def test_distances_are_counted_from_the_query_and_bounded() -> None:
+    found = relative_index(torch.tensor([[0, 3]]), 6, 2)
+    assert found.tolist() == [[[2, 3, 4, 4, 4, 4], [0, 0, 1, 2, 3, 4]]]
+
+
+def published_slopes(n: int) -> list[float]:
+    """`get_slopes` of the paper's repository, which defines what other numbers of heads get."""
+
+    def power_of_2(n: int) -> list[float]:
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+
+    if math.log2(n).is_integer():
+        return power_of_2(n)
+    closest = 2 ** math.floor(math.log2(n))
+    return power_of_2(closest) + published_slopes(2 * closest)[0::2][: n - closest]
+
+
+@pytest.mark.parametrize("heads", range(1, 34))
+def test_slopes_are_those_of_the_paper(heads: int) -> None:
+    assert alibi_slopes(heads) == pytest.approx(published_slopes(heads), rel=1e-12)
+    assert len(alibi_slopes(heads)) == heads
+
+
+def test_eight_heads_have_the_slopes_that_the_paper_prints() -> None:
+    assert alibi_slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+
+
+@pytest.mark.parametrize(("buckets", "most"), [(0, 8), (2, 8), (5, 8), (8, 4), (32, 16), (4, 2)])
+def test_buckets_that_cannot_be_are_an_error(buckets: int, most: int) -> None:
+    with pytest.raises(ConfigError, match="an even number of at least 4 buckets"):
+        RelativeBiasPositions(buckets=buckets, max_distance=most)
+
+
+def test_tables_that_cannot_be_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="max_distance of at least 1"):
+        RelativeKeyPositions(max_distance=0)
+    with pytest.raises(ConfigError, match="at least one channel"):
+        ConcatenatedPositions(dim=0, table=LearnedPositions())
+    with pytest.raises(ConfigError, match="offset of at least 0"):
+        LearnedPositions(offset=-1)

@@ -1,0 +1,214 @@
+"""Encoders and encoder-decoders of Hugging Face transformers, tiny, with random weights."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tests.modeling.tiny_models import VOCABULARY, reference_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+PAD = 1
+"""Never an id of a text here: some models of transformers take it for padding wherever it is."""
+
+BERT: dict[str, Any] = {
+    "model_type": "bert",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 40,
+    "pad_token_id": PAD,
+}
+
+ROBERTA = BERT | {"model_type": "roberta", "type_vocab_size": 1}
+
+DISTILBERT: dict[str, Any] = {
+    "model_type": "distilbert",
+    "vocab_size": VOCABULARY,
+    "dim": 32,
+    "hidden_dim": 48,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_position_embeddings": 40,
+    "pad_token_id": PAD,
+}
+
+VIT: dict[str, Any] = {
+    "model_type": "vit",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 8,
+    "patch_size": 2,
+    "num_channels": 3,
+}
+
+MARIAN: dict[str, Any] = {
+    "model_type": "marian",
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 40,
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "pad_token_id": PAD,
+    "eos_token_id": 2,
+    "decoder_start_token_id": PAD,
+    "forced_eos_token_id": None,
+}
+
+BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}
+
+T5: dict[str, Any] = {
+    "model_type": "t5",
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "pad_token_id": PAD,
+    "decoder_start_token_id": PAD,
+}
+
+GATED = T5 | {"feed_forward_proj": "gated-gelu"}
+
+THREE_LABELS: dict[str, Any] = {"id2label": {0: "ham", 1: "spam", 2: "eggs"}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderCase:
+    """A model of transformers: its class and its config, and how large its weights are."""
+
+    architecture: str
+    values: dict[str, Any]
+    spread: float = 0.3
+
+    def reference(self) -> PreTrainedModel:
+        return reference_model(self.values, architecture=self.architecture, spread=self.spread)
+
+
+def t5_case(values: dict[str, Any]) -> EncoderCase:
+    """A T5, whose scores have no scale: large weights would make them a choice of one token."""
+    return EncoderCase(architecture="T5ForConditionalGeneration", values=values, spread=0.17)
+
+
+ENCODERS = {
+    "bert": EncoderCase(architecture="BertModel", values=BERT),
+    "bert-masked": EncoderCase(architecture="BertForMaskedLM", values=BERT),
+    "bert-masked-values": EncoderCase(
+        architecture="BertForMaskedLM",
+        values=BERT | {"hidden_act": "relu", "layer_norm_eps": 0.3, "type_vocab_size": 3},
+    ),
+    "bert-pretraining": EncoderCase(architecture="BertForPreTraining", values=BERT),
+    "bert-classifier": EncoderCase(
+        architecture="BertForSequenceClassification", values=BERT | THREE_LABELS
+    ),
+    "roberta": EncoderCase(architecture="RobertaModel", values=ROBERTA),
+    "roberta-masked": EncoderCase(architecture="RobertaForMaskedLM", values=ROBERTA),
+    "roberta-masked-values": EncoderCase(
+        architecture="RobertaForMaskedLM",
+        values=ROBERTA | {"hidden_act": "gelu_new", "pad_token_id": 4},
+    ),
+    "roberta-classifier": EncoderCase(
+        architecture="RobertaForSequenceClassification", values=ROBERTA
+    ),
+    "distilbert": EncoderCase(architecture="DistilBertModel", values=DISTILBERT),
+    "distilbert-masked": EncoderCase(
+        architecture="DistilBertForMaskedLM", values=DISTILBERT | {"activation": "relu"}
+    ),
+    "distilbert-masked-untied": EncoderCase(
+        architecture="DistilBertForMaskedLM", values=DISTILBERT | {"tie_word_embeddings": False}
+    ),
+    "distilbert-classifier": EncoderCase(
+        architecture="DistilBertForSequenceClassification", values=DISTILBERT | THREE_LABELS
+    ),
+}
+
+IMAGES = {
+    "vit": EncoderCase(architecture="ViTModel", values=VIT),
+    "vit-classifier": EncoderCase(
+        architecture="ViTForImageClassification", values=VIT | THREE_LABELS
+    ),
+    "vit-no-bias-gray": EncoderCase(
+        architecture="ViTForImageClassification",
+        values=VIT | {"qkv_bias": False, "num_channels": 1, "hidden_act": "relu"},
+    ),
+    "vit-oblong": EncoderCase(
+        architecture="ViTForImageClassification",
+        values=VIT | {"image_size": [8, 12], "patch_size": [4, 3], "layer_norm_eps": 0.2},
+    ),
+}
+
+SEQ2SEQ = {
+    "marian": EncoderCase(architecture="MarianMTModel", values=MARIAN),
+    "marian-unscaled": EncoderCase(
+        architecture="MarianMTModel", values=MARIAN | {"scale_embedding": False}
+    ),
+    "marian-two-vocabularies": EncoderCase(
+        architecture="MarianMTModel",
+        values=MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 89},
+    ),
+    "bart": EncoderCase(architecture="BartForConditionalGeneration", values=BART),
+    "bart-values": EncoderCase(
+        architecture="BartForConditionalGeneration",
+        values=BART | {"activation_function": "silu", "scale_embedding": True},
+    ),
+    "t5": t5_case(T5),
+    "t5-published-buckets": t5_case(
+        T5 | {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
+    ),
+    "t5-gated": t5_case(GATED),
+    "t5-gated-silu": t5_case(
+        GATED | {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 0.2}
+    ),
+}
+"""Encoder-decoders; the two sides differ in depth, heads and widths where their family allows."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Texts of several lengths, right padded."""
+
+    ids: Tensor
+    lengths: Tensor
+    mask: Tensor
+
+
+def ragged(*lengths: int, seed: int = 0, pad: int = PAD) -> Ragged:
+    """Texts of these lengths, without the ids that some model takes for padding."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(lengths), max(lengths))
+    ids = torch.randint(5, VOCABULARY, shape, generator=generator)
+    mask = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
+    return Ragged(torch.where(mask, ids, pad), torch.tensor(lengths), mask.long())
+
+
+def random_images(values: dict[str, Any], *, batch: int = 3) -> Tensor:
+    """Pixels `(batch, channels, height, width)`."""
+    size = values["image_size"]
+    height, width = size if isinstance(size, list) else (size, size)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, values["num_channels"], height, width, generator=generator)
+
+
+def reference_output(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
+    """What the head of a model of transformers gives, or its last states without one."""
+    with torch.inference_mode():
+        output = model(**inputs)
+    for name in ("logits", "prediction_logits", "last_hidden_state"):
+        if name in output:
+            found: Tensor = output[name]
+            return found
+    raise AssertionError(f"no output in {list(output)}")
