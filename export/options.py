@@ -39,7 +39,10 @@ DEVICES: Mapping[Precision, tuple[str, ...]] = {
 BITS: Mapping[Precision, Literal[4, 8]] = {"int8": 8, "int4": 4}
 
 GROUP_SIZE: GroupSize = 128
-"""The largest there is: the fewest scales to read, and calibration makes up for the rest."""
+"""The largest there is: the fewest scales to read, and calibration makes up for the rest.
+
+Where nobody asked for a size, rows that it does not divide take a smaller one if that is shorter.
+"""
 
 CALIBRATED_HEAD_BITS: HeadBits = 4
 HEAD_BITS: HeadBits = 8
@@ -162,6 +165,7 @@ def _quantization(precision: Precision, rounding: Rounding, *, can_calibrate: bo
         scheme=scheme,
         head=replace(scheme, bits=8 if scheme.bits == 8 else head_bits),
         method=method,
+        fits=rounding.group_size is None,
         exclude=rounding.exclude,
     )
 

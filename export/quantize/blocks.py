@@ -21,7 +21,7 @@ from ortolan.export.errors import ExportError, OptionError
 BITS = (4, 8)
 """Widths of a code."""
 
-GROUPS = (32, 64, 128)
+GROUPS: tuple[Literal[32, 64, 128], ...] = (32, 64, 128)
 """Inputs that share a scale."""
 
 

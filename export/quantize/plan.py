@@ -3,18 +3,21 @@
 Knows roles: what a product reads, what is looked up. Does not know how codes are found.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.passes.edit import static_shape
+from ortolan.export.quantize.blocks import GROUPS, Scheme
 from ortolan.modeling.weights import EMBEDDING, HEAD
 
 Method = Literal["rtn", "hqq", "gptq"]
+
+_SCALE_BYTES = 4
 
 METHODS: tuple[Method, ...] = ("rtn", "hqq", "gptq")
 
@@ -27,12 +30,14 @@ class Quantization:
         scheme: of the blocks' products.
         head: of the head and the embedding, which share a table where they are tied.
         method: how the codes of the products are found.
+        fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
     """
 
     scheme: Scheme
     head: Scheme
     method: Method
+    fits: bool = False
     exclude: tuple[str, ...] = ()
 
 
@@ -48,7 +53,8 @@ def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]
     Raises:
         OptionError: a pattern of `exclude` matches no weight.
     """
-    names = dict.fromkeys(name for model in models for name in _matrices(model.graph))
+    matrices = {name: shape for model in models for name, shape in _matrices(model.graph)}
+    names = list(matrices)
     unmatched = [
         pattern for pattern in options.exclude if not any(fnmatchcase(n, pattern) for n in names)
     ]
@@ -57,19 +63,37 @@ def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]
             f"exclude: expected patterns of weights, got {unmatched[0]!r}, which matches none. "
             f"There are {', '.join(_examples(names))}."
         )
-    return {
-        name: options.head if name in (EMBEDDING, HEAD) else options.scheme
-        for name in names
-        if not any(fnmatchcase(name, pattern) for pattern in options.exclude)
-    }
+    planned = {}
+    for name, (_, columns) in matrices.items():
+        if not any(fnmatchcase(name, pattern) for pattern in options.exclude):
+            scheme = options.head if name in (EMBEDDING, HEAD) else options.scheme
+            planned[name] = _fewest_bytes(scheme, columns) if options.fits else scheme
+    return planned
 
 
-def _matrices(graph: ir.Graph) -> list[str]:
-    """Weights of products, and the embedding."""
-    read = [node.inputs[1] for node in graph if node.op_type == "FusedMatMul"]
-    names = [value.name for value in read if value is not None and value.name]
-    return names + [name for name in graph.initializers if name == EMBEDDING]
+def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
+    """The scheme with its groups, or smaller ones, whichever make the shortest rows.
+
+    576 columns are 5 groups of 128, the last of them half padding, or 9 groups of 64.
+    """
+
+    def row_bytes(candidate: Scheme) -> float:
+        return candidate.groups(columns) * (candidate.group * candidate.bits / 8 + _SCALE_BYTES)
+
+    smaller = (replace(scheme, group=group) for group in GROUPS if group <= scheme.group)
+    # Of equal rows, the larger groups: fewer scales to multiply with.
+    return min(smaller, key=lambda candidate: (row_bytes(candidate), -candidate.group))
 
 
-def _examples(names: Sequence[str] | dict[str, None]) -> list[str]:
-    return list(names)[:3] + list(names)[-1:]
+def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Weights of products, and the embedding, with their shapes."""
+    for node in graph:
+        weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
+        if weight is not None and weight.name:
+            yield weight.name, static_shape(weight)
+    if EMBEDDING in graph.initializers:
+        yield EMBEDDING, static_shape(graph.initializers[EMBEDDING])
+
+
+def _examples(names: list[str]) -> list[str]:
+    return names[:3] + names[-1:]
