@@ -2,6 +2,7 @@
 
     python benchmarks/export_memory.py 1b
     python benchmarks/export_memory.py 1b --layers 32
+    python benchmarks/export_memory.py 1b --options precision=int4 method=gptq calibration=TEXT
 
 Writes a random checkpoint of a named shape if need be, exports it in a process of its own and
 prints the peak resident memory of that process (VmHWM, Linux). The verification runs in a child
@@ -26,7 +27,9 @@ from ortolan.export.pipeline import export
 steps = {}
 def progress(step, done, total):
     steps.setdefault(step, time.monotonic() - started)
-export(sys.argv[1], sys.argv[2], force=True, progress=progress)
+pairs = (option.split("=", 1) for option in sys.argv[3:])
+options = {name: int(value) if value.isdigit() else value for name, value in pairs}
+export(sys.argv[1], sys.argv[2], force=True, progress=progress, **options)
 status = Path("/proc/self/status").read_text().splitlines()
 peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 seconds = time.monotonic() - started
@@ -39,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the peak memory of an export.")
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--layers", type=int, help="depth; the shape's own by default")
+    parser.add_argument("--options", nargs="*", default=[], help="of the export, NAME=VALUE")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "export_memory")
     asked = parser.parse_args()
     name = asked.shape if asked.layers is None else f"{asked.shape}-{asked.layers}"
@@ -46,14 +50,14 @@ def main() -> None:
     if not (checkpoint / "config.json").exists():
         make_checkpoint(asked.shape, checkpoint, layers=asked.layers)
     bundle = asked.work / name / "bundle"
-    command = [sys.executable, "-c", CHILD, str(checkpoint), str(bundle)]
+    command = [sys.executable, "-c", CHILD, str(checkpoint), str(bundle), *asked.options]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     measured = json.loads(done.stdout.splitlines()[-1])
     sizes = {
         role: sum(file.stat().st_size for file in folder.iterdir())
         for role, folder in (("checkpoint_bytes", checkpoint), ("bundle_bytes", bundle))
     }
-    print(json.dumps({"shape": name, **sizes, **measured}, indent=2))
+    print(json.dumps({"shape": name, "options": asked.options, **sizes, **measured}, indent=2))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from ortolan.modeling import Decoder, TransformerConfig
 from ortolan.modeling.weights import Weights
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.certificate import Certificate, Report, Thresholds
+from ortolan.runtime.process_memory import return_free_memory
 
 TOP_K = 32
 """Logits kept of each position."""
@@ -94,6 +95,7 @@ def certify(
             layer = read_layer(module, weights, f"blocks.{index}.")
             streams = run_block(module, index, layer, streams)
             del layer
+            return_free_memory()
             if progress is not None:
                 progress(index + 1, len(module.blocks))
         x_RE = run_final_norm(module, weights, torch.cat(streams))

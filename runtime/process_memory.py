@@ -1,15 +1,16 @@
-"""How much memory this process took at its worst, and how much it may still take.
+"""How much memory this process took at its worst, how much it may still take, and giving it back.
 
 Knows Linux's /proc and control groups, and what other systems say of the peak. Does not know who
 took it.
 """
 
+import ctypes
 import sys
 from pathlib import Path
 
 from ortolan.runtime.control_groups import group_folders, read_small
 
-__all__ = ["available_memory", "forget_peak", "peak_memory"]
+__all__ = ["available_memory", "forget_peak", "peak_memory", "return_free_memory"]
 
 _RESET_PEAK = "5"
 
@@ -30,6 +31,12 @@ def peak_memory() -> int | None:
     # Not used on Linux: there it starts with the peak of the process that started this one.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def return_free_memory() -> None:
+    """Give back what was freed, where glibc would keep it for later: after large tensors."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def forget_peak() -> bool:

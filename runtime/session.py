@@ -16,7 +16,6 @@ Notes:
 import ctypes
 import os
 import re
-import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from ortolan.runtime.errors import (
 from ortolan.runtime.huge_pages import anonymous_memory, collapse_later
 from ortolan.runtime.manifest import Graph, Manifest
 from ortolan.runtime.packed import Packed
+from ortolan.runtime.process_memory import return_free_memory
 from ortolan.runtime.threads import physical_cores
 
 try:
@@ -139,7 +139,7 @@ class Engine:
             for role, graph in bundle.manifest.graphs.items()
         }
         if packed is not None:
-            _return_free_memory()
+            return_free_memory()
         many = "decoder" if "decoder" in sessions else "prefill"
         few = "decoder" if "decoder" in sessions else "decode"
         self._many, self._few = sessions[many], sessions[few]
@@ -325,12 +325,6 @@ def _load(graph: Graph, data: bytes, options: Any) -> Any:
             f"{str(error).partition(chr(10))[0][:300]}. Export the checkpoint again, or install "
             "the version of onnxruntime it was exported with."
         ) from error
-
-
-def _return_free_memory() -> None:
-    """Give back what loading freed, where glibc would keep it: up to a tenth of the weights."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 def _check_names(file: str, manifest: Manifest, session: Any) -> None:

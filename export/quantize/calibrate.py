@@ -26,6 +26,7 @@ from ortolan.export.quantize.blocks import Scheme, dequantize
 from ortolan.export.quantize.stream import Part, Quantized, round_rows, row_chunks
 from ortolan.modeling import Decoder, TransformerConfig
 from ortolan.modeling.weights import EMBEDDING, Weights
+from ortolan.runtime.process_memory import return_free_memory
 
 TIED_DAMPING = 0.5
 """Of a head that is the embedding as well: there, errors count the same in every column."""
@@ -80,6 +81,8 @@ def calibrated_weights(
             layer[name] = dequantize(codes)
         with torch.inference_mode():
             streams = run_block(module, index, layer, streams)
+        del layer, factors
+        return_free_memory()
         if progress is not None:
             progress(index + 1, count)
     for name, scheme in plan.items():

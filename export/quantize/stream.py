@@ -34,6 +34,7 @@ from ortolan.export.quantize.plan import Method
 from ortolan.export.weights import BlobWriter, raw
 from ortolan.modeling.weights import Weights, read_weight
 from ortolan.runtime.manifest import QuantizedTensor
+from ortolan.runtime.process_memory import return_free_memory
 
 CHUNK_ELEMENTS = 1 << 21
 """Elements of a weight in flight."""
@@ -87,7 +88,11 @@ def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
 
 def write_codes(writer: BlobWriter, quantized: Iterable[Quantized]) -> list[QuantizedTensor]:
     """Write codes, scales and zero points of some weights, and say how far they are off."""
-    return [_write(writer, weight) for weight in quantized]
+    written = []
+    for weight in quantized:
+        written.append(_write(writer, weight))
+        return_free_memory()
+    return written
 
 
 def write_portable(
