@@ -196,7 +196,7 @@ def _trace(model: Source, options: Options, report: Progress) -> dict[str, ir.Mo
     for number, (role, graph) in enumerate(options.graph_files.items()):
         report("trace", number, len(options.graph_files))
         ir_model = trace_decoder(model.config, dtype=options.dtype, sequence=graph.sequence)
-        traced[role] = tidy(ir_model, portable=options.attention == "portable")
+        traced[role] = tidy(ir_model)
     report("trace", len(traced), len(traced))
     return traced
 

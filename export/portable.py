@@ -4,7 +4,7 @@ A model-local function of the same domain and name as a node gives the node a me
 onnxruntime prefers its own kernel, so a portable bundle runs there as fast as any. No body
 calls another, and the runtime accepts only these (`ortolan.runtime.functions`).
 
-Each body covers what `ortolan.modeling.ops` and `FuseLinear` emit, not the whole operator. They
+Each body covers what `ortolan.modeling.ops` and the passes emit, not the whole operator. They
 are written in ONNX's own text syntax, so their bytes depend on no tool's version.
 
 Shape letters: B batch, S new tokens, H query heads, K key/value heads, D head width,
@@ -20,6 +20,23 @@ FusedMatMul <transB> (a, b) => (y)
 {
     transposed = Transpose <perm = [1, 0]> (b)
     y = MatMul (a, transposed)
+}
+"""
+
+_SKIP_NORM = """
+<domain: "com.microsoft", opset_import: ["" : 24]>
+SkipSimplifiedLayerNormalization <epsilon> (input, skip, gamma) => (output, mean, inverse, sum)
+{
+    sum = Add (input, skip)
+    output = RMSNormalization <axis = -1, epsilon: float = @epsilon> (sum, gamma)
+    last_axis = Constant <value_ints = [-1]> ()
+    mean = ReduceMean (sum, last_axis)
+    squares = Mul (sum, sum)
+    mean_square = ReduceMean (squares, last_axis)
+    least = Constant <value_float: float = @epsilon> ()
+    variance = Add (mean_square, least)
+    deviation = Sqrt (variance)
+    inverse = Reciprocal (deviation)
 }
 """
 
@@ -113,6 +130,7 @@ BODIES = {
     "FusedMatMul": _FUSED_MATMUL,
     "GroupQueryAttention": _attention(_INPUTS, _STEP, _PLAIN, _ATTEND),
     "GroupQueryAttention, rotary": _attention(f"{_INPUTS}, cos, sin", _STEP, _ROTARY, _ATTEND),
+    "SkipSimplifiedLayerNormalization": _SKIP_NORM,
 }
 """The text of each body. A model is rotary in every layer or in none."""
 

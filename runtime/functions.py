@@ -14,6 +14,8 @@ KNOWN_FUNCTIONS: frozenset[str] = frozenset(
         # GroupQueryAttention, without and with rotary positions
         "682bba767a9824ca1c4310157e7a66cb49c4c8165d149e2f0088d7165708ef3b",
         "154b7284171d664fbfbdf0f4e6c69a23594a232d1d0f0e5c3ff16c9e57dbf9d8",
+        # SkipSimplifiedLayerNormalization
+        "8603c8a9d6abef5dd41ddde1b72f073eb7ec2113e74a55fc4655d3c6e09b30e7",
     }
 )
 """SHA-256, in lower-case hexadecimal, of each serialized body that an export writes."""

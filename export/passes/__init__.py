@@ -19,12 +19,11 @@ __all__ = [
 ]
 
 
-def tidy(model: ir.Model, *, portable: bool = False) -> ir.Model:
+def tidy(model: ir.Model) -> ir.Model:
     """Run every pass that any precision needs, in order.
 
-    A portable graph keeps its norms as standard operators, which need no body. The last steps
-    drop what is not needed to compute, file names of this machine included: two exports of one
-    checkpoint are byte-identical.
+    The last steps drop what is not needed to compute, file names of this machine included: two
+    exports of one checkpoint are byte-identical.
     """
     graph = model.graph
     # The pass that clears metadata leaves that of these values.
@@ -32,7 +31,7 @@ def tidy(model: ir.Model, *, portable: bool = False) -> ir.Model:
         value.metadata_props.clear()
     return ir.passes.Sequential(
         FuseLinear(),
-        *(() if portable else (FuseSkipNorm(),)),
+        FuseSkipNorm(),
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),

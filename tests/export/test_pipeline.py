@@ -56,8 +56,8 @@ def damage_weight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def damage_attention(monkeypatch: pytest.MonkeyPatch, attribute: ir.Attr) -> None:
-    def tidied(model: ir.Model, *, portable: bool) -> ir.Model:
-        tidy(model, portable=portable)
+    def tidied(model: ir.Model) -> ir.Model:
+        tidy(model)
         node = next(node for node in model.graph if node.op_type == "GroupQueryAttention")
         assert attribute.name in node.attributes
         node.attributes.add(attribute)

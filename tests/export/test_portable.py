@@ -74,6 +74,30 @@ def test_body_of_fused_matmul_computes_what_the_kernel_does(shape: tuple[int, ..
         np.testing.assert_allclose(run(inputs)[0], fused, rtol=1e-5, atol=1e-6)
 
 
+def test_body_of_skip_norm_computes_what_the_kernel_does() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>
+        g (float[2, 3, 8] a, float[2, 3, 8] b, float[8] w)
+            => (float[2, 3, 8] y, float[2, 3, 1] inverse, float[2, 3, 8] sum) {
+            y, mean, inverse, sum
+                = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.01> (a, b, w)
+        }
+    """)
+    random = np.random.default_rng(0)
+    shapes = {"a": (2, 3, 8), "b": (2, 3, 8), "w": (8,)}
+    inputs = {name: random.normal(size=shape).astype("f") for name, shape in shapes.items()}
+    attach_bodies(model)
+    total = inputs["a"] + inputs["b"]
+    inverse = 1 / np.sqrt((total**2).mean(-1, keepdims=True) + 0.01)
+    wanted = (total * inverse * inputs["w"], inverse, total)
+    inlined = attention_graphs.without_kernel(model)
+    for run in (attention_graphs.in_onnxruntime(inlined), attention_graphs.in_reference(model)):
+        for one, other in zip(run(inputs), wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    kernel = attention_graphs.in_onnxruntime(model)(inputs)
+    np.testing.assert_allclose(kernel[0], wanted[0], rtol=1e-5, atol=1e-6)
+
+
 def test_runtime_knows_exactly_the_bodies_that_export_writes() -> None:
     written = {
         sha256(body(name).SerializeToString(deterministic=True)).hexdigest() for name in BODIES
@@ -97,7 +121,8 @@ def test_portable_bundle_has_one_body_for_each_kind_of_node(
 ) -> None:
     bundle = exported(name).bundle
     attention = "GroupQueryAttention, rotary" if rotary else "GroupQueryAttention"
-    wanted = [body("FusedMatMul"), body(attention)]
+    norms = [body("SkipSimplifiedLayerNormalization")] if rotary else []
+    wanted = [body("FusedMatMul"), body(attention), *norms]
     for graph in bundle.manifest.graphs.values():
         model = onnx.load(str(bundle.file(graph.file)), load_external_data=False)
         assert list(model.functions) == wanted
