@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from ortolan.export.passes.edit import add_initializer, replace_value, static_shape
+from ortolan.export.passes.edit import add_initializer, lower_readers, static_shape
 from ortolan.export.quantize.blocks import Scheme
 
 COLUMNS, COLUMN_SCALES, COLUMN_ZEROS = ".columns", ".column_scales", ".column_zeros"
@@ -42,22 +42,7 @@ class QuantizePortable(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the graph in place."""
-        graph, modified = model.graph, False
-        for node in list(graph):
-            if node.op_type == "FusedMatMul":
-                weight, lower = node.inputs[1], _product
-            elif node.op_type == "Gather":
-                weight, lower = node.inputs[0], _look_up
-            else:
-                continue
-            name = weight.name if weight is not None else None
-            if weight is None or name is None or name not in self.plan:
-                continue  # Case 3
-            replace_value(node.outputs[0], lower(graph, node, weight, self.plan[name]))
-            graph.remove(node, safe=True)
-            if not weight.uses():
-                del graph.initializers[name]
-            modified = True
+        modified = lower_readers(model.graph, self.plan, product=_product, look_up=_look_up)
         return ir.passes.PassResult(model, modified)
 
 

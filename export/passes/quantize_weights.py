@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ortolan.export.passes.edit import (
     add_initializer,
     insert_constant,
-    replace_value,
+    lower_readers,
     static_shape,
 )
 from ortolan.export.quantize.blocks import Scheme
@@ -38,24 +38,9 @@ class QuantizeWeights(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the graph in place."""
-        graph, modified = model.graph, False
-        for node in list(graph):
-            if node.op_type == "FusedMatMul":
-                weight, lower = node.inputs[1], _product
-            elif node.op_type == "Gather":
-                weight, lower = node.inputs[0], _look_up
-            else:
-                continue
-            name = weight.name if weight is not None else None
-            if weight is None or name is None or name not in self.plan:
-                continue  # Case 4
-            replace_value(node.outputs[0], lower(graph, node, weight, self.plan[name]))
-            graph.remove(node, safe=True)
-            if not weight.uses():
-                del graph.initializers[name]
-            modified = True
+        modified = lower_readers(model.graph, self.plan, product=_product, look_up=_look_up)
         if modified:
-            graph.opset_imports["com.microsoft"] = 1
+            model.graph.opset_imports["com.microsoft"] = 1
         return ir.passes.PassResult(model, modified)
 
 
