@@ -22,10 +22,10 @@ from ortolan.export.layers import (
     skeleton,
 )
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Scheme, dequantize
+from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.stream import Part, Quantized, round_rows, row_chunks
 from ortolan.modeling import Decoder, TransformerConfig
-from ortolan.modeling.weights import EMBEDDING, Weights
+from ortolan.modeling.weights import EMBEDDING, Weights, read_weight
 from ortolan.runtime.process_memory import return_free_memory
 
 TIED_DAMPING = 0.5
@@ -67,21 +67,18 @@ def calibrated_weights(
             for name, scheme in plan.items()
             if name.startswith(prefix)
         }
-        hessians, leaders = _hessians(module, index, layer, streams, schemes)
-        factors: dict[str, gptq.Factor] = {}
-        for name, scheme in schemes.items():
-            leader = leaders[name]
-            if leader not in factors:
-                factors = {leader: gptq.factorize(hessians.pop(leader))}
-            codes = gptq.round_columns(layer[name], factors[leader], scheme)
-            part = Part(rows=layer[name], codes=codes)
-            yield Quantized(
-                name=f"{prefix}{name}", scheme=scheme, method="gptq", parts=iter([part])
-            )
+        found = _round_layer(module, index, layer, streams, schemes)
+        for name, codes in found.items():
+            weight = f"{prefix}{name}"
+            # Read once more: while the codes were found, there was no room to keep it.
+            parts = iter([Part(rows=read_weight(weights, weight), codes=codes)])
+            yield Quantized(name=weight, scheme=schemes[name], method="gptq", parts=parts)
             layer[name] = dequantize(codes)
         with torch.inference_mode():
-            streams = run_block(module, index, layer, streams)
-        del layer, factors
+            # One text at a time, each in the place of what it was.
+            for place, x_SE in enumerate(streams):
+                streams[place] = run_block(module, index, layer, [x_SE])[0]
+        del layer, found
         return_free_memory()
         if progress is not None:
             progress(index + 1, count)
@@ -92,6 +89,26 @@ def calibrated_weights(
         elif not name.startswith("blocks."):
             parts = round_rows(weights, name, scheme, "rtn")
             yield Quantized(name=name, scheme=scheme, method="rtn", parts=parts)
+
+
+def _round_layer(
+    module: Decoder,
+    index: int,
+    layer: dict[str, Tensor],
+    streams: Sequence[Tensor],
+    schemes: Mapping[str, Scheme],
+) -> dict[str, Codes]:
+    """The codes of every product of a layer, whose weights are taken out of it one by one."""
+    hessians, leaders = _hessians(module, index, layer, streams, schemes)
+    found = {}
+    leader, factor = "", None
+    for name, scheme in schemes.items():
+        if factor is None or leaders[name] != leader:
+            leader, factor = leaders[name], None
+            factor = gptq.factorize(hessians.pop(leader))
+            return_free_memory()
+        found[name] = gptq.round_columns(layer.pop(name), factor, scheme)
+    return found
 
 
 def _hessians(
@@ -129,7 +146,8 @@ def _hessians(
     handles = [watch(name) for name in names]
     try:
         with torch.no_grad():
-            run_block(module, index, layer, streams)
+            for x_SE in streams:
+                run_block(module, index, layer, [x_SE])
     finally:
         for handle in handles:
             handle.remove()
