@@ -155,15 +155,21 @@ def _quantization(precision: Precision, rounding: Rounding, *, can_calibrate: bo
     method = _method(rounding.method, precision, can_calibrate=can_calibrate)
     head_bits = rounding.head_bits
     if head_bits is None:
-        head_bits = CALIBRATED_HEAD_BITS if method == "gptq" else HEAD_BITS
+        is_calibrated_int4 = method == "gptq" and precision == "int4"
+        head_bits = CALIBRATED_HEAD_BITS if is_calibrated_int4 else HEAD_BITS
     scheme = Scheme(
         bits=BITS[precision],
         group=GROUP_SIZE if rounding.group_size is None else rounding.group_size,
         symmetric=not rounding.asymmetric,
     )
+    if head_bits < scheme.bits:
+        raise OptionError(
+            f"head bits: expected {scheme.bits} with {precision}, got {head_bits}. "
+            "Leave it out, or choose --precision int4."
+        )
     return Quantization(
         scheme=scheme,
-        head=replace(scheme, bits=8 if scheme.bits == 8 else head_bits),
+        head=replace(scheme, bits=head_bits),
         method=method,
         fits=rounding.group_size is None,
         exclude=rounding.exclude,

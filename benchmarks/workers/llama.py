@@ -8,7 +8,7 @@ import ctypes
 import time
 from typing import Any
 
-import llama_cpp as lib  # type: ignore[import-not-found]
+import llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 

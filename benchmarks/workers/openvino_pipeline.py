@@ -5,8 +5,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import openvino as ov  # type: ignore[import-not-found]
-import openvino_genai as ov_genai  # type: ignore[import-not-found]
+import openvino as ov
+import openvino_genai as ov_genai
 from numpy.typing import NDArray
 
 from workers.protocol import Engine, Generated, Start, serve

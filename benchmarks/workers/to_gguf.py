@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf  # type: ignore[import-not-found]
-import llama_cpp  # type: ignore[import-not-found]
+import gguf
+import llama_cpp
 import numpy as np
 
 from workers.llama_weights import gguf_name, rope_factors, tensors, values_of

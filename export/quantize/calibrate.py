@@ -3,7 +3,7 @@
 The streams that enter a layer come out of the layers before it as they are stored, so that a
 layer makes up for the errors of those before it (Frantar et al. 2022, "GPTQ", section 3).
 
-Memory: the streams, one layer's weights, and what `gptq.quantize` needs for its widest product.
+Memory: the streams, one layer's weights, and what `gptq.factorize` needs for its widest product.
 
 Shape letters: S tokens of a text, E model width, K columns of a weight.
 """

@@ -163,6 +163,7 @@ def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) ->
         ({"precision": "int4", "group_size": 48}, r"group: expected one of 32, 64, 128, got 48"),
         ({"precision": "int4", "method": "gptq"}, r"method: expected a text and a tokenizer"),
         ({"precision": "int4", "exclude": ["nothing*"]}, r"exclude: .* 'nothing\*', which matches"),
+        ({"precision": "int8", "head_bits": 4}, r"head bits: expected 8 with int8, got 4"),
         ({"method": "rtn"}, r"precision: expected int8 or int4 with a method"),
         ({"prefill_precision": "int8"}, r"prefill precision: expected split graphs of int8 or"),
         (

@@ -1,12 +1,18 @@
 """`ortolan export SOURCE OUT`."""
 
+from __future__ import annotations
+
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ortolan.cli.output import Steps, print_json, print_table, size
 from ortolan.errors import OrtolanError
+
+if TYPE_CHECKING:  # the runtime is imported when the command runs
+    from ortolan.runtime.manifest import Manifest
 
 
 class MissingExportError(OrtolanError):
@@ -132,6 +138,7 @@ def command(
     print_table(
         [
             ("bundle", f"{out} ({size(total)}, {bundle.manifest.precision})"),
+            *_weights(bundle.manifest),
             (
                 "parity",
                 f"{measured.verdict}: max |Δlogit| {measured.max_abs_delta:.1e}, mean KL "
@@ -139,3 +146,10 @@ def command(
             ),
         ]
     )
+
+
+def _weights(manifest: Manifest) -> list[tuple[str, str]]:
+    """How weights of few bits were found: what is the default depends on the checkpoint."""
+    counts = Counter((tensor.bits, tensor.method) for tensor in manifest.quantized)
+    kinds = [f"{count} in {bits} bits by {method}" for (bits, method), count in counts.items()]
+    return [("weights", ", ".join(kinds))] if kinds else []
