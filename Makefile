@@ -9,7 +9,7 @@ BUNDLE := build/pythonic
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all setup demo test test-slow check fix
+.PHONY: all setup demo test test-slow test-gpu check fix
 
 all: check test
 
@@ -17,7 +17,7 @@ setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -c constraints.txt -e '.[export,train,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[export,plot,train,vision,dev]'
 	touch $@
 
 demo: $(INSTALLED)
@@ -32,6 +32,10 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
+
+# In an environment as it is: `setup` would put the CPU's onnxruntime over the GPU's.
+test-gpu:
+	$(BIN)/pytest -m gpu -rs tests/gpu
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

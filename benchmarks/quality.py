@@ -28,8 +28,9 @@ from tokenizers import Tokenizer
 import report
 from catalog import PEERS, PRECISIONS, TRANSFORMERS, Peer, ortolan
 from divergence import Predictions, Quality
-from ortolan.modeling.corpus import encode, read_corpus
-from ortolan.modeling.recipe import read_recipe
+from ortolan.modeling.bpe import encode
+from ortolan.modeling.corpora.stdlib import read_corpus
+from ortolan.modeling.recipe import StdlibData, read_recipe
 from peers import count, names
 from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
 from rounds import Program, Worker
@@ -107,6 +108,8 @@ def held_out(checkpoint: Checkpoint, *, tokens: int) -> Text:
     """Return the beginnings of documents, in random order, until there are `tokens` to predict."""
     recipe = read_recipe(checkpoint.path / "recipe.toml")
     tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
+    if recipe.tokenizer is None or not isinstance(recipe.data, StdlibData):
+        raise SystemExit(f"{checkpoint.path}: expected a model of the standard library's source")
     texts = list(read_corpus(recipe.data).held_out)
     random.Random(0).shuffle(texts)
     documents: list[tuple[int, ...]] = []

@@ -113,16 +113,6 @@ class Worker:
             )
         self.load_s: float = self._read()["load_s"]
 
-    def ask(self, request: Mapping[str, Any], *, round: int) -> Run:
-        """Send one request to generate and wait for the answer.
-
-        Raises:
-            RuntimeError: the worker ended; what it said stands in its log.
-        """
-        answer = self._answer(request)
-        answer["tokens"] = tuple(answer["tokens"])
-        return Run(peer=self.name, round=round, prompt_tokens=len(request["prompt"]), **answer)
-
     def logits(self, ids: Sequence[int], path: Path) -> NDArray[np.float32]:
         """Return the logits behind each of some ids, `(len(ids), vocab)`.
 
@@ -133,7 +123,7 @@ class Worker:
         Raises:
             RuntimeError: the worker ended, or does not give a row for each id.
         """
-        self._answer({"logits_of": list(ids), "path": str(path)})
+        self.answer({"logits_of": list(ids), "path": str(path)})
         found: NDArray[np.float32] = np.load(path)
         if found.ndim != 2 or len(found) != len(ids):
             raise RuntimeError(
@@ -142,7 +132,12 @@ class Worker:
             )
         return found
 
-    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one request of `workers/protocol.py` and wait for the answer.
+
+        Raises:
+            RuntimeError: the worker ended; what it said stands in its log.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -180,9 +175,19 @@ class Loaded:
     model_bytes: int
 
 
-def measure(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One answer of one worker, as it came."""
+
+    peer: str
+    round: int
+    request: Mapping[str, Any]
+    answer: dict[str, Any]
+
+
+def take_turns(
     programs: Sequence[Program], requests: Sequence[Mapping[str, Any]], *, rounds: int
-) -> tuple[list[Run], dict[str, Loaded]]:
+) -> tuple[list[Turn], dict[str, Loaded]]:
     """Put every request to every program, once to warm up and then once per round.
 
     Args:
@@ -191,21 +196,40 @@ def measure(
         rounds: how many answers to keep of each program to each request.
 
     Returns:
-        The runs in the order in which they happened, without those of the warm-up, and what
-        was seen at loading, by peer.
+        The answers in the order in which they came, without those of the warm-up, and what was
+        seen at loading, by peer.
     """
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(program)) for program in programs]
         for worker in workers:
             for request in requests:
-                worker.ask(request, round=-1)
-        runs = []
+                worker.answer(request)
+        turns = []
         for number in range(rounds):
             for request in requests:
                 for worker in workers if number % 2 == 0 else workers[::-1]:
                     time.sleep(PAUSE_S)
-                    runs.append(worker.ask(request, round=number))
-        return runs, {
+                    answer = worker.answer(request)
+                    turns.append(
+                        Turn(peer=worker.name, round=number, request=request, answer=answer)
+                    )
+        return turns, {
             worker.name: Loaded(load_s=worker.load_s, model_bytes=worker.model_bytes)
             for worker in workers
         }
+
+
+def measure(
+    programs: Sequence[Program], requests: Sequence[Mapping[str, Any]], *, rounds: int
+) -> tuple[list[Run], dict[str, Loaded]]:
+    """Let every program generate behind every prompt; see `take_turns`."""
+    turns, loaded = take_turns(programs, requests, rounds=rounds)
+    return [
+        Run(
+            peer=turn.peer,
+            round=turn.round,
+            prompt_tokens=len(turn.request["prompt"]),
+            **{**turn.answer, "tokens": tuple(turn.answer["tokens"])},
+        )
+        for turn in turns
+    ], loaded

@@ -1,51 +1,41 @@
 """What PyTorch computes for the probes, with one layer's weights in memory at a time.
 
-The reference is the uncached forward pass in float32; the bundle has to give the same logits
-in one go, in chunks, and token by token behind its cache (`ortolan.runtime.certificate`).
+The reference is the uncached forward pass in float32, of each probe alone. A decoder's bundle has
+to give the same logits in one go, in chunks, and token by token behind its cache, an encoder's the
+same output alone and in a padded batch (`ortolan.runtime.certificate`).
 
-Shape letters: S tokens of a probe, E model width, R positions of all probes, V vocabulary,
-N rows of the vocabulary in one chunk, K kept logits.
+Shape letters: S tokens of a probe, E model width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ortolan.export.errors import ExportError
-from ortolan.export.layers import (
-    CHUNK_ROWS,
-    embed,
-    head_name,
-    read_layer,
-    run_block,
-    run_final_norm,
-    skeleton,
-)
-from ortolan.export.probes import Probe
-from ortolan.modeling import Decoder, TransformerConfig
-from ortolan.modeling.weights import Weights
+from ortolan.export.errors import ExportError, OptionError
+from ortolan.export.layers import Layers, skeleton, stacks
+from ortolan.export.probes import Probe, inputs_of
+from ortolan.export.reference import reference_of
+from ortolan.export.source import Source
+from ortolan.modeling.transformer import Encoder
 from ortolan.runtime import certificate as runtime_certificate
-from ortolan.runtime.certificate import Certificate, Report, Thresholds
+from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, Vectors
+from ortolan.runtime.certificate.fields import Given, compares_logits
 from ortolan.runtime.process_memory import return_free_memory
 
-TOP_K = 32
-"""Logits kept of each position."""
-
 THRESHOLDS = {
-    "fp32": Thresholds(max_abs_delta=1e-4, mean_kl=1e-6, near_tie=1e-3),
+    "fp32": Thresholds(mean_kl=1e-6, mean_cosine=1e-8, max_abs_delta=1e-4, near_tie=1e-3),
     # Ten bits of mantissa in weights, cache and activations.
-    "fp16": Thresholds(max_abs_delta=2e-2, mean_kl=1e-4, near_tie=5e-2),
+    "fp16": Thresholds(mean_kl=1e-4, mean_cosine=1e-4, max_abs_delta=2e-2, near_tie=5e-2),
     # Rounded weights compute something else; beyond these the model is not the same any more.
-    "int8": Thresholds(mean_kl=0.02),
-    "int4": Thresholds(mean_kl=0.5),
+    "int8": Thresholds(mean_kl=0.02, mean_cosine=0.01),
+    "int4": Thresholds(mean_kl=0.5, mean_cosine=0.1),
 }
-"""By precision. `max_abs_delta` is relative to the largest logit where that is above 1."""
+"""By precision. `max_abs_delta` is relative to the largest output where that is above 1."""
 
 LEEWAY = 1.5
 """How much further from the reference another device may be than the one of the export."""
@@ -57,115 +47,174 @@ Progress = Callable[[int, int], None]
 """Called with layers done and layers in all."""
 
 
-def thresholds(precision: str, *, max_kl: float | None = None) -> Thresholds:
-    """What a bundle of a precision has to keep to, with the user's own bound on the divergence."""
+def thresholds(
+    precision: str, *, given: Given = "logits", max_kl: float | None = None
+) -> Thresholds:
+    """What a bundle of a precision has to keep to.
+
+    Args:
+        precision: of the weights.
+        given: what is compared.
+        max_kl: the user's own bound on the divergence of logits.
+
+    Raises:
+        OptionError: a bound on logits where there are none.
+    """
     bounds = THRESHOLDS[precision]
-    if max_kl is None:
-        return bounds
-    return msgspec.structs.replace(bounds, mean_kl=max(max_kl, SMALLEST_BOUND))
+    if compares_logits(given):
+        if max_kl is not None:
+            bounds = msgspec.structs.replace(bounds, mean_kl=max(max_kl, SMALLEST_BOUND))
+        return msgspec.structs.replace(bounds, mean_cosine=None)
+    if max_kl is not None:
+        raise OptionError(
+            f"max_kl: expected a model that gives logits, got one that gives {given}. Leave it out."
+        )
+    return msgspec.structs.replace(bounds, mean_kl=None, near_tie=None)
 
 
 def certify(
-    config: TransformerConfig,
-    weights: Weights,
-    tables: dict[str, Tensor],
+    model: Source,
     probes: Sequence[Probe],
     *,
     thresholds: Thresholds,
     progress: Progress | None = None,
 ) -> Certificate:
-    """Compute the reference of a model.
+    """Compute the reference of a model of any kind.
 
     Args:
-        config: the model.
-        weights: its weights, read a layer at a time.
-        tables: its fixed tables (`positions.tables`).
-        probes: what to compute.
+        model: its config, its weights, read a layer at a time, and its tables.
+        probes: what to compute (`probes.make_probes`).
         thresholds: what the bundle has to keep to.
         progress: told after every layer.
 
     Raises:
-        ExportError: PyTorch itself computes logits that are not finite.
+        ExportError: PyTorch itself computes outputs that are not finite.
     """
-    module = skeleton(config, tables)
+    given: Given = "logits" if model.gives is None else model.gives.kind
     with torch.inference_mode():
-        streams = embed(module, weights, [torch.from_numpy(probe.token_ids) for probe in probes])
-        for index in range(len(module.blocks)):
-            # A layer's weights are freed before the next ones are read.
-            layer = read_layer(module, weights, f"blocks.{index}.")
-            streams = run_block(module, index, layer, streams)
-            del layer
-            return_free_memory()
-            if progress is not None:
-                progress(index + 1, len(module.blocks))
-        x_RE = run_final_norm(module, weights, torch.cat(streams))
-        head = _head(module, weights, x_RE, _next_ids(probes))
-    if not all(bool(values.isfinite().all()) for values in head[1:]):
+        layers, streams = _run(model, probes, progress)
+        reference = reference_of(layers, streams, given, _next_ids(model, probes))
+    if not all(bool(np.isfinite(values).all()) for values in _numbers(reference)):
         raise ExportError(
-            "reference: expected finite logits from PyTorch, got others. "
+            f"reference: expected finite {given} from PyTorch, got others. "
             "The checkpoint is damaged, or its training diverged."
         )
+    images = [probe.image for probe in probes if probe.image is not None]
     return Certificate(
         probes=tuple(
-            runtime_certificate.Probe(name=probe.name, length=len(probe.token_ids))
-            for probe in probes
+            runtime_certificate.Probe(
+                name=probe.name,
+                length=len(x_SE),
+                source=None if probe.source is None else len(probe.source),
+            )
+            for probe, x_SE in zip(probes, streams, strict=True)
         ),
         thresholds=thresholds,
         measured=None,
-        token_ids=np.concatenate([probe.token_ids for probe in probes]).astype(np.int32),
-        top_ids=head.top_ids.to(torch.int32).numpy(),
-        top_logits=head.top_logits.numpy(),
-        log_sum_exp=head.log_sum_exp.numpy(),
-        next_logits=head.next_logits.numpy(),
+        reference=reference,
+        token_ids=_joined([probe.token_ids for probe in probes]),
+        source_ids=_joined([probe.source for probe in probes]),
+        images=np.stack(images) if images else None,
+        kind=model.kind,
+        output=given,
     )
 
 
 def passed(certificate: Certificate, measured: Report) -> Certificate:
     """The certificate with what was measured on export.
 
-    Where only the divergence counts, the bound comes down to what was measured and some leeway:
-    a device whose kernels are wrong shall not hide behind a generous bound.
+    Where only the mean counts, the bound comes down to what was measured and some leeway: a
+    device whose kernels are wrong shall not hide behind a generous bound.
     """
-    bounds = certificate.thresholds
+    bounds, least = certificate.thresholds, THRESHOLDS["fp16"]
     if bounds.max_abs_delta is None:
-        reached = max(measured.mean_kl, THRESHOLDS["fp16"].mean_kl) * LEEWAY
-        bounds = Thresholds(mean_kl=min(bounds.mean_kl, reached))
+        bounds = Thresholds(
+            mean_kl=_reached(bounds.mean_kl, measured.mean_kl, least.mean_kl),
+            mean_cosine=_reached(bounds.mean_cosine, measured.mean_cosine, least.mean_cosine),
+        )
     return replace(certificate, measured=measured, thresholds=bounds)
 
 
-class _Head(NamedTuple):
-    """Logits of R positions, as a certificate keeps them."""
+def describe_failure(measured: Report, certificate: Certificate) -> str:
+    """Why a bundle was refused, with its figures."""
+    bounds, where = certificate.thresholds, measured.first_divergence
+    given = measured.output
+    place = f" First at {where.probe}, position {where.position}, {where.phase}." if where else ""
+    if measured.mean_kl is None or measured.top1_agreement is None:
+        mean, got = "cosine distance", measured.mean_cosine or 0.0
+        most, top, agreement = bounds.mean_cosine or 0.0, "", ""
+    else:
+        mean, got, most = "KL divergence", measured.mean_kl, bounds.mean_kl or 0.0
+        what = "labels" if given == "labels" else "tokens"
+        top = f" and the same most probable {what}"
+        agreement = f", {measured.top1_agreement:.2%} of the most probable {what} equal"
+    found = f" and {measured.non_finite} positions not finite.{place} The bundle was not kept."
+    if bounds.max_abs_delta is None:
+        return (
+            f"quality: expected a mean {mean} of at most {most:.3g} from PyTorch, got "
+            f"{got:.3g}{agreement}{found} Try --precision int8, --method gptq with --calibration, "
+            "or a smaller --group-size."
+        )
+    delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)
+    return (
+        f"parity: expected {given} within {delta:.3g} of PyTorch's, a mean {mean} of at most "
+        f"{most:.3g}{top}, got {measured.max_abs_delta:.3g}, {got:.3g}{agreement}{found}"
+    )
 
-    top_ids: Tensor
-    top_logits: Tensor
-    log_sum_exp: Tensor
-    next_logits: Tensor
+
+def _reached(bound: float | None, measured: float | None, least: float | None) -> float | None:
+    """A bound brought down to what was measured, and some leeway."""
+    if bound is None or measured is None or least is None:
+        return None
+    return min(bound, max(measured, least) * LEEWAY)
 
 
-def _next_ids(probes: Sequence[Probe]) -> Tensor:
-    """The token that follows each position, `(R,)`; the first token of its probe at the end."""
-    return torch.cat([torch.from_numpy(np.roll(probe.token_ids, -1)) for probe in probes])
+def _run(
+    model: Source, probes: Sequence[Probe], progress: Progress | None
+) -> tuple[Layers, list[Tensor]]:
+    """The last stack of a model, and what its head reads of each probe, `(S, E)`."""
+    sides = stacks(skeleton(model.config, model.tables), model.weights)
+    done, total = 0, sum(map(len, sides))
+    sources: list[Tensor] | None = None
+    streams: list[Tensor] = []
+    inputs = inputs_of(model, probes)
+    for layers in sides:
+        is_encoder = isinstance(layers.stack, Encoder)
+        streams = layers.embed(inputs.sources if is_encoder else inputs.ids)
+        for index in range(len(layers)):
+            # A layer's weights are freed before the next ones are read.
+            layer = layers.read(index)
+            streams = layers.run(index, layer, streams, sources)
+            del layer
+            return_free_memory()
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        streams = sources = [layers.run_final_norm(x_SE) for x_SE in streams]
+    return sides[-1], streams
 
 
-def _head(module: Decoder, weights: Weights, x_RE: Tensor, next_ids: Tensor) -> _Head:
-    """The highest logits `(R, K)`, those of the next tokens and log-sum-exp `(R,)`, in chunks."""
-    name = head_name(module)
-    vocab = weights.shape(name)[0]
-    kept = min(TOP_K, vocab)
-    top_ids = torch.empty(len(x_RE), 0, dtype=torch.int64)
-    top_logits = torch.empty(len(x_RE), 0)
-    next_logits = torch.empty(len(x_RE))
-    log_sum_exp = torch.full((len(x_RE),), float("-inf"), dtype=torch.float64)
-    for start in range(0, vocab, CHUNK_ROWS):
-        rows_NE = weights.rows(name, start, min(start + CHUNK_ROWS, vocab)).float()
-        logits_RN = F.linear(x_RE, rows_NE)
-        log_sum_exp = torch.logaddexp(log_sum_exp, logits_RN.double().logsumexp(-1))
-        inside = (next_ids >= start) & (next_ids < start + len(rows_NE))
-        next_logits[inside] = logits_RN[inside, next_ids[inside] - start]
-        ids_RN = torch.arange(start, start + len(rows_NE)).expand_as(logits_RN)
-        logits = torch.cat((top_logits, logits_RN), 1)
-        # Stable, so that of equal logits the lower id comes first, as in the runtime.
-        order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :kept]
-        top_ids = torch.cat((top_ids, ids_RN), 1).gather(1, order)
-        top_logits = logits.gather(1, order)
-    return _Head(top_ids, top_logits, log_sum_exp.float(), next_logits)
+def _next_ids(model: Source, probes: Sequence[Probe]) -> Tensor | None:
+    """The token that follows each position, the first of its probe at the end.
+
+    `None` where an encoder sees all of them.
+    """
+    if model.kind == "encoder":
+        return None
+    return torch.cat([ids.roll(-1) for ids in inputs_of(model, probes).ids])
+
+
+def _numbers(reference: Logits | Vectors) -> Iterator[NDArray[np.float32]]:
+    match reference:
+        case Vectors(values=values):
+            yield values
+        case Logits(top_logits=top, log_sum_exp=sums, next_logits=following):
+            yield from (top, sums)
+            if following is not None:
+                yield following
+
+
+def _joined(ids: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int32]:
+    """One behind the other, where there are any."""
+    given = [each for each in ids if each is not None]
+    return np.concatenate(given or [np.empty(0, np.int64)]).astype(np.int32)

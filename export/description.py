@@ -1,5 +1,6 @@
 """The manifest of a bundle: what export knows of it, as data."""
 
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -9,23 +10,23 @@ from ortolan.export.bundle import describe_files
 from ortolan.export.options import DEVICES, Options
 from ortolan.export.source import Source
 from ortolan.export.store import Stored
-from ortolan.export.trace import cache_names
+from ortolan.export.trace import cache_names, cross_names, map_names
+from ortolan.modeling.config import AttentionConfig, EncoderDecoderConfig, TransformerConfig
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.manifest import Manifest, Provenance, State
 
 
 def describe(folder: Path, model: Source, options: Options, stored: Stored) -> Manifest:
     """The manifest of the files that lie in a folder."""
-    config = model.config
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
     return Manifest(
         schema=1,
-        kind="decoder",
+        kind=options.kind,
         precision=options.precision,
         attention=options.attention,
         devices=DEVICES[options.precision],
-        context_length=config.context_length,
-        vocab_size=config.vocab_size,
+        context_length=model.context_length,
+        vocab_size=model.vocab_size,
         graphs=options.graph_files,
         states=_states(model, options),
         weights=(stored.blob.file.name,),
@@ -35,31 +36,59 @@ def describe(folder: Path, model: Source, options: Options, stored: Stored) -> M
         files=describe_files(folder, (stored.blob.file,)),
         provenance=Provenance(
             source_sha256=model.sha256,
-            model_type=config.model_type,
+            model_type=model.config.model_type,
             versions={"ortolan": __version__, **{name: version(name) for name in packages}},
         ),
         prefill_precision=options.prefill_precision,
         quantized=stored.quantized,
+        source=model.takes,
+        output=model.gives,
+        attention_maps=tuple(map_names(model.config)) if options.attention_maps else (),
     )
 
 
 def _states(model: Source, options: Options) -> tuple[State, ...]:
-    config = model.config
     dtype: Literal["float32", "float16"] = "float16" if options.precision == "fp16" else "float32"
-    past, present = (cache_names(prefix, config) for prefix in ("past_key_values", "present"))
-    return tuple(
-        State(
-            name=given.removeprefix("past_key_values."),
-            input=given,
-            output=taken,
-            shape=("batch", attention.num_kv_heads, "capacity", attention.head_dim),
+    match model.config:
+        case TransformerConfig() as decoder:
+            return tuple(_cache(decoder, dtype))
+        case EncoderDecoderConfig(decoder=decoder):
+            return (*_cache(decoder, dtype), *_source(decoder, dtype))
+        case _:
+            return ()
+
+
+def _cache(config: TransformerConfig, dtype: Literal["float32", "float16"]) -> Iterator[State]:
+    """What a decoder extends, two a layer."""
+    given, taken = (cache_names(prefix, config) for prefix in ("past_key_values", "present"))
+    attentions = [block.attention for block in config.blocks]
+    for one, other, (heads, width) in zip(given, taken, _shapes(attentions), strict=True):
+        yield State(
+            name=one.removeprefix("past_key_values."),
+            input=one,
+            output=other,
+            shape=("batch", heads, "capacity", width),
             dtype=dtype,
             update="append",
         )
-        for given, taken, attention in zip(
-            past,
-            present,
-            [block.attention for block in config.blocks for _ in range(2)],
-            strict=True,
+
+
+def _source(config: TransformerConfig, dtype: Literal["float32", "float16"]) -> Iterator[State]:
+    """Keys and values of a source, two a layer."""
+    attentions = [block.cross_attention for block in config.blocks if block.cross_attention]
+    for name, (heads, width) in zip(cross_names(config), _shapes(attentions), strict=True):
+        yield State(
+            name=name,
+            input=name,
+            output=name,
+            shape=("batch", heads, "source", width),
+            dtype=dtype,
+            update="source",
         )
-    )
+
+
+def _shapes(attentions: Iterable[AttentionConfig]) -> Iterator[tuple[int, int]]:
+    """Heads and width of the keys, then of the values, of each layer."""
+    for attention in attentions:
+        yield attention.num_kv_heads, attention.head_dim
+        yield attention.num_kv_heads, attention.value_width

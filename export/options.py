@@ -12,8 +12,11 @@ import torch
 from ortolan.export.errors import OptionError
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import METHODS, Method, Quantization
+from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, ModelConfig
 from ortolan.runtime.manifest import Graph
+from ortolan.runtime.manifest_fields import MAPS_ROLE
 
+Kind = Literal["decoder", "encoder", "encoder-decoder"]
 Precision = Literal["fp32", "fp16", "int8", "int4"]
 Graphs = Literal["unified", "split"]
 Attention = Literal["fused", "portable"]
@@ -53,20 +56,34 @@ INT8_PREFILL_FROM = 16
 
 CALIBRATION_SEQUENCES = 32
 
+GRAPHS: Mapping[Kind, Mapping[str, Graph]] = {
+    "encoder": {"encoder": Graph(file="encoder.onnx")},
+    "encoder-decoder": {
+        "encoder": Graph(file="encoder.onnx"),
+        "decoder": Graph(file="decoder.onnx"),
+    },
+}
+"""Of kinds whose graphs cannot be chosen."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """A consistent set of choices.
 
     Attributes:
+        kind: of the model.
+        attention_maps: there is a graph of what each token attends to.
         quantization: how weights are stored; `None` where they are floats.
-        prefill_precision: of the prefill graph's products, where it has weights of its own.
+        prefill_precision: of the products of the graph that takes whole texts, where it has
+            weights of its own: a decoder's prefill graph, or an encoder.
         max_kl: the largest mean divergence that is accepted; `None` for the precision's own.
     """
 
+    kind: Kind
     precision: Precision
     graphs: Graphs
     attention: Attention
+    attention_maps: bool
     quantization: Quantization | None
     prefill_precision: Literal["int8"] | None
     max_kl: float | None
@@ -79,6 +96,13 @@ class Options:
     @property
     def graph_files(self) -> dict[str, Graph]:
         """Each graph by its role."""
+        files = self._step_files if self.kind == "decoder" else dict(GRAPHS[self.kind])
+        if self.attention_maps:
+            files[MAPS_ROLE] = Graph(file="attention.onnx")
+        return files
+
+    @property
+    def _step_files(self) -> dict[str, Graph]:
         if self.graphs == "unified":
             return {"decoder": Graph(file="decoder.onnx")}
         if self.prefill_precision is None:
@@ -99,6 +123,7 @@ class Form(NamedTuple):
     graphs: Graphs
     attention: Attention
     prefill_precision: Literal["int8"] | None
+    attention_maps: bool
 
 
 class Rounding(NamedTuple):
@@ -111,15 +136,28 @@ class Rounding(NamedTuple):
     exclude: tuple[str, ...]
 
 
+def kind_of(config: ModelConfig) -> Kind:
+    """The kind of a model."""
+    match config:
+        case EncoderConfig():
+            return "encoder"
+        case EncoderDecoderConfig():
+            return "encoder-decoder"
+        case _:
+            return "decoder"
+
+
 def resolve(
-    form: Form, rounding: Rounding, *, max_kl: float | None, can_calibrate: bool
+    kind: Kind, form: Form, rounding: Rounding, *, max_kl: float | None, can_calibrate: bool
 ) -> Options:
     """Fill in defaults and refuse what does not go together.
 
-    By default int4 is found by gptq where there is something to calibrate on, else by hqq with a
-    head of 8 bits; int8, which leaves nothing to calibrate, by rtn.
+    By default int4 is found by gptq where there is something to calibrate on, with a head of 4
+    bits (8 in an encoder), else by hqq with a head of 8 bits; int8, which leaves nothing to
+    calibrate, by rtn.
 
     Args:
+        kind: of the model.
         form: what was asked for.
         rounding: what was asked for; nothing, unless `form` has int8 or int4.
         max_kl: see `Options`.
@@ -133,30 +171,37 @@ def resolve(
         raise OptionError(f"max_kl: expected a number of at least 0, got {max_kl}.")
     quantization = None
     if form.precision in BITS:
-        quantization = _quantization(form.precision, rounding, can_calibrate=can_calibrate)
+        quantization = _quantization(kind, form.precision, rounding, can_calibrate=can_calibrate)
     elif rounding != Rounding(None, None, asymmetric=False, head_bits=None, exclude=()):
         raise OptionError(
             f"precision: expected int8 or int4 with a method, a group size or exclusions, got "
             f"{form.precision}. Leave these out, or choose --precision int4."
         )
     options = Options(
+        kind=kind,
         precision=form.precision,
         graphs=form.graphs,
         attention=form.attention,
+        attention_maps=form.attention_maps,
         quantization=quantization,
         prefill_precision=form.prefill_precision,
         max_kl=max_kl,
     )
+    _check_graphs(options)
     _check_prefill(options)
     return options
 
 
-def _quantization(precision: Precision, rounding: Rounding, *, can_calibrate: bool) -> Quantization:
+def _quantization(
+    kind: Kind, precision: Precision, rounding: Rounding, *, can_calibrate: bool
+) -> Quantization:
     method = _method(rounding.method, precision, can_calibrate=can_calibrate)
     head_bits = rounding.head_bits
     if head_bits is None:
-        is_calibrated_int4 = method == "gptq" and precision == "int4"
-        head_bits = CALIBRATED_HEAD_BITS if is_calibrated_int4 else HEAD_BITS
+        is_calibrated = method == "gptq" and precision == "int4"
+        # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
+        pays = is_calibrated and kind != "encoder"
+        head_bits = CALIBRATED_HEAD_BITS if pays else HEAD_BITS
     scheme = Scheme(
         bits=BITS[precision],
         group=GROUP_SIZE if rounding.group_size is None else rounding.group_size,
@@ -190,13 +235,24 @@ def _check_choices(form: Form, rounding: Rounding) -> None:
             raise OptionError(f"{name}: expected one of {names}, got {value!r}.")
 
 
+def _check_graphs(options: Options) -> None:
+    if options.kind != "decoder" and options.graphs == "split":
+        raise OptionError(
+            f"graphs: expected unified for an {options.kind}, got split. Only the graph of a "
+            "decoder by itself can be cut in two: leave --graphs out."
+        )
+
+
 def _check_prefill(options: Options) -> None:
     if options.prefill_precision is None:
         return
-    if options.graphs != "split" or options.quantization is None:
+    fits = options.kind != "decoder" or options.graphs == "split"
+    if options.quantization is None or not fits:
+        form = "split graphs" if options.kind == "decoder" else "weights"
+        advice = "--graphs split " if options.kind == "decoder" else ""
         raise OptionError(
-            "prefill precision: expected split graphs of int8 or int4, got "
-            f"{options.graphs} of {options.precision}. Add --graphs split --precision int4."
+            f"prefill precision: expected {form} of int8 or int4, got {options.graphs} of "
+            f"{options.precision}. Add {advice}--precision int4."
         )
     if options.attention == "portable":
         raise OptionError(

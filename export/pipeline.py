@@ -10,21 +10,20 @@ from typing import Literal
 
 import msgspec
 import onnx_ir as ir
-from torch import Tensor
 
 from ortolan.export.bundle import staged, write_manifest
 from ortolan.export.calibration import (
-    RECIPE,
-    SEQUENCE_LENGTH,
-    CalibrationText,
-    cut_sequences,
+    Calibration,
+    can_calibrate,
+    cut_inputs,
+    own_recipe,
     read_calibration,
     recipe_calibration,
 )
-from ortolan.export.certificate import certify, passed, thresholds
+from ortolan.export.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.description import describe
 from ortolan.export.errors import ExportError, OptionError, ParityError
-from ortolan.export.kernels import check_kernels
+from ortolan.export.inputs import Inputs
 from ortolan.export.options import (
     CALIBRATION_SEQUENCES,
     Attention,
@@ -35,6 +34,7 @@ from ortolan.export.options import (
     Options,
     Precision,
     Rounding,
+    kind_of,
     resolve,
 )
 from ortolan.export.passes import tidy
@@ -43,9 +43,9 @@ from ortolan.export.probes import make_probes
 from ortolan.export.quantize.plan import Method
 from ortolan.export.source import Source, open_source
 from ortolan.export.store import Stored, store
-from ortolan.export.trace import trace_decoder
+from ortolan.export.trace import trace_graph
 from ortolan.export.weights import Blob, bind
-from ortolan.modeling import Decoder
+from ortolan.modeling.stack import Model
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle import Bundle, open_bundle
 from ortolan.runtime.certificate import Certificate, Report
@@ -55,13 +55,14 @@ Progress = Callable[[str, int, int], None]
 
 
 def export(
-    source: str | Path | Decoder,
+    source: str | Path | Model,
     out: str | Path,
     *,
     precision: Precision = "fp32",
     graphs: Graphs = "unified",
     attention: Attention = "fused",
     prefill_precision: Literal["int8"] | None = None,
+    attention_maps: bool = False,
     method: Method | None = None,
     group_size: GroupSize | None = None,
     asymmetric: bool = False,
@@ -78,19 +79,20 @@ def export(
     """Export a model and prove that the bundle computes what PyTorch computes.
 
     Args:
-        source: a Hugging Face checkpoint folder, or a module of `ortolan.modeling`.
+        source: a Hugging Face checkpoint folder, or a model of `ortolan.modeling`.
         out: the folder of the bundle.
         precision: of the weights. Cache and activations are float32 with int8 and int4.
         graphs: one graph for every step, or one for prefill and one for decoding.
         attention: `portable` adds bodies of standard operators for other tools.
-        prefill_precision: of weights for prefill alone: faster, for more memory.
+        prefill_precision: of weights for prefill alone, or of all that an encoder has.
+        attention_maps: write a graph of what each token attends to.
         method: how codes are found; `options.resolve` has the default.
         group_size: values that share a scale; 128 by default.
         asymmetric: store a zero point for each group as well.
-        head_bits: of head and embedding; 4 where int4 is calibrated, else 8.
+        head_bits: of head and embedding; 4 where a decoder is calibrated to int4, else 8.
         exclude: patterns of weights to keep in float32, such as `blocks.0.*`.
         max_kl: fail where the mean divergence from PyTorch is larger.
-        calibration: a text to calibrate and judge by; that of a recipe in `source` by default.
+        calibration: a file to calibrate and judge by; what a recipe in `source` names by default.
         calibration_sequences: how many texts of 256 tokens to calibrate on.
         max_context: tokens that shall fit; the model's own by default.
         tokenizer: a tokenizer.json; the checkpoint's own by default.
@@ -101,33 +103,39 @@ def export(
         OrtolanError: see `export.errors`, and for the source `modeling.errors`.
     """
     model = open_source(source, tokenizer=tokenizer, max_context=max_context)
-    recipe = _recipe(model)
     options = resolve(
-        Form(precision, graphs, attention, prefill_precision),
+        kind_of(model.config),
+        Form(precision, graphs, attention, prefill_precision, attention_maps),
         Rounding(method, group_size, asymmetric, head_bits, tuple(exclude)),
         max_kl=max_kl,
-        can_calibrate=model.tokenizer is not None and (calibration or recipe) is not None,
+        can_calibrate=can_calibrate(model, calibration, own_recipe(model)),
     )
-    text = _text(model, options, calibration, recipe)
-    sequences = _sequences(model, options, text, calibration_sequences)
+    data, inputs = _learned_from(model, options, calibration, calibration_sequences)
     with staged(Path(out).absolute(), force=force) as folder:
-        _build(folder, model, options, text, sequences, progress or _silent)
+        _build(folder, model, options, data, inputs, progress or _silent)
     return open_bundle(out)
+
+
+def _learned_from(
+    model: Source, options: Options, calibration: str | Path | None, count: int
+) -> tuple[Calibration | None, Inputs]:
+    """What to judge by, and what of it to calibrate on."""
+    data = _calibration(model, options, calibration, own_recipe(model))
+    return data, _inputs(model, options, data, count)
 
 
 def _build(
     folder: Path,
     model: Source,
     options: Options,
-    text: CalibrationText | None,
-    sequences: Sequence[Tensor],
+    data: Calibration | None,
+    inputs: Inputs,
     report: Progress,
 ) -> None:
     """Write a whole bundle into a folder, and prove it there."""
-    check_kernels(model.config)
-    certificate = _reference(model, options, text, report)
+    certificate = _reference(model, options, data, report)
     traced = _trace(model, options, report)
-    stored = store(traced, model, options, sequences, folder, report)
+    stored = store(traced, model, options, inputs, folder, report)
     _write_graphs(traced, stored.blob, options, folder)
     for name, path in model.companions.items():
         shutil.copyfile(path, folder / name)
@@ -135,7 +143,7 @@ def _build(
     report("verify", 0, 1)
     measured = _verify(folder)
     if measured.verdict == "FAIL":
-        raise ParityError(_describe(measured, certificate))
+        raise ParityError(describe_failure(measured, certificate))
     _write_certified(folder, model, options, stored, passed(certificate, measured))
     report("verify", 1, 1)
 
@@ -144,23 +152,12 @@ def _silent(step: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
-def _recipe(model: Source) -> Path | None:
-    """The recipe beside a checkpoint, which names the text it was trained on."""
-    path = None if model.folder is None else model.folder / RECIPE
-    return path if path is not None and path.is_file() else None
-
-
-def _text(
-    model: Source, options: Options, calibration: str | Path | None, recipe: Path | None
-) -> CalibrationText | None:
-    """The text that was given, or the one of the recipe where weights are rounded."""
-    if calibration is not None and model.tokenizer is None:
-        raise OptionError(
-            f"{calibration}: expected a checkpoint with tokenizer.json to read this text "
-            "with, got none. Leave --calibration out or add the tokenizer."
-        )
-    if calibration is not None:
-        return read_calibration(Path(calibration), is_learned_from=_calibrates(options))
+def _calibration(
+    model: Source, options: Options, given: str | Path | None, recipe: Path | None
+) -> Calibration | None:
+    """What was given, or what the recipe names where weights are rounded."""
+    if given is not None:
+        return read_calibration(Path(given), model, is_learned_from=_calibrates(options))
     if options.quantization is not None and recipe is not None:
         return recipe_calibration(recipe)
     return None
@@ -171,21 +168,13 @@ def _calibrates(options: Options) -> bool:
 
 
 def _reference(
-    model: Source, options: Options, text: CalibrationText | None, report: Progress
+    model: Source, options: Options, data: Calibration | None, report: Progress
 ) -> Certificate:
-    probes = make_probes(
-        vocab_size=model.config.vocab_size,
-        context_length=model.config.context_length,
-        tokenizer=model.tokenizer,
-        text=None if text is None else text.held_out,
-        origin="" if text is None else text.origin,
-    )
+    given = "logits" if model.gives is None else model.gives.kind
     return certify(
-        model.config,
-        model.weights,
-        model.tables,
-        probes,
-        thresholds=thresholds(options.precision, max_kl=options.max_kl),
+        model,
+        make_probes(model, data),
+        thresholds=thresholds(options.precision, given=given, max_kl=options.max_kl),
         progress=lambda done, total: report("reference", done, total),
     )
 
@@ -195,22 +184,18 @@ def _trace(model: Source, options: Options, report: Progress) -> dict[str, ir.Mo
     traced = {}
     for number, (role, graph) in enumerate(options.graph_files.items()):
         report("trace", number, len(options.graph_files))
-        ir_model = trace_decoder(model.config, dtype=options.dtype, sequence=graph.sequence)
-        traced[role] = tidy(ir_model)
+        traced[role] = tidy(trace_graph(model.config, role, graph, dtype=options.dtype))
     report("trace", len(traced), len(traced))
     return traced
 
 
-def _sequences(
-    model: Source, options: Options, text: CalibrationText | None, count: int
-) -> list[Tensor]:
-    """The texts that a method calibrates on, none for a method that does not."""
+def _inputs(model: Source, options: Options, data: Calibration | None, count: int) -> Inputs:
+    """What a method calibrates on, nothing for a method that does not."""
     if not _calibrates(options):
-        return []
-    if text is None or model.tokenizer is None:
-        raise OptionError("calibration: expected a text and a tokenizer, got neither.")
-    length = min(SEQUENCE_LENGTH, model.config.context_length)
-    return cut_sequences(text, model.tokenizer, count=count, length=length)
+        return Inputs()
+    if data is None:
+        raise OptionError("calibration: expected something to calibrate on, got nothing.")
+    return cut_inputs(data, model, count=count)
 
 
 def _write_graphs(traced: dict[str, ir.Model], blob: Blob, options: Options, folder: Path) -> None:
@@ -258,25 +243,3 @@ def _verify(folder: Path) -> Report:
         message = lines[-1] if lines else f"exit status {done.returncode}"
         raise ExportError(f"verify: expected the new bundle to run, got: {message}")
     return msgspec.json.decode(done.stdout, type=Report)
-
-
-def _describe(measured: Report, certificate: Certificate) -> str:
-    """Why a bundle was refused, with its figures."""
-    bounds = certificate.thresholds
-    where = measured.first_divergence
-    place = f" First at {where.probe}, position {where.position}, {where.phase}." if where else ""
-    found = f"{measured.non_finite} positions not finite.{place} The bundle was not kept."
-    if bounds.max_abs_delta is None:
-        return (
-            f"quality: expected a mean KL divergence of at most {bounds.mean_kl:.3g} from PyTorch, "
-            f"got {measured.mean_kl:.3g}, {measured.top1_agreement:.2%} of the most probable "
-            f"tokens equal and {found} Try --precision int8, --method gptq with --calibration, "
-            "or a smaller --group-size."
-        )
-    delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)
-    return (
-        f"parity: expected logits within {delta:.3g} of PyTorch's, a mean KL divergence of at "
-        f"most {bounds.mean_kl:.3g} and the same most probable tokens, got "
-        f"{measured.max_abs_delta:.3g}, {measured.mean_kl:.3g}, {measured.top1_agreement:.2%} "
-        f"equal and {found}"
-    )

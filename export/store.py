@@ -3,13 +3,13 @@
 Knows which weights are floats, which are codes, and who finds the codes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
-from torch import Tensor
 
+from ortolan.export.inputs import Inputs
 from ortolan.export.options import Options
 from ortolan.export.passes import QuantizePortable, QuantizeProducts, QuantizeWeights
 from ortolan.export.quantize.blocks import Scheme
@@ -25,6 +25,7 @@ from ortolan.export.quantize.stream import (
 from ortolan.export.source import Source
 from ortolan.export.weights import Blob, BlobWriter, initializer_bytes, write_rest
 from ortolan.runtime.manifest import QuantizedTensor
+from ortolan.runtime.manifest_fields import MAPS_ROLE
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, what is done of it, and all of it."""
@@ -46,7 +47,7 @@ def store(
     traced: Mapping[str, ir.Model],
     model: Source,
     options: Options,
-    sequences: Sequence[Tensor],
+    inputs: Inputs,
     folder: Path,
     report: Progress,
 ) -> Stored:
@@ -56,7 +57,7 @@ def store(
         traced: graphs by role, tidied; rewritten in place.
         model: where weights come from.
         options: what was asked for.
-        sequences: ids `(S,)` of each text to calibrate on, if the method does.
+        inputs: what to calibrate on, if the method does.
         folder: where to write.
         report: told of every chunk and, while calibrating, of every layer.
 
@@ -65,13 +66,13 @@ def store(
         OptionError: an exclusion names no weight.
     """
     models = list(traced.values())
-    schemes: dict[str, Scheme] = {}
+    schemes = {} if options.quantization is None else plan(models, options.quantization)
     channels: list[str] = []
-    if options.quantization is not None:
-        schemes = plan(models, options.quantization)
     if options.prefill_precision is not None:
-        channels = [name for name in schemes if name.startswith("blocks.")]
-        QuantizeProducts(set(channels))(traced["prefill"])
+        channels = _quantize_products(traced, options, schemes)
+    # What only products of integers read has no codes besides.
+    read = {name for ir_model in models for name in ir_model.graph.initializers}
+    schemes = {name: scheme for name, scheme in schemes.items() if name in read}
     portable = options.attention == "portable"
     rewrite = QuantizePortable(schemes) if portable else QuantizeWeights(schemes)
     for ir_model in models:
@@ -82,7 +83,7 @@ def store(
     ) as writer:
         quantized: list[QuantizedTensor] = []
         if options.quantization is not None:
-            found = _find(model, options.quantization, schemes, sequences, report)
+            found = _find(model, options.quantization, schemes, inputs, report)
             if portable:
                 wanted = {name for ir_model in models for name in ir_model.graph.initializers}
                 quantized += write_portable(writer, found, wanted)
@@ -93,11 +94,26 @@ def store(
         return Stored(blob=writer.finish(), quantized=tuple(quantized))
 
 
+def _quantize_products(
+    traced: Mapping[str, ir.Model], options: Options, schemes: Mapping[str, Scheme]
+) -> list[str]:
+    """Products of integers in the graph that takes whole texts; the weights that it has."""
+    role = "prefill" if options.kind == "decoder" else "encoder"
+    names = [name for name in schemes if ".blocks." in f".{name}"]
+    channels = [name for name in names if name in traced[role].graph.initializers]
+    rewrite = QuantizeProducts(set(channels))
+    rewrite(traced[role])
+    if options.kind != "decoder" and MAPS_ROLE in traced:
+        # What it shows is what the encoder computes.
+        rewrite(traced[MAPS_ROLE])
+    return channels
+
+
 def _find(
     model: Source,
     options: Quantization,
     schemes: Mapping[str, Scheme],
-    sequences: Sequence[Tensor],
+    inputs: Inputs,
     report: Progress,
 ) -> Iterable[Quantized]:
     if options.method != "gptq":
@@ -107,6 +123,6 @@ def _find(
         model.weights,
         model.tables,
         schemes,
-        sequences,
+        inputs,
         progress=lambda done, total: report("calibrate", done, total),
     )

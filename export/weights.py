@@ -135,7 +135,9 @@ def write_rest(
             if name not in writer:
                 table = tables.get(name)
                 rows = partial(weights.rows, name) if table is None else partial(_slice, table)
-                writer.add(name, _chunks(name, static_shape(value), rows, dtype))
+                # Tables of whole numbers stay what they are.
+                kept = dtype if table is None or table.is_floating_point() else table.dtype
+                writer.add(name, _chunks(name, static_shape(value), rows, kept))
 
 
 def raw(tensor: Tensor) -> memoryview:

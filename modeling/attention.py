@@ -14,8 +14,10 @@ from ortolan.modeling.ops import (
     Relative,
     Rotary,
     attention,
+    attention_weights,
     cached_attention,
     cross_attention,
+    cross_attention_weights,
     cross_states,
 )
 
@@ -64,6 +66,18 @@ class SelfAttention(nn.Module):
         )
         return out
 
+    def weights(
+        self,
+        x_BSE: Tensor,
+        rotary: Rotary | None,
+        relative: Relative | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """What `forward` takes of each token for each, float32 `(B, H, S, S)`."""
+        qkv = self.qkv(x_BSE)
+        own = self._own(relative)
+        return attention_weights(qkv, rotary, spec=self.config, relative=own, lengths=lengths)
+
     def step(
         self,
         x_BSE: Tensor,
@@ -107,6 +121,10 @@ class CrossAttention(nn.Module):
         attended = cross_attention(self.q(x_BSE), states, lengths, spec=self.config)
         out: Tensor = self.out(attended)
         return out
+
+    def weights(self, x_BSE: Tensor, states: LayerCache, lengths: Tensor | None) -> Tensor:
+        """What `forward` takes of each token of the source, float32 `(B, H, S, T)`."""
+        return cross_attention_weights(self.q(x_BSE), states, lengths, spec=self.config)
 
 
 class HeadSum(nn.Module):

@@ -46,10 +46,16 @@ class Step:
     Attributes:
         seqlens_k: int32 `(B,)`; valid tokens of each row after this step, minus one.
         total: int32 `()`; the longest row after this step.
+        seen: `total` as a number, if it is known: no slot behind it has a part in this step.
     """
 
     seqlens_k: Tensor
     total: Tensor
+    seen: int | None = None
+
+    def reach(self, capacity: int) -> int:
+        """How many slots of a buffer to attend to: T."""
+        return capacity if self.seen is None else self.seen
 
     def positions(self, new_tokens: int) -> Tensor:
         """Position of each new token, int64 `(B, S)`.
@@ -57,8 +63,8 @@ class Step:
         A step whose total equals its own length is a first prompt: every row starts at 0, and
         shorter rows are padded on the right.
         """
-        past_B = self.seqlens_k.long() + 1 - new_tokens
-        past_B = torch.where(self.total == new_tokens, torch.zeros_like(past_B), past_B)
+        # Only in a first prompt are there fewer tokens than the step is long.
+        past_B = (self.seqlens_k.long() + 1 - new_tokens).clamp(min=0)
         return past_B[:, None] + torch.arange(new_tokens, device=past_B.device)
 
 

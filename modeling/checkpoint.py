@@ -147,12 +147,6 @@ def empty_model(config: ModelConfig) -> Model:
         return build(config)
 
 
-def empty_decoder(config: TransformerConfig) -> Decoder:
-    """A decoder of the right shape without memory for its weights (device "meta")."""
-    with torch.device("meta"):
-        return Decoder(config)
-
-
 @overload
 def load(path: str | Path, *, max_context: int | None = None) -> Decoder: ...
 @overload

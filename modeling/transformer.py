@@ -95,7 +95,7 @@ class Decoder(Stack):
         """
         positions = step.positions(input_ids.shape[1])
         x_BSE = self.embed(input_ids, positions)
-        relative = self.relative(positions, cache[0].key.shape[2])
+        relative = self.relative(positions, step.reach(cache[0].key.shape[2]))
         lengths = None if source is None else source.lengths
         present = []
         for block, past, states in zip(self.layers, cache, self._states(source), strict=True):
@@ -103,14 +103,19 @@ class Decoder(Stack):
                 x_BSE, self.rotary, past, step, relative, source=states, source_lengths=lengths
             )
             present.append(extended)
+        # The norm first: it is one node with the sum before it, and cheap where rows are many.
+        x_BSE = self.final_norm(x_BSE)
         if logit_positions is not None:
             x_BSE = _select(x_BSE, logit_positions)
-        return self.logits(x_BSE), present
+        return self.project(x_BSE), present
 
     def logits(self, x_BSE: Tensor) -> Tensor:
         """The stream that leaves the blocks, `(B, S, E)`, to logits `(B, S, V)`."""
+        return self.project(self.final_norm(x_BSE))
+
+    def project(self, x_BSE: Tensor) -> Tensor:
+        """The normed stream, `(B, S, E)`, to logits `(B, S, V)`."""
         head = self.embedding if self.head is None else self.head
-        x_BSE = self.final_norm(x_BSE)
         if self.config.head_scale != 1.0:
             x_BSE = x_BSE * self.config.head_scale
         return F.linear(x_BSE, head.weight, self.head_bias)
@@ -295,4 +300,14 @@ def build(config: ModelConfig) -> Model:
 
 def _select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
     """Rows of each text, `(B, N, E)`."""
+    if torch.onnx.is_in_onnx_export():
+        # One node; `gather` would spell out an index for every channel.
+        return torch.onnx.ops.symbolic(
+            "GatherND",
+            (x_BSE, positions_BN.unsqueeze(-1)),
+            {"batch_dims": 1},
+            dtype=x_BSE.dtype,
+            shape=(*positions_BN.shape, x_BSE.shape[-1]),
+            version=13,
+        )
     return x_BSE.gather(1, positions_BN.unsqueeze(-1).expand(-1, -1, x_BSE.shape[-1]))

@@ -1,11 +1,13 @@
 """Runs a bundle: numpy and onnxruntime, no PyTorch.
 
-    from ortolan.runtime import Sampling, load
+    from ortolan.runtime import Encoder, Sampling, Seq2Seq, load
 
     model = load("bundle/")
     print(model.generate("def main(", max_new_tokens=64).text)
     for piece in model.stream("def main(", sampling=Sampling(temperature=0.8, top_p=0.95)):
         print(piece, end="", flush=True)
+    load("translator/", Seq2Seq).generate("I live in Paris.", beams=4)
+    load("encoder/", Encoder).classify(["a text", "another"])
 
 Importing this package loads neither numpy nor onnxruntime: the names below come on first use. It
 does look whether onnxruntime is there, and says which extra to install when it is not.
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ortolan.runtime.errors import (
     BundleError,
     BundleFileError,
+    BundleKindError,
     BundleNotFoundError,
     CertificateError,
     ContextLengthError,
@@ -32,6 +35,7 @@ from ortolan.runtime.errors import (
     GraphError,
     InputError,
     ManifestError,
+    MemoryPlanError,
     MissingExtraError,
     NumericError,
     SamplingError,
@@ -41,38 +45,48 @@ from ortolan.runtime.errors import (
 if TYPE_CHECKING:
     from ortolan.runtime.bundle import Bundle, open_bundle
     from ortolan.runtime.certificate import Report, verify
+    from ortolan.runtime.encoder import Classification, Encoder
     from ortolan.runtime.generate import Completion, TextStream, Timings
     from ortolan.runtime.manifest import Manifest
     from ortolan.runtime.model import Model, load
     from ortolan.runtime.sampling import Sampling
+    from ortolan.runtime.seq2seq import Seq2Seq
     from ortolan.runtime.sequence import Sequence
     from ortolan.runtime.tokenizer import Tokenizer
+    from ortolan.runtime.translation import Hypothesis, Translation
 
 __all__ = [
     "Bundle",
     "BundleError",
     "BundleFileError",
+    "BundleKindError",
     "BundleNotFoundError",
     "CertificateError",
+    "Classification",
     "Completion",
     "ContextLengthError",
     "DeviceError",
+    "Encoder",
     "ForkedError",
     "GraphError",
+    "Hypothesis",
     "InputError",
     "Manifest",
     "ManifestError",
+    "MemoryPlanError",
     "MissingExtraError",
     "Model",
     "NumericError",
     "Report",
     "Sampling",
     "SamplingError",
+    "Seq2Seq",
     "Sequence",
     "TextStream",
     "Timings",
     "Tokenizer",
     "TokenizerError",
+    "Translation",
     "load",
     "open_bundle",
     "verify",
@@ -80,15 +94,20 @@ __all__ = [
 
 _HOMES = {
     "Bundle": "bundle",
+    "Classification": "encoder",
     "Completion": "generate",
+    "Encoder": "encoder",
+    "Hypothesis": "translation",
     "Manifest": "manifest",
     "Model": "model",
     "Report": "certificate",
     "Sampling": "sampling",
+    "Seq2Seq": "seq2seq",
     "Sequence": "sequence",
     "TextStream": "generate",
     "Timings": "generate",
     "Tokenizer": "tokenizer",
+    "Translation": "translation",
     "load": "model",
     "open_bundle": "bundle",
     "verify": "certificate",

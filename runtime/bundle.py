@@ -17,6 +17,7 @@ from typing import BinaryIO
 from ortolan.runtime import limits, onnx_graph
 from ortolan.runtime import manifest as manifests
 from ortolan.runtime.errors import BundleFileError, BundleNotFoundError
+from ortolan.runtime.graph_shapes import check_shapes
 from ortolan.runtime.manifest import File, Manifest
 from ortolan.runtime.onnx_graph import GraphSummary
 from ortolan.runtime.plain_file import open_plain
@@ -87,7 +88,7 @@ def open_bundle(
         BundleNotFoundError: no folder, or no manifest in it.
         ManifestError: the manifest is damaged or of another version.
         BundleFileError: a listed file is missing, resized, altered, or not a plain file.
-        GraphError: a graph does what a bundle may not do.
+        GraphError: a graph does what a bundle may not do, or does not fit the manifest.
     """
     folder = _folder(path)
     manifest = manifests.decode(_read_manifest(folder))
@@ -100,6 +101,7 @@ def open_bundle(
             data = b"".join(_checked_chunks(folder, file, progress))
             summary = onnx_graph.read(data, file=file.name)
             onnx_graph.check(summary, manifest, file=file.name)
+            check_shapes(roles[file.name], summary, manifest, file=file.name)
             graphs[roles[file.name]] = summary
         elif full_check or file.name not in manifest.weights:
             for _ in _checked_chunks(folder, file, progress):

@@ -60,6 +60,9 @@ class Cache:
         self.capacity = min(CAPACITY_STEP, context_length)
         self._states = states
         self._context_length = context_length
+        self._capacity_axes = [
+            state.shape.index("capacity") if state.update == "append" else None for state in states
+        ]
         self._buffers = [self._allocate(state, self.capacity) for state in states]
 
     @property
@@ -134,6 +137,36 @@ class Cache:
                 if state.update == "replace":
                     buffer.fill(0)
         self.lengths[row] = length
+
+    def clear(self) -> None:
+        """Forget all tokens of all rows; the memory stays."""
+        for state, buffer in zip(self._states, self._buffers, strict=True):
+            if state.update == "replace":
+                buffer.fill(0)
+        self.lengths[:] = [0] * self.batch
+
+    def part(self, batch: int) -> "Cache":
+        """The first rows alone. They share memory with this cache as long as neither grows."""
+        made = Cache(self._states, batch=0, context_length=self._context_length)
+        made.batch, made.lengths = batch, self.lengths[:batch]
+        made.capacity = self.capacity
+        made._buffers = [buffer[:batch] for buffer in self._buffers]
+        return made
+
+    def copy_rows(self, sources: NDArray[np.intp], rows: NDArray[np.intp]) -> None:
+        """Put what some rows hold into others, all at once; lengths come with it.
+
+        Args:
+            sources: the rows to read, before any is written.
+            rows: the rows to write, as many.
+        """
+        lengths = [self.lengths[source] for source in sources]
+        valid = slice(0, max(lengths))
+        for axis, buffer in zip(self._capacity_axes, self._buffers, strict=True):
+            part = buffer if axis is None else buffer[(slice(None),) * axis + (valid,)]
+            part[rows] = part[sources]
+        for row, length in zip(rows, lengths, strict=True):
+            self.lengths[row] = length
 
     def snapshot(self, *, row: int = 0) -> Snapshot:
         """Copy the valid part of a row."""

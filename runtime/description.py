@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 
 from ortolan.runtime.bundle import Bundle
-from ortolan.runtime.manifest import QuantizedTensor, State
+from ortolan.runtime.kinds import gives, takes
+from ortolan.runtime.manifest import QuantizedTensor
+from ortolan.runtime.memory_plan import MemoryPlan, bytes_per_token, plan_memory
 from ortolan.runtime.onnx_graph import GraphSummary
 
 __all__ = ["AttentionKind", "Description", "GraphDescription", "describe"]
 
-_ITEM_BYTES = {"float32": 4, "float16": 2}
+_PLAIN = "ai.onnx::Softmax"
+"""What stands in a graph once for every attention that is spelled out."""
 
 
 class AttentionKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +25,8 @@ class AttentionKind(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lowering: `fused` for a kernel alone, `portable` for one whose body the graph carries,
-            `standard` for an operator of ONNX itself.
+            `standard` for an operator of ONNX itself, `plain` for attention that is spelled out
+            in others, of which the softmax is counted.
     """
 
     operator: str
@@ -44,15 +48,24 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A bundle in numbers.
 
     Attributes:
+        takes: what goes in, in words.
+        gives: what comes out, in words.
+        labels: those of a classifier.
+        attention_maps: names of the maps that `ortolan attention` draws.
         weight_bytes: on disk; the runtime maps them.
         prefill_only_bytes: of these, what no graph but that for prefill reads.
         cache_bytes_per_token: of one conversation.
-        context: the length that `memory_bytes` is for.
-        memory_bytes: weights, their packed copy, cache and logits: an estimate from above.
+        source_bytes_per_token: of what a decoder reads of its source.
+        memory: by what takes it.
+        memory_bytes: all of it together, an estimate from above.
         quantized: weights that are stored in few bits, the largest error first.
     """
 
     kind: str
+    takes: str
+    gives: str
+    labels: tuple[str, ...]
+    attention_maps: tuple[str, ...]
     precision: str
     model_type: str
     devices: tuple[str, ...]
@@ -62,43 +75,46 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     prefill_only_bytes: int
     cache_bytes_per_token: int
-    context: int
+    source_bytes_per_token: int
+    memory: MemoryPlan
     memory_bytes: int
     graphs: dict[str, GraphDescription]
     files: dict[str, int]
     quantized: tuple[QuantizedTensor, ...]
 
 
-def describe(bundle: Bundle, *, context: int | None = None) -> Description:
+def describe(bundle: Bundle, *, context: int | None = None, batch: int = 1) -> Description:
     """Describe a bundle.
 
     Args:
         bundle: opened and checked.
         context: tokens to plan memory for; the model's whole context by default.
+        batch: rows to plan memory for.
     """
     manifest = bundle.manifest
     length = manifest.context_length if context is None else context
     files = {file.name: file.size for file in manifest.files}
-    weights = sum(files[name] for name in manifest.weights)
-    per_token = sum(_bytes_per_token(state) for state in manifest.states)
+    plan = plan_memory(manifest, bundle.graphs, context=length, batch=batch)
     reads = {role: _places(graph) for role, graph in bundle.graphs.items()}
     others = set().union(*(places for role, places in reads.items() if role != "prefill"))
-    # Matrices are packed at load, once a graph, beside the mapped file.
-    packed = sum(length for places in reads.values() for _, _, length in places)
-    logits = 4 * manifest.vocab_size
     return Description(
         kind=manifest.kind,
+        takes=takes(manifest),
+        gives=gives(manifest),
+        labels=() if manifest.output is None else manifest.output.labels,
+        attention_maps=manifest.attention_maps,
         precision=manifest.precision,
         model_type=manifest.provenance.model_type,
         devices=manifest.devices,
         context_length=manifest.context_length,
         vocab_size=manifest.vocab_size,
         total_bytes=sum(files.values()),
-        weight_bytes=weights,
+        weight_bytes=plan.weights,
         prefill_only_bytes=sum(length for _, _, length in reads.get("prefill", set()) - others),
-        cache_bytes_per_token=per_token,
-        context=length,
-        memory_bytes=weights + packed + per_token * length + logits,
+        cache_bytes_per_token=bytes_per_token(manifest.states, "capacity"),
+        source_bytes_per_token=bytes_per_token(manifest.states, "source"),
+        memory=plan,
+        memory_bytes=plan.total,
         graphs={role: _describe_graph(bundle, role, files) for role in manifest.graphs},
         files=files,
         quantized=tuple(sorted(manifest.quantized, key=lambda tensor: -tensor.error)),
@@ -110,22 +126,13 @@ def _places(graph: GraphSummary) -> set[tuple[str, int, int]]:
     return {(tensor.file, tensor.offset, tensor.length) for tensor in graph.external}
 
 
-def _bytes_per_token(state: State) -> int:
-    """Bytes that one more token takes in a state; none in one of fixed size."""
-    if "capacity" not in state.shape:
-        return 0
-    count = _ITEM_BYTES[state.dtype]
-    for size in state.shape:
-        count *= size if isinstance(size, int) else 1
-    return count
-
-
 def _describe_graph(bundle: Bundle, role: str, files: dict[str, int]) -> GraphDescription:
     graph, name = bundle.graphs[role], bundle.manifest.graphs[role].file
     bodies = {f"{function.domain}::{function.name}" for function in graph.functions}
     kinds: Counter[Any] = Counter(
         (node.operator, tuple(sorted(node.attributes.items()))) for node in graph.attention
     )
+    kinds.update({(_PLAIN, ()): graph.operators.get(_PLAIN, 0)})
     return GraphDescription(
         file=name,
         bytes=files[name],
@@ -138,6 +145,7 @@ def _describe_graph(bundle: Bundle, role: str, files: dict[str, int]) -> GraphDe
                 count=count,
             )
             for (operator, attributes), count in kinds.items()
+            if count > 0
         ),
     )
 
@@ -145,4 +153,6 @@ def _describe_graph(bundle: Bundle, role: str, files: dict[str, int]) -> GraphDe
 def _lowering(operator: str, bodies: set[str]) -> str:
     if operator in bodies:
         return "portable"
+    if operator == _PLAIN:
+        return "plain"
     return "standard" if operator.startswith("ai.onnx::") else "fused"

@@ -11,9 +11,11 @@ docstrings of the functions that raise them.
     │   └── GraphError             an ONNX graph does what a bundle may not do
     ├── DeviceError            device unknown, absent, or not one the bundle was made for
     ├── InputError             a request is wrong: prompt, ids or options
+    │   ├── BundleKindError        the bundle is of another kind than the request
     │   ├── ContextLengthError     more tokens than the context of the bundle
     │   ├── SamplingError          an option of `Sampling` is out of range
     │   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
+    ├── MemoryPlanError        there is not the memory (also a `MemoryError`)
     ├── NumericError           the model gave logits that are not finite
     ├── CertificateError       a verification could not be carried out
     ├── ForkedError            a session made before `os.fork()` was used in the child
@@ -67,6 +69,12 @@ class InputError(OrtolanError):
     code: ClassVar[str] = "input"
 
 
+class BundleKindError(InputError):
+    """The bundle is of another kind than the request. Names what fits it."""
+
+    code: ClassVar[str] = "kind"
+
+
 class ContextLengthError(InputError):
     """A request needs more tokens than the context of the bundle."""
 
@@ -83,6 +91,12 @@ class TokenizerError(InputError):
     """The tokenizer cannot take this text or these ids, or the bundle has none."""
 
     code: ClassVar[str] = "tokenizer"
+
+
+class MemoryPlanError(OrtolanError, MemoryError):
+    """A model, or a request, needs more memory than there is. Gives the figures."""
+
+    code: ClassVar[str] = "memory"
 
 
 class NumericError(OrtolanError):

@@ -61,6 +61,15 @@ MAX_DIMENSION = 1 << 40
 MAX_STOP_TOKENS = 64
 """Models end with one to five tokens; each is compared at every step."""
 
+MAX_SUPPRESSED = 1024
+"""Tokens that are never chosen: speech models list about 100, each is masked at every step."""
+
+MAX_LABELS = 1 << 15
+"""32 Ki labels; the largest published classifiers of images have 22 Ki."""
+
+MAX_IMAGE_SIDE = 1 << 13
+"""8192 pixels, five times the largest published models; an image of three channels is 805 MB."""
+
 MAX_DEVICES = 16
 """Names of device kinds, not of devices: cpu, cuda and a few more."""
 
@@ -113,6 +122,15 @@ MAX_STOP_TEXTS = 16
 
 MAX_STOP_TEXT_BYTES = 1024
 """1 KiB. A stop text is held back while it may still come, so a long one delays the answer."""
+
+MAX_IMAGE_BYTES = 256 << 20
+"""256 MiB for the file of an image, which is read whole."""
+
+MAX_IMAGE_PIXELS = 1 << 26
+"""64 Mi pixels, as of large cameras: 256 MiB decoded, which a file of some bytes can promise."""
+
+MAX_MAP_TOKENS = 1024
+"""Tokens on one side of an attention map; their number is squared, times layers and heads."""
 
 # --- tokenizers -----------------------------------------------------------------------------
 

@@ -5,8 +5,7 @@ Knows how requests are written and checks them. Does not know how tokens are com
 """
 
 import os
-from collections.abc import Callable, Sequence
-from threading import Event
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -14,20 +13,31 @@ from numpy.typing import NDArray
 
 from ortolan.runtime import sequence
 from ortolan.runtime.bundle import Bundle, open_bundle
+from ortolan.runtime.constraints import Constraints
+from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.errors import (
     ContextLengthError,
     InputError,
     NumericError,
-    TokenizerError,
 )
-from ortolan.runtime.generate import Completion, Request, TextStream, complete
+from ortolan.runtime.generate import Completion, Request, TextStream, complete, open_stream
 from ortolan.runtime.ids import checked_ids
+from ortolan.runtime.kinds import wrong_kind
 from ortolan.runtime.manifest import Manifest
+from ortolan.runtime.memory_plan import check_load, check_request
 from ortolan.runtime.packed import find_packed
+from ortolan.runtime.requests import (
+    Cancel,
+    asked,
+    checked_count,
+    no_tokenizer,
+    open_tokenizer,
+    sampling_of,
+)
 from ortolan.runtime.sampling_options import Sampling
+from ortolan.runtime.seq2seq import Seq2Seq
 from ortolan.runtime.session import Engine, onnxruntime_version
 from ortolan.runtime.steps import CHUNK, feed
-from ortolan.runtime.tokenizer import Tokenizer
 
 __all__ = ["Model", "Prompt", "load"]
 
@@ -40,17 +50,49 @@ Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 Prompts = list[str] | list[Sequence[int]] | list[list[int]] | list[NDArray[np.integer[Any]]]
 """Several prompts, of any lengths."""
 
-Cancel = Callable[[], bool] | Event
 
-
+@overload
 def load(
     path: str | os.PathLike[str],
+    kind: type["Model"] = ...,
     *,
     device: str = "auto",
     threads: int | None = None,
     full_check: bool = False,
-) -> "Model":
-    """Open a bundle and make it ready to generate.
+) -> "Model": ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    kind: type[Seq2Seq],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    full_check: bool = False,
+) -> Seq2Seq: ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    kind: type[Encoder],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    full_check: bool = False,
+) -> Encoder: ...
+
+
+def load(
+    path: str | os.PathLike[str],
+    kind: "type[Model | Seq2Seq | Encoder] | None" = None,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    full_check: bool = False,
+) -> "Model | Seq2Seq | Encoder":
+    """Open a bundle and make it ready to use.
 
     The weights are mapped, not copied: a bundle in use may be replaced file by file, and never
     changed in place. What `ortolan pack` prepared for this machine is used; when it does not
@@ -58,20 +100,41 @@ def load(
 
     Args:
         path: folder of the bundle.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`. This version generates on the CPU.
+        kind: what to use it as: a `Model`, which continues texts, by default; `Seq2Seq`, which
+            writes texts from sources; `Encoder`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`. This version computes on the CPU.
         threads: threads within one operator; `None` for the physical cores that this process
             may use.
         full_check: read all weights once more than needed and compare their hash.
 
     Raises:
         BundleError: the bundle is missing, damaged, or does what bundles may not do.
+        BundleKindError: it is of another kind than asked for.
         DeviceError: the device is unknown, absent, or not one the bundle was made for.
         InputError: `threads` is not a number of threads.
+        MemoryPlanError: what loading takes is more than the memory that is left.
         MissingExtraError: onnxruntime is not installed.
     """
+    chosen = Model if kind is None else kind
     bundle = open_bundle(path, full_check=full_check)
+    _check_kind(bundle.manifest, chosen)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
-    return Model(bundle, Engine(bundle, device=device, threads=threads, packed=packed))
+    check_load(bundle, is_packed=packed is not None)
+    return chosen(bundle, Engine(bundle, device=device, threads=threads, packed=packed))
+
+
+def _check_kind(manifest: Manifest, chosen: object) -> None:
+    """Refuse a bundle of another kind before its weights are touched."""
+    for each, kind, words in (
+        (Model, "decoder", "a decoder"),
+        (Seq2Seq, "encoder-decoder", "an encoder-decoder"),
+        (Encoder, "encoder", "an encoder"),
+    ):
+        if chosen is each:
+            if manifest.kind != kind:
+                raise wrong_kind(manifest, what=f"load as {each.__name__}", expected=words)
+            return
+    raise InputError(f"kind: expected Model, Seq2Seq or Encoder, got {chosen!r}.")
 
 
 class Model:
@@ -85,7 +148,7 @@ class Model:
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         self.bundle = bundle
         self._engine = engine
-        self.tokenizer = _tokenizer(bundle)
+        self.tokenizer = open_tokenizer(bundle)
 
     @property
     def manifest(self) -> Manifest:
@@ -96,6 +159,11 @@ class Model:
     def device(self) -> str:
         """The device in use."""
         return self._engine.device
+
+    @property
+    def device_reason(self) -> str:
+        """Why it is this device."""
+        return self._engine.device_reason
 
     @property
     def threads(self) -> int:
@@ -159,6 +227,7 @@ class Model:
 
         Raises:
             ContextLengthError: a prompt and its new tokens are more than the context.
+            MemoryPlanError: they need more memory than is left.
             InputError: anything else is wrong with the request.
             NumericError: the model gave logits that are not finite.
             ForkedError: the process was forked after the model was loaded.
@@ -168,7 +237,7 @@ class Model:
         request = self._request(
             prompts,
             max_new_tokens=max_new_tokens,
-            sampling=_sampling(sampling, temperature),
+            sampling=sampling_of(sampling, temperature),
             stop=stop,
             ignore_eos=ignore_eos,
             cancel=cancel,
@@ -211,18 +280,18 @@ class Model:
             InputError: as for `generate`.
         """
         if self.tokenizer is None:
-            raise _no_tokenizer("stream")
+            raise no_tokenizer("stream")
         if _is_batch(prompt):
             raise InputError("stream: expected one prompt, got a list of them. Use `generate`.")
         request = self._request(
             [prompt],
             max_new_tokens=max_new_tokens,
-            sampling=_sampling(sampling, temperature),
+            sampling=sampling_of(sampling, temperature),
             stop=stop,
             ignore_eos=ignore_eos,
             cancel=cancel,
         )
-        return TextStream(self._engine, request, self.tokenizer)
+        return open_stream(self._engine, request, self.tokenizer)
 
     def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Compute the logits behind every token of a sequence, teacher-forced.
@@ -279,21 +348,25 @@ class Model:
         if not 1 <= len(prompts) <= MAX_PROMPTS:
             raise InputError(f"prompts: expected 1 to {MAX_PROMPTS}, got {len(prompts)}.")
         if len(stop) > 0 and self.tokenizer is None:
-            raise _no_tokenizer("stop")
+            raise no_tokenizer("stop")
         ids = [self._ids(prompt) for prompt in prompts]
+        limits = tuple(self._limit(len(row), max_new_tokens) for row in ids)
+        tokens = sum(map(len, ids)) + len(ids) * (max_new_tokens or 1)
+        check_request(self.manifest, tokens=tokens, rows=len(ids))
         return Request(
             prompts=tuple(ids),
-            limits=tuple(self._limit(len(row), max_new_tokens) for row in ids),
+            limits=limits,
             sampling=sampling,
             eos=frozenset() if ignore_eos else frozenset(self.manifest.tokens.eos),
             stop=stop,
-            cancelled=_asked(cancel),
+            cancelled=asked(cancel),
+            constraints=Constraints.of(self.manifest.tokens),
         )
 
     def _ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise _no_tokenizer("prompt")
+                raise no_tokenizer("prompt")
             prompt = self.tokenizer.encode(prompt)
         ids = checked_ids(prompt, vocab_size=self.manifest.vocab_size, what="prompt")
         if ids:
@@ -308,15 +381,7 @@ class Model:
     def _limit(self, prompt_tokens: int, max_new_tokens: int | None) -> int:
         context = self.manifest.context_length
         room = context - prompt_tokens
-        if max_new_tokens is not None and (
-            isinstance(max_new_tokens, bool)
-            or not isinstance(max_new_tokens, int)
-            or max_new_tokens < 1
-        ):
-            raise InputError(
-                f"max_new_tokens: expected a whole number of at least 1, got {max_new_tokens!r}."
-            )
-        wanted = 1 if max_new_tokens is None else max_new_tokens
+        wanted = 1 if max_new_tokens is None else checked_count("max_new_tokens", max_new_tokens)
         if wanted > room:
             raise ContextLengthError(
                 f"context: expected at most {context} tokens, got a prompt of {prompt_tokens} "
@@ -326,42 +391,8 @@ class Model:
         return room if max_new_tokens is None else max_new_tokens
 
 
-def _tokenizer(bundle: Bundle) -> Tokenizer | None:
-    name = bundle.manifest.tokenizer
-    if name is None:
-        return None
-    return Tokenizer.from_bytes(bundle.read(name), model_vocab_size=bundle.manifest.vocab_size)
-
-
 def _is_batch(prompt: Any) -> bool:
     """Whether a prompt is a list of prompts. An empty list is one prompt without ids."""
     if isinstance(prompt, str | bytes) or not isinstance(prompt, list | tuple):
         return False
     return len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
-
-
-def _sampling(sampling: Sampling | None, temperature: float | None) -> Sampling:
-    if temperature is None:
-        return Sampling() if sampling is None else sampling
-    if sampling is not None:
-        raise InputError(
-            "temperature: expected it within `sampling`, got both. "
-            "Write Sampling(temperature=..., ...)."
-        )
-    return Sampling(temperature=temperature)
-
-
-def _asked(cancel: Cancel | None) -> Callable[[], bool]:
-    if cancel is None:
-        return lambda: False
-    asked = cancel.is_set if isinstance(cancel, Event) else cancel
-    if not callable(asked):
-        raise InputError(f"cancel: expected a function or an event, got {asked!r}.")
-    return asked
-
-
-def _no_tokenizer(what: str) -> TokenizerError:
-    return TokenizerError(
-        f"{what}: expected a bundle with a tokenizer, got one without. "
-        "Give token ids and `generate`, or export with the tokenizer of the checkpoint."
-    )

@@ -10,7 +10,13 @@ from pathlib import Path
 
 from ortolan.runtime.control_groups import group_folders, read_small
 
-__all__ = ["available_memory", "forget_peak", "peak_memory", "return_free_memory"]
+__all__ = [
+    "available_memory",
+    "forget_peak",
+    "free_swap",
+    "peak_memory",
+    "return_free_memory",
+]
 
 _RESET_PEAK = "5"
 
@@ -57,15 +63,24 @@ def available_memory(root: Path = Path("/")) -> int | None:
     Returns:
         `None` outside Linux.
     """
-    found = [_from_meminfo(root), *_from_groups(root)]
+    found = [_from_meminfo(root, "MemAvailable"), *_from_groups(root)]
     known = [size for size in found if size is not None]
     return min(known, default=None)
 
 
-def _from_meminfo(root: Path) -> int | None:
+def free_swap(root: Path = Path("/")) -> int:
+    """Bytes that the system can still swap out; 0 outside Linux.
+
+    Args:
+        root: folder that holds `proc`.
+    """
+    return _from_meminfo(root, "SwapFree") or 0
+
+
+def _from_meminfo(root: Path, field: str) -> int | None:
     for line in read_small(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
+        if name == field:
             return int(value.split()[0]) * 1024
     return None
 

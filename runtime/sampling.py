@@ -59,7 +59,8 @@ class Sampler:
         self._sampling = sampling
         self._shape = (vocab_size,)
         self._step = 0
-        self._bits = np.random.PCG64(sampling.seed)
+        # made when it is first used: seeding takes longer than a step of a small model
+        self._bits: np.random.PCG64 | None = None
 
         self._bias_ids = np.array(sorted(sampling.logit_bias), dtype=np.intp)
         self._bias = np.array([sampling.logit_bias[int(i)] for i in self._bias_ids], np.float32)
@@ -98,9 +99,7 @@ class Sampler:
                 self._reject(logits_V)
         else:
             ids_N, weights_N = self._weighed(scores_V, logits_V)
-            # the generator's own bits: NumPy may change how its other methods use them
-            uniform = (self._bits.random_raw() >> 11) * 2.0**-53
-            token = int(ids_N[_pick(weights_N, uniform)])
+            token = int(ids_N[_pick(weights_N, self._uniform())])
         self.record(token)
         return token
 
@@ -136,6 +135,13 @@ class Sampler:
         """
         ids_N, weights_N = self._weighed(self._adjusted(logits_V), logits_V)
         return ids_N, weights_N / weights_N.sum()
+
+    def _uniform(self) -> float:
+        """Draw from `[0, 1)`."""
+        if self._bits is None:
+            self._bits = np.random.PCG64(self._sampling.seed)
+        # the generator's own bits: NumPy may change how its other methods use them
+        return float((self._bits.random_raw() >> 11) * 2.0**-53)
 
     def _weighed(
         self, scores_V: NDArray[np.float32], logits_V: NDArray[np.float32]

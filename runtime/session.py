@@ -8,16 +8,12 @@ no option of a session from a bundle.
 
 Notes:
     * One `Engine` serves several threads at once; each `Step` belongs to one of them.
-    * A process forked after an engine was made has none of its threads: using it would wait
-      forever, and destroying it at exit crashes. The child refuses the first and never does
-      the second.
+    * A process forked after an engine was made may not use it: `ortolan.runtime.fork_guard`.
 """
 
-import ctypes
-import os
-import re
-import weakref
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +22,23 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle import Bundle
 from ortolan.runtime.cache import Buffer, Cache
-from ortolan.runtime.errors import (
-    DeviceError,
-    ForkedError,
-    GraphError,
-    InputError,
-    ManifestError,
-    MissingExtraError,
-)
+from ortolan.runtime.device import choose_device
+from ortolan.runtime.errors import GraphError, InputError, MissingExtraError
+from ortolan.runtime.fork_guard import check_process, guard
 from ortolan.runtime.huge_pages import anonymous_memory, collapse_later
-from ortolan.runtime.manifest import Graph, Manifest
+from ortolan.runtime.interface import (
+    ENCODER,
+    LENGTHS,
+    LOGITS,
+    SOURCE_LENGTHS,
+    STEP_INPUTS,
+    check_layout,
+    check_names,
+)
+from ortolan.runtime.manifest import MAPS_ROLE, Graph
 from ortolan.runtime.packed import Packed
 from ortolan.runtime.process_memory import return_free_memory
-from ortolan.runtime.threads import physical_cores
+from ortolan.runtime.threads import checked_threads
 
 try:
     import onnxruntime as ort  # type: ignore[import-untyped]
@@ -49,21 +49,13 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "Encoded",
     "Engine",
     "Step",
     "available_providers",
     "onnxruntime_version",
-    "resolve_device",
     "save_packed",
 ]
-
-INPUTS = ("input_ids", "seqlens_k", "total_sequence_length", "logit_positions")
-"""Inputs of every decoder graph, before those of its states."""
-
-LOGITS = "logits"
-
-MAX_THREADS = 1024
-"""Threads of one session; beyond this the number is a mistake."""
 
 _ERRORS_ONLY = 3
 
@@ -80,35 +72,28 @@ def available_providers() -> tuple[str, ...]:
     return tuple(ort.get_available_providers())
 
 
-def resolve_device(device: str, offered: tuple[str, ...]) -> str:
-    """Choose the device to run on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """What a decoder reads of its sources, in memory of onnxruntime that nobody copies.
 
-    Args:
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        offered: kinds of device that the bundle was made for.
-
-    Raises:
-        DeviceError: the device is unknown, not one the bundle was made for, or not usable here.
+    Attributes:
+        lengths: valid tokens of each source, int32 `(sources,)`.
+        states: one tensor for each state with the update `source`, in the order of the manifest.
     """
-    if device != "auto" and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
-        raise DeviceError(f"device: expected auto, cpu, cuda or cuda:N, got {device!r}.")
-    kind = "cpu" if device == "auto" else device.partition(":")[0]
-    if kind not in offered:
-        raise DeviceError(
-            f"device: expected one of the bundle's ({', '.join(offered)}), got {device!r}. "
-            "Choose one of these, or export the checkpoint for this device."
-        )
-    if kind == "cpu":
-        return kind
-    if "CUDAExecutionProvider" not in available_providers():
-        raise DeviceError(
-            f"device {device!r}: expected an onnxruntime with CUDA, got one without. "
-            'Run: pip uninstall onnxruntime && pip install "ortolan[cuda]"'
-        )
-    raise DeviceError(
-        f"device {device!r}: this version of Ortolan generates on the CPU only. "
-        'Choose device="cpu".'
-    )
+
+    lengths: NDArray[np.int32]
+    states: tuple[Any, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the states."""
+        return sum(state.tensor_size_in_bytes() for state in self.states)
+
+    def take(self, sources: Sequence[int]) -> "Encoded":
+        """Copy some of the sources."""
+        kept = [np.take(state.numpy(), sources, axis=0) for state in self.states]
+        lengths = self.lengths[np.asarray(sources)]
+        return Encoded(lengths=lengths, states=tuple(map(_share, kept)))
 
 
 class Engine:
@@ -118,6 +103,7 @@ class Engine:
 
     Attributes:
         device: the device in use.
+        device_reason: why it is this one.
         threads: threads within one operator.
     """
 
@@ -130,35 +116,111 @@ class Engine:
         packed: Packed | None = None,
     ) -> None:
         self.manifest = bundle.manifest
-        self.device = resolve_device(device, bundle.manifest.devices)
-        self.threads = _check_threads(threads)
-        _check_layout(bundle.manifest)
+        choice = choose_device(device, bundle.manifest.devices, available_providers())
+        self.device, self.device_reason = choice.device, choice.reason
+        self.threads = checked_threads(threads)
+        check_layout(bundle.manifest)
         known = anonymous_memory()
-        sessions = {
-            role: _open_session(bundle, graph, self.threads, packed)
-            for role, graph in bundle.manifest.graphs.items()
+        graphs = bundle.manifest.graphs
+        self._bundle = bundle
+        self._lock = threading.Lock()
+        self._sessions = {
+            role: _open_session(bundle, role, self.threads, packed)
+            for role in graphs
+            if role != MAPS_ROLE
         }
         if packed is not None:
             return_free_memory()
-        many = "decoder" if "decoder" in sessions else "prefill"
-        few = "decoder" if "decoder" in sessions else "decode"
-        self._many, self._few = sessions[many], sessions[few]
-        self._many_from = bundle.manifest.graphs[many].min_new_tokens
+        many = "prefill" if "prefill" in graphs else "decoder"
+        few = "decode" if "decode" in graphs else "decoder"
+        self._many, self._few = self._sessions.get(many), self._sessions.get(few)
+        self._many_from = graphs[many].min_new_tokens if many in graphs else 0
         collapse_later(known)
-        self._forks = _fork_guard.forks
-        _fork_guard.engines.add(self)
+        self._forks = guard(self)
 
     def cache(self, *, batch: int = 1) -> Cache:
         """Empty buffers for conversations with this model."""
-        return Cache(self.manifest.states, batch=batch, context_length=self.manifest.context_length)
+        states = tuple(state for state in self.manifest.states if state.update != "source")
+        return Cache(states, batch=batch, context_length=self.manifest.context_length)
 
     def session(self, new_tokens: int) -> Any:
         """The onnxruntime session for steps of that many new tokens."""
         return self._many if new_tokens >= self._many_from else self._few
 
+    def encode(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+        """Compute the outputs of the encoder.
+
+        Args:
+            inputs: `input_ids` int64 `(B, T)`, right padded, and `lengths` int32 `(B,)`, each at
+                least 1; or `pixels` float32 `(B, channels, height, width)`.
+
+        Returns:
+            Each output by name, batch first.
+
+        Raises:
+            ForkedError: the process was forked after the engine was made.
+        """
+        return self._whole(ENCODER, inputs)
+
+    def encode_source(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
+        """Compute what the decoder reads of its sources.
+
+        Args:
+            inputs: as for `encode`.
+
+        Raises:
+            ForkedError: the process was forked after the engine was made.
+        """
+        self.check_process()
+        read = [state for state in self.manifest.states if state.update == "source"]
+        feeds = {name: _share(array) for name, array in inputs.items()}
+        names = [state.output for state in read]
+        values = self._sessions[ENCODER].run_with_ort_values(names, feeds)
+        lengths = inputs.get(LENGTHS)
+        if lengths is None:  # images have no padding
+            shape = values[0].shape()
+            lengths = np.full(shape[0], shape[read[0].shape.index("source")], np.int32)
+        return Encoded(lengths=lengths, states=tuple(values))
+
+    def attention(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+        """Compute what attends to what. The graph is opened at the first call.
+
+        Args:
+            inputs: as for `encode`; `input_ids` alone for a decoder; `target_ids` int64 `(B, S)`
+                besides for a decoder behind an encoder.
+
+        Returns:
+            The manifest's `attention_maps` by name, each `(B, heads, queries, keys)`.
+
+        Raises:
+            InputError: the bundle has no such graph.
+            ForkedError: the process was forked after the engine was made.
+        """
+        if MAPS_ROLE not in self.manifest.graphs:
+            raise InputError(
+                "attention: expected a bundle with attention maps, got one without. "
+                "Export the checkpoint with --attention-maps."
+            )
+        with self._lock:
+            if MAPS_ROLE not in self._sessions:
+                self.check_process()
+                opened = _open_session(self._bundle, MAPS_ROLE, self.threads, None)
+                # a new dictionary: a fork in another thread may be walking through the old one
+                self._sessions = {**self._sessions, MAPS_ROLE: opened}
+        return self._whole(MAPS_ROLE, inputs)
+
+    def _whole(
+        self, role: str, inputs: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[np.float32]]:
+        """Run a graph without a cache."""
+        self.check_process()
+        session = self._sessions[role]
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
     def native_sessions(self) -> list[Any]:
         """The objects whose destruction would wait for threads."""
-        return [self._many._sess, self._few._sess]
+        return [session._sess for session in self._sessions.values()]
 
     def check_process(self) -> None:
         """Refuse to go on in a process that was forked after the engine was made.
@@ -166,11 +228,7 @@ class Engine:
         Raises:
             ForkedError: always then.
         """
-        if self._forks != _fork_guard.forks:
-            raise ForkedError(
-                "model: expected the process that loaded it, got a child made by os.fork(). "
-                "Load the model in the child, or start children with the method 'spawn'."
-            )
+        check_process(self._forks)
 
 
 class Step:
@@ -225,14 +283,25 @@ class Step:
         self._engine.check_process()
         binding = self._session.io_binding()
         feeds: tuple[NDArray[Any], ...] = (self.ids, self.last_index, self.total, self.positions)
-        for name, array in zip(INPUTS, feeds, strict=True):
+        for name, array in zip(STEP_INPUTS, feeds, strict=True):
             binding.bind_ortvalue_input(name, _share(array))
         binding.bind_ortvalue_output(LOGITS, _share(self.logits))
-        for state, buffer in zip(self._engine.manifest.states, buffers, strict=True):
+        written = (state for state in self._engine.manifest.states if state.update != "source")
+        for state, buffer in zip(written, buffers, strict=True):
             shared = _share(buffer)
             binding.bind_ortvalue_input(state.input, shared)
             binding.bind_ortvalue_output(state.output, shared)
         self._binding = binding
+
+    def bind_source(self, source: Encoded) -> None:
+        """Bind what the decoder reads of its sources; each has `B / sources` rows, one by one.
+
+        The step is bound already, and stays bound to everything else.
+        """
+        self._binding.bind_ortvalue_input(SOURCE_LENGTHS, _share(source.lengths))
+        read = (state for state in self._engine.manifest.states if state.update == "source")
+        for state, value in zip(read, source.states, strict=True):
+            self._binding.bind_ortvalue_input(state.input, value)
 
     def release(self) -> None:
         """Let go of the states, so that their memory is free once the cache lets go as well."""
@@ -246,26 +315,6 @@ class Step:
         """
         self._engine.check_process()
         self._session.run_with_iobinding(self._binding)
-
-
-class _ForkGuard:
-    """Counts forks, seen from the child, and keeps the child from destroying sessions."""
-
-    def __init__(self) -> None:
-        self.forks = 0
-        self.engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_in_child)
-
-    def _after_in_child(self) -> None:
-        self.forks += 1
-        for engine in list(self.engines):
-            for session in engine.native_sessions():
-                # one reference too many: the destructor would join threads that are not there
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
-
-
-_fork_guard = _ForkGuard()
 
 
 def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> Path:
@@ -296,13 +345,19 @@ def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> 
     return path
 
 
-def _open_session(bundle: Bundle, graph: Graph, threads: int, packed: Packed | None) -> Any:
+def _open_session(bundle: Bundle, role: str, threads: int, packed: Packed | None) -> Any:
+    graph = bundle.manifest.graphs[role]
     # the bytes that were checked, not the path: the file could be another one by now
     data = bundle.read(graph.file)
     if packed is not None:
         data = packed.attach(graph.file, data)
     session = _load(graph, data, _options(bundle, threads=threads))
-    _check_names(graph.file, bundle.manifest, session)
+    check_names(
+        role,
+        bundle.manifest,
+        inputs=[value.name for value in session.get_inputs()],
+        outputs=[value.name for value in session.get_outputs()],
+    )
     return session
 
 
@@ -325,56 +380,6 @@ def _load(graph: Graph, data: bytes, options: Any) -> Any:
             f"{str(error).partition(chr(10))[0][:300]}. Export the checkpoint again, or install "
             "the version of onnxruntime it was exported with."
         ) from error
-
-
-def _check_names(file: str, manifest: Manifest, session: Any) -> None:
-    expected_inputs = {*INPUTS, *(state.input for state in manifest.states)}
-    expected_outputs = {LOGITS, *(state.output for state in manifest.states)}
-    inputs = {value.name for value in session.get_inputs()}
-    outputs = {value.name for value in session.get_outputs()}
-    for kind, expected, got in (
-        ("inputs", expected_inputs, inputs),
-        ("outputs", expected_outputs, outputs),
-    ):
-        if expected != got:
-            missing = ", ".join(sorted(expected - got)[:4]) or "none missing"
-            surplus = ", ".join(sorted(got - expected)[:4]) or "none besides"
-            raise GraphError(
-                f"{file}: expected the {kind} of a decoder and its states, got missing: "
-                f"{missing}; besides: {surplus}. Export the checkpoint again."
-            )
-
-
-def _check_layout(manifest: Manifest) -> None:
-    for role, graph in manifest.graphs.items():
-        if graph.sequence is not None and (role, graph.sequence) != ("decode", 1):
-            raise ManifestError(
-                f"{graph.file}: expected a {role} graph for any number of new tokens"
-                f"{' or for one' if role == 'decode' else ''}, got one for {graph.sequence}. "
-                "Export the checkpoint again."
-            )
-    decode, prefill = manifest.graphs.get("decode"), manifest.graphs.get("prefill")
-    if decode and prefill and decode.sequence == 1 and prefill.min_new_tokens > 2:
-        raise ManifestError(
-            f"{decode.file}: expected a graph for steps of fewer than {prefill.min_new_tokens} "
-            "new tokens, got one for 1. Export the checkpoint again."
-        )
-    for state in manifest.states:
-        if state.shape[:1] != ("batch",):
-            raise ManifestError(
-                f"state {state.name!r}: expected batch as its first axis, got {state.shape}. "
-                "Export the checkpoint again."
-            )
-
-
-def _check_threads(threads: int | None) -> int:
-    if threads is None:
-        return physical_cores()
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise InputError(f"threads: expected a whole number of at least 1, got {threads!r}.")
-    if threads > MAX_THREADS:
-        raise InputError(f"threads: expected at most {MAX_THREADS}, got {threads}.")
-    return threads
 
 
 def _share(array: NDArray[Any]) -> Any:

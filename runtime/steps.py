@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.cache import Cache
-from ortolan.runtime.session import Engine, Step
+from ortolan.runtime.session import Encoded, Engine, Step
 
 __all__ = ["CHUNK", "Decoder", "feed", "prefill"]
 
@@ -30,6 +30,7 @@ def feed(
     positions: Sequence[int],
     row: int = 0,
     logits_RV: NDArray[np.float32] | None = None,
+    source: Encoded | None = None,
 ) -> NDArray[np.float32]:
     """Append tokens to a row in one call of the graph.
 
@@ -40,6 +41,7 @@ def feed(
         positions: indices into `ids` to give logits for, at least one.
         row: which row of the cache.
         logits_RV: where to write the logits; `None` for a new array.
+        source: what the row stands behind, for a decoder behind an encoder.
 
     Returns:
         The logits, `(R, V)`.
@@ -56,6 +58,8 @@ def feed(
     step.total[()] = length
     step.positions[0] = positions
     step.bind(cache.buffers(row))
+    if source is not None:
+        step.bind_source(source)
     step.run()
     cache.lengths[row] = length
     logits: NDArray[np.float32] = step.logits[0]
@@ -70,6 +74,7 @@ def prefill(
     row: int = 0,
     chunk: int = CHUNK,
     cancelled: Callable[[], bool] = lambda: False,
+    source: Encoded | None = None,
 ) -> NDArray[np.float32] | None:
     """Append tokens to a row, a chunk at a time.
 
@@ -80,6 +85,7 @@ def prefill(
         row: which row of the cache.
         chunk: most new tokens of one call.
         cancelled: asked before every call.
+        source: what the row stands behind, for a decoder behind an encoder.
 
     Returns:
         The logits of the last position, `(V,)`; `None` when it was cancelled, after which the
@@ -96,7 +102,8 @@ def prefill(
         part = ids[start : start + chunk]
         # One position of every chunk, though only the last chunk's is of use: not every kernel
         # is to be trusted with an empty tensor, and one row of logits is nothing beside a chunk.
-        logits = feed(engine, cache, part, positions=[len(part) - 1], row=row)[0]
+        last = [len(part) - 1]
+        logits = feed(engine, cache, part, positions=last, row=row, source=source)[0]
     return logits
 
 
@@ -107,10 +114,21 @@ class Decoder:
     its logits in place. Not to be used from two threads at once.
     """
 
-    __slots__ = ("_cache", "_capacity", "_ids_B", "_last_index_B", "_logits_BV", "_step", "_total")
+    __slots__ = (
+        "_cache",
+        "_capacity",
+        "_ids_B",
+        "_last_index_B",
+        "_logits_BV",
+        "_source",
+        "_step",
+        "_total",
+    )
 
-    def __init__(self, engine: Engine, cache: Cache) -> None:
+    def __init__(self, engine: Engine, cache: Cache, source: Encoded | None = None) -> None:
+        """Prepare for the first step; `source` is what the rows stand behind, if anything."""
         self._cache = cache
+        self._source = source
         self._step = Step(engine, batch=cache.batch, new_tokens=1, positions=1)
         self._ids_B = self._step.ids[:, 0]
         self._last_index_B = self._step.last_index
@@ -154,4 +172,6 @@ class Decoder:
         self.release()
         self._cache.reserve(total)
         self._step.bind(self._cache.buffers())
+        if self._source is not None:
+            self._step.bind_source(self._source)
         self._capacity = self._cache.capacity

@@ -12,8 +12,27 @@ import os
 from pathlib import Path
 
 from ortolan.runtime.control_groups import group_folders, read_small
+from ortolan.runtime.errors import InputError
 
-__all__ = ["physical_cores"]
+__all__ = ["MAX_THREADS", "checked_threads", "physical_cores"]
+
+MAX_THREADS = 1024
+"""Threads of one session; beyond this the number is a mistake."""
+
+
+def checked_threads(threads: int | None) -> int:
+    """How many threads to use: those asked for, or as many as there are physical cores.
+
+    Raises:
+        InputError: not a number of threads.
+    """
+    if threads is None:
+        return physical_cores()
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise InputError(f"threads: expected a whole number of at least 1, got {threads!r}.")
+    if threads > MAX_THREADS:
+        raise InputError(f"threads: expected at most {MAX_THREADS}, got {threads}.")
+    return threads
 
 
 def physical_cores(root: Path = Path("/")) -> int:

@@ -91,6 +91,46 @@ class Tokenizer:
             ids: list[int] = encoding.ids
             return ids
 
+    def encode_start(self, text: str, *, max_tokens: int) -> list[int]:
+        """Return the ids of as much of a text as fits, from its start.
+
+        What the tokenizer puts around a text counts, and is put around the part.
+
+        Args:
+            text: as for `encode`.
+            max_tokens: most ids; more than the tokenizer adds.
+
+        Raises:
+            TokenizerError: as for `encode`, or there is no room for any token of the text.
+        """
+        ids = self.encode(text)
+        if len(ids) <= max_tokens:
+            return ids
+        room = max_tokens - len(self.encode(""))
+        if room < 1:
+            raise TokenizerError(
+                f"text: expected room for what the tokenizer adds and one token, got {max_tokens}."
+            )
+        with _library_errors("text", "Its tokenizer cannot take this text; change the text."):
+            encoding = self._library.encode(text, add_special_tokens=False)
+            encoding.truncate(room)
+            whole: list[int] = self._library.post_process(encoding).ids
+            return whole
+
+    def labels(self, ids: Iterable[int]) -> list[str]:
+        """Return a short text for each id, for people: each token by itself.
+
+        White space is shown as ␣. Half a character, or nothing, gives the entry of the
+        vocabulary as it is written there.
+        """
+        return [self._label(self._checked(token)) for token in ids]
+
+    def _label(self, token: int) -> str:
+        text = self._decode([token], skip_special_tokens=False)
+        if not text or "\ufffd" in text:
+            return self._library.id_to_token(token) or f"{token}"
+        return text.strip() or "␣"
+
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ids.
 

@@ -116,6 +116,7 @@ KEPT_OUT = {
     "ortolan.runtime": (
         *("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"),
         *("ortolan.modeling", "ortolan.export", "ortolan.cli"),
+        *("PIL", "matplotlib"),
     ),
     "ortolan.modeling": ("onnxruntime", "ortolan.export", "ortolan.runtime", "ortolan.cli"),
     "ortolan.export": ("ortolan.cli",),

@@ -5,6 +5,10 @@
     worker:  {"tokens": [...], "prefill_s": 0.1, "decode_s": 1.7, "peak_bytes": 123456789}
     driver:  {"logits_of": [5, 17, 3], "path": "/tmp/logits.npy"}
     worker:  {"path": "/tmp/logits.npy"}
+    driver:  {"sources": [[5, 17], [8]], "batch": 1, "beams": 4, "new_tokens": 64}
+    worker:  {"outputs": [[...], [...]], "seconds": 0.2, "peak_bytes": 123456789}
+    driver:  {"texts": [[5, 17], [8, 9]], "folder": "/tmp"}
+    worker:  {"path": "/tmp/vectors-4711.npy", "seconds": 0.2, "peak_bytes": 123456789}
 
 A worker is started as `python -m workers.NAME MODEL THREADS [OPTION=VALUE ...]`, loads the model
 once, and serves until its stdin closes. This module runs in the environment of each peer, so it
@@ -62,10 +66,15 @@ class Engine:
         generate: (prompt ids, number of new tokens) -> what came of it, greedily and past any
             end token.
         logits: ids -> the logits behind each of them, `(len(ids), vocab)`.
+        translate: (sources, beams, most new tokens) -> the best output of each, without special
+            tokens.
+        encode: texts of one length -> the vectors of their tokens, `(texts, tokens, width)`.
     """
 
-    generate: Callable[[list[int], int], Generated]
-    logits: Callable[[list[int]], NDArray[np.float32]]
+    generate: Callable[[list[int], int], Generated] | None = None
+    logits: Callable[[list[int]], NDArray[np.float32]] | None = None
+    translate: Callable[[list[list[int]], int, int], list[list[int]]] | None = None
+    encode: Callable[[list[list[int]]], NDArray[np.float32]] | None = None
 
 
 def serve(load: Callable[[Start], Engine]) -> None:
@@ -92,12 +101,34 @@ def serve(load: Callable[[Start], Engine]) -> None:
 
 
 def answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Do what one request asks."""
-    if "logits_of" in request:
-        np.save(request["path"], engine.logits(request["logits_of"]).astype(np.float32))
-        return {"path": request["path"]}
-    done = engine.generate(request["prompt"], request["new_tokens"])
-    return {**dataclasses.asdict(done), "peak_bytes": peak_bytes()}
+    """Do what one request asks.
+
+    Raises:
+        ValueError: this worker does not do that.
+    """
+    match request:
+        case {"logits_of": ids, "path": path} if engine.logits:
+            np.save(path, engine.logits(ids).astype(np.float32))
+            return {"path": path}
+        case {"prompt": prompt, "new_tokens": new_tokens} if engine.generate:
+            done = engine.generate(prompt, new_tokens)
+            return {**dataclasses.asdict(done), "peak_bytes": peak_bytes()}
+        case {"sources": sources, "batch": batch, "beams": beams, "new_tokens": most} if (
+            engine.translate
+        ):
+            parts = [sources[at : at + batch] for at in range(0, len(sources), batch)]
+            begun = time.perf_counter()
+            outputs = [row for part in parts for row in engine.translate(part, beams, most)]
+            seconds = time.perf_counter() - begun
+            return {"outputs": outputs, "seconds": seconds, "peak_bytes": peak_bytes()}
+        case {"texts": texts, "folder": folder} if engine.encode:
+            begun = time.perf_counter()
+            vectors = engine.encode(texts)
+            seconds = time.perf_counter() - begun
+            path = f"{folder}/vectors-{os.getpid()}.npy"  # every worker is asked the same
+            np.save(path, vectors.astype(np.float32))
+            return {"path": path, "seconds": seconds, "peak_bytes": peak_bytes()}
+    raise ValueError(f"expected a request that this worker serves, got {sorted(request)}")
 
 
 def peak_bytes() -> int | None:

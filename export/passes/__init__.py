@@ -3,18 +3,22 @@
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortolan.export.passes.fold_casts import FoldCasts
 from ortolan.export.passes.fuse_linear import FuseLinear
 from ortolan.export.passes.fuse_skip_norm import FuseSkipNorm
 from ortolan.export.passes.quantize_portable import QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
 from ortolan.export.passes.quantize_weights import QuantizeWeights
+from ortolan.export.passes.share_shapes import ShareShapes
 
 __all__ = [
+    "FoldCasts",
     "FuseLinear",
     "FuseSkipNorm",
     "QuantizePortable",
     "QuantizeProducts",
     "QuantizeWeights",
+    "ShareShapes",
     "tidy",
 ]
 
@@ -30,6 +34,8 @@ def tidy(model: ir.Model) -> ir.Model:
     for value in (*graph.inputs, *graph.initializers.values(), *graph.outputs):
         value.metadata_props.clear()
     return ir.passes.Sequential(
+        FoldCasts(),
+        ShareShapes(),
         FuseLinear(),
         FuseSkipNorm(),
         common.IdentityEliminationPass(),

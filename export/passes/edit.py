@@ -29,6 +29,18 @@ def add_initializer(
     return graph.initializers[name]
 
 
+def share_initializer(graph: ir.Graph, name: str, original: str) -> None:
+    """Let every reader of one initializer read another, if there is the first."""
+    if name not in graph.initializers:
+        return
+    value = graph.initializers.pop(name)
+    if original not in graph.initializers:
+        value.name = original
+        graph.initializers.add(value)
+        return
+    value.replace_all_uses_with(graph.initializers[original])
+
+
 def insert_constant(graph: ir.Graph, before: ir.Node, values: list[int]) -> ir.Value:
     """A constant int64 vector, in the graph itself."""
     tensor = ir.tensor(np.array(values, np.int64))

@@ -21,7 +21,8 @@ class QuantizeProducts(ir.passes.InPlacePass):
     with few.
 
     Case 1: the weight is among those named: rewritten.
-    Case 2: anything else: the nodes stay.
+    Case 2: as case 1, and all that is done with the product is to add a vector: the node adds it.
+    Case 3: anything else: the nodes stay.
     """
 
     def __init__(self, names: Container[str]) -> None:
@@ -34,24 +35,48 @@ class QuantizeProducts(ir.passes.InPlacePass):
             weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
             name = weight.name if weight is not None else None
             if weight is None or name is None or name not in self.names:
-                continue  # Case 2
-            rows, columns = static_shape(weight)
-            channels = add_initializer(
-                graph, f"{name}{CHANNELS}", ir.DataType.INT8, (columns, rows)
-            )
-            scales = add_initializer(graph, f"{name}{CHANNEL_SCALES}", ir.DataType.FLOAT, (rows,))
-            product = ir.Node(
-                "com.microsoft",
-                "DynamicQuantizeMatMul",
-                [node.inputs[0], channels, scales],
-                num_outputs=1,
-            )
-            graph.insert_before(node, product)
-            replace_value(node.outputs[0], product.outputs[0])
-            graph.remove(node, safe=True)
+                continue  # Case 3
+            _rewrite(graph, node, weight)
             if not weight.uses():
                 del graph.initializers[name]
             modified = True
         if modified:
             graph.opset_imports["com.microsoft"] = 1
         return ir.passes.PassResult(model, modified)
+
+
+def _rewrite(graph: ir.Graph, node: ir.Node, weight: ir.Value) -> None:
+    rows, columns = static_shape(weight)
+    name, sum_ = weight.name, _sum(node.outputs[0])
+    inputs = [
+        node.inputs[0],
+        add_initializer(graph, f"{name}{CHANNELS}", ir.DataType.INT8, (columns, rows)),
+        add_initializer(graph, f"{name}{CHANNEL_SCALES}", ir.DataType.FLOAT, (rows,)),
+        *(() if sum_ is None else (None, _vector(sum_))),
+    ]
+    product = ir.Node("com.microsoft", "DynamicQuantizeMatMul", inputs, num_outputs=1)
+    graph.insert_before(node, product)
+    if sum_ is not None:
+        replace_value(sum_.outputs[0], product.outputs[0])
+        graph.remove(sum_, safe=True)
+    else:
+        replace_value(node.outputs[0], product.outputs[0])
+    graph.remove(node, safe=True)
+
+
+def _sum(product: ir.Value) -> ir.Node | None:
+    """The node that adds a vector to a product, if that is the only use of it."""
+    users = [use.node for use in product.uses()]
+    if len(users) == 1 and users[0].op_type == "Add" and _vector(users[0]) is not None:
+        return users[0]
+    return None
+
+
+def _vector(add: ir.Node) -> ir.Value | None:
+    """The initializer of one axis among what a node adds."""
+    vectors = [
+        value
+        for value in add.inputs
+        if value is not None and value.is_initializer() and len(static_shape(value)) == 1
+    ]
+    return vectors[0] if vectors else None

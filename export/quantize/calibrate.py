@@ -1,7 +1,8 @@
-"""Codes that keep what a model computes on a text, found a layer at a time.
+"""Codes that keep what a model computes on its inputs, found a layer at a time.
 
 The streams that enter a layer come out of the layers before it as they are stored, so that a
-layer makes up for the errors of those before it (Frantar et al. 2022, "GPTQ", section 3).
+layer makes up for the errors of those before it (Frantar et al. 2022, "GPTQ", section 3). The
+decoder of an encoder-decoder reads what the encoder gives as it is stored.
 
 Memory: the streams, one layer's weights, and what `gptq.factorize` needs for its widest product.
 
@@ -11,20 +12,16 @@ Shape letters: S tokens of a text, E model width, K columns of a weight.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ortolan.export.layers import (
-    embed,
-    head_name,
-    read_layer,
-    run_block,
-    run_final_norm,
-    skeleton,
-)
+from ortolan.export.inputs import Inputs
+from ortolan.export.layers import Layers, skeleton, stacks
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.stream import Part, Quantized, round_rows, row_chunks
-from ortolan.modeling import Decoder, TransformerConfig
+from ortolan.modeling.config import ModelConfig
+from ortolan.modeling.heads import LanguageModel
+from ortolan.modeling.transformer import Encoder
 from ortolan.modeling.weights import EMBEDDING, Weights, read_weight
 from ortolan.runtime.process_memory import return_free_memory
 
@@ -33,11 +30,11 @@ TIED_DAMPING = 0.5
 
 
 def calibrated_weights(
-    config: TransformerConfig,
+    config: ModelConfig,
     weights: Weights,
     tables: Mapping[str, Tensor],
     plan: Mapping[str, Scheme],
-    texts: Sequence[Tensor],
+    inputs: Inputs,
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Quantized]:
@@ -46,60 +43,139 @@ def calibrated_weights(
     Args:
         config: the model.
         weights: its weights, read a layer at a time.
-        tables: its fixed tables.
+        tables: its fixed tables, by their names in it.
         plan: which weights, and how.
-        texts: ids `(S,)` of each text to calibrate on.
+        inputs: what to calibrate on.
         progress: told after every layer.
 
     Yields:
         Each weight once; its parts are to be read before the next is asked for.
     """
-    module = skeleton(config, tables)
-    with torch.inference_mode():
-        streams = embed(module, weights, texts)
-    head = head_name(module)
-    count = len(module.blocks)
-    for index in range(count):
-        prefix = f"blocks.{index}."
-        layer = read_layer(module, weights, prefix)
-        schemes = {
-            name.removeprefix(prefix): scheme
-            for name, scheme in plan.items()
-            if name.startswith(prefix)
-        }
-        found = _round_layer(module, index, layer, streams, schemes)
-        for name, codes in found.items():
-            weight = f"{prefix}{name}"
-            # Read once more: while the codes were found, there was no room to keep it.
-            parts = iter([Part(rows=read_weight(weights, weight), codes=codes)])
-            yield Quantized(name=weight, scheme=schemes[name], method="gptq", parts=parts)
-            layer[name] = dequantize(codes)
+    sides = stacks(skeleton(config, tables), weights)
+    done, total = 0, sum(map(len, sides))
+    found: set[str] = set()
+    streams: list[Tensor] = []
+    sources: list[Tensor] | None = None
+    for layers in sides:
+        given = inputs.sources if isinstance(layers.stack, Encoder) else inputs.ids
         with torch.inference_mode():
-            # One text at a time, each in the place of what it was.
-            for place, x_SE in enumerate(streams):
-                streams[place] = run_block(module, index, layer, [x_SE])[0]
-        del layer, found
-        return_free_memory()
-        if progress is not None:
-            progress(index + 1, count)
+            streams = layers.embed(given)
+        for index in range(len(layers)):
+            for quantized in _round_layer(layers, index, streams, sources, plan):
+                found.add(quantized.name)
+                yield quantized
+            return_free_memory()
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        with torch.inference_mode():
+            streams = sources = [layers.run_final_norm(x_SE) for x_SE in streams]
+    for quantized in _round_head(sides[-1], streams, plan):
+        found.add(quantized.name)
+        yield quantized
     for name, scheme in plan.items():
-        if name == head:
-            parts = _calibrated_head(module, weights, name, scheme, streams)
-            yield Quantized(name=name, scheme=scheme, method="gptq", parts=parts)
-        elif not name.startswith("blocks."):
+        if name not in found:
             parts = round_rows(weights, name, scheme, "rtn")
             yield Quantized(name=name, scheme=scheme, method="rtn", parts=parts)
 
 
+def _below(plan: Mapping[str, Scheme], prefix: str) -> dict[str, Scheme]:
+    """The part of a plan whose names begin like this, by what follows."""
+    return {
+        name.removeprefix(prefix): scheme
+        for name, scheme in plan.items()
+        if name.startswith(prefix)
+    }
+
+
 def _round_layer(
-    module: Decoder,
+    layers: Layers,
     index: int,
-    layer: dict[str, Tensor],
-    streams: Sequence[Tensor],
+    streams: list[Tensor],
+    sources: Sequence[Tensor] | None,
+    plan: Mapping[str, Scheme],
+) -> Iterator[Quantized]:
+    """The codes of every product of a layer; the streams become what leaves it as stored."""
+    layer = layers.read(index)
+    schemes = _below(plan, layers.place(index))
+
+    def run(place: int) -> Tensor:
+        source = None if sources is None else [sources[place]]
+        return layers.run(index, layer, [streams[place]], source)[0]
+
+    def run_all() -> None:
+        for place in range(len(streams)):
+            run(place)
+
+    codes = _round_products(layers.stack.blocks[index], layer, schemes, run_all)
+    for name, scheme in schemes.items():
+        weight = f"{layers.place(index)}{name}"
+        # Read once more: while the codes were found, there was no room to keep it.
+        parts = iter([Part(rows=read_weight(layers.weights, weight), codes=codes[name])])
+        yield Quantized(name=weight, scheme=scheme, method="gptq", parts=parts)
+        layer[name] = dequantize(codes[name])
+    with torch.inference_mode():
+        # One text at a time, each in the place of what it was.
+        for place in range(len(streams)):
+            streams[place] = run(place)
+
+
+def _round_head(
+    layers: Layers, streams: Sequence[Tensor], plan: Mapping[str, Scheme]
+) -> Iterator[Quantized]:
+    """The codes of the products behind the blocks."""
+    output = layers.output()
+    yield from _round_small_head(layers, streams, plan, None if output is None else output.weight)
+    if output is None or output.weight not in plan:
+        return
+    with torch.inference_mode():
+        x_SE = layers.run_transform(torch.cat(list(streams))) * output.scale
+        is_table = output.weight == layers.name(EMBEDDING)
+        damping = TIED_DAMPING if is_table else gptq.DAMPING
+        factor = gptq.factorize(x_SE.T @ x_SE, damping=damping)
+    scheme = plan[output.weight]
+    parts = (
+        Part(rows=rows, codes=gptq.round_columns(rows, factor, scheme))
+        for rows in row_chunks(layers.weights, output.weight)
+    )
+    yield Quantized(name=output.weight, scheme=scheme, method="gptq", parts=parts)
+
+
+def _round_small_head(
+    layers: Layers, streams: Sequence[Tensor], plan: Mapping[str, Scheme], output: str | None
+) -> Iterator[Quantized]:
+    """Those of a classifier, or before the last product of an encoder's language model."""
+    head, prefix = layers.stack.head, f"{layers.prefix}head."
+    schemes = {f"{prefix}{name}": scheme for name, scheme in _below(plan, prefix).items()}
+    names = [name for name in schemes if name != output]
+    if not names or not isinstance(head, nn.Module):
+        return
+    run = layers.run_transform if isinstance(head, LanguageModel) else layers.run_pooled_head
+
+    def run_all() -> None:
+        for x_SE in streams:
+            run(x_SE)
+
+    codes = _round_products(
+        head,
+        {name.removeprefix(prefix): read_weight(layers.weights, name) for name in names},
+        {name.removeprefix(prefix): schemes[name] for name in names},
+        run_all,
+    )
+    for name in names:
+        rows = read_weight(layers.weights, name)
+        parts = iter([Part(rows=rows, codes=codes[name.removeprefix(prefix)])])
+        yield Quantized(name=name, scheme=schemes[name], method="gptq", parts=parts)
+
+
+def _round_products(
+    module: nn.Module,
+    weights: dict[str, Tensor],
     schemes: Mapping[str, Scheme],
+    run: Callable[[], None],
 ) -> dict[str, Codes]:
-    """The codes of every product of a layer, whose weights are taken out of it one by one."""
-    hessians, leaders = _hessians(module, index, layer, streams, schemes)
+    """The codes of every product of a module, whose weights are taken out one by one."""
+    hessians, leaders = _hessians(module, schemes, run)
     found = {}
     leader, factor = "", None
     for name, scheme in schemes.items():
@@ -107,18 +183,19 @@ def _round_layer(
             leader, factor = leaders[name], None
             factor = gptq.factorize(hessians.pop(leader))
             return_free_memory()
-        found[name] = gptq.round_columns(layer.pop(name), factor, scheme)
+        found[name] = gptq.round_columns(weights.pop(name), factor, scheme)
     return found
 
 
 def _hessians(
-    module: Decoder,
-    index: int,
-    layer: dict[str, Tensor],
-    streams: Sequence[Tensor],
-    names: Iterable[str],
+    module: nn.Module, names: Iterable[str], run: Callable[[], None]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The sum of x xT over the inputs x `(K,)` of the products of a layer, `(K, K)`.
+    """The sum of x xT over the inputs x `(K,)` of the products of a module, `(K, K)`.
+
+    Args:
+        module: that holds them.
+        names: of their weights.
+        run: the module over all that is calibrated on.
 
     Returns:
         The sums, and for each product the name of the one whose sum is its own: products that
@@ -127,10 +204,9 @@ def _hessians(
     sums: dict[str, Tensor] = {}
     leaders: dict[str, str] = {}
     newest: list[tuple[str, Tensor]] = []
-    block = module.blocks[index]
 
     def watch(name: str) -> torch.utils.hooks.RemovableHandle:
-        def add(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if name not in leaders:
                 shares = bool(newest) and newest[-1][1] is inputs[0]
                 leaders[name] = leaders[newest[-1][0]] if shares else name
@@ -141,25 +217,13 @@ def _hessians(
                     sums[name] = torch.zeros(2 * [x_SK.shape[1]])
                 sums[name].addmm_(x_SK.T, x_SK)
 
-        return block.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(add)
+        return module.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(add)
 
     handles = [watch(name) for name in names]
     try:
         with torch.no_grad():
-            for x_SE in streams:
-                run_block(module, index, layer, [x_SE])
+            run()
     finally:
         for handle in handles:
             handle.remove()
     return sums, leaders
-
-
-def _calibrated_head(
-    module: Decoder, weights: Weights, name: str, scheme: Scheme, streams: Sequence[Tensor]
-) -> Iterator[Part]:
-    with torch.inference_mode():
-        x_SE = run_final_norm(module, weights, torch.cat(list(streams)))
-        damping = TIED_DAMPING if name == EMBEDDING else gptq.DAMPING
-        factor = gptq.factorize(x_SE.T @ x_SE, damping=damping)
-    for rows in row_chunks(weights, name):
-        yield Part(rows=rows, codes=gptq.round_columns(rows, factor, scheme))

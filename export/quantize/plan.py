@@ -13,11 +13,13 @@ import onnx_ir as ir
 from ortolan.export.errors import OptionError
 from ortolan.export.passes.edit import static_shape
 from ortolan.export.quantize.blocks import GROUPS, Scheme
-from ortolan.modeling.weights import EMBEDDING, HEAD
 
 Method = Literal["rtn", "hqq", "gptq"]
 
 _SCALE_BYTES = 4
+
+TABLES = ("embedding", "shared")
+"""Layers whose weight is a vector for each token."""
 
 METHODS: tuple[Method, ...] = ("rtn", "hqq", "gptq")
 
@@ -66,7 +68,7 @@ def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]
     planned = {}
     for name, (_, columns) in matrices.items():
         if not any(fnmatchcase(name, pattern) for pattern in options.exclude):
-            scheme = options.head if name in (EMBEDDING, HEAD) else options.scheme
+            scheme = options.scheme if _is_block(name) else options.head
             planned[name] = _fewest_bytes(scheme, columns) if options.fits else scheme
     return planned
 
@@ -85,14 +87,21 @@ def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
     return min(smaller, key=lambda candidate: (row_bytes(candidate), -candidate.group))
 
 
+def _is_block(name: str) -> bool:
+    """Whether a weight is of a block; the others are tables of tokens, or of a head."""
+    return ".blocks." in f".{name}"
+
+
 def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Weights of products, and the embedding, with their shapes."""
+    """Weights of products, and tables of tokens, with their shapes."""
     for node in graph:
         weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
         if weight is not None and weight.name:
             yield weight.name, static_shape(weight)
-    if EMBEDDING in graph.initializers:
-        yield EMBEDDING, static_shape(graph.initializers[EMBEDDING])
+    for name, value in graph.initializers.items():
+        layer, _, kind = name.rpartition(".")
+        if kind == "weight" and layer.rpartition(".")[2] in TABLES:
+            yield name, static_shape(value)
 
 
 def _examples(names: list[str]) -> list[str]:

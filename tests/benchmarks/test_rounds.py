@@ -79,9 +79,8 @@ def test_warm_up_is_asked_but_not_kept(tmp_path: Path) -> None:
 
 
 def test_worker_reports_its_times_and_its_own_peak(tmp_path: Path) -> None:
-    with Worker(program(tmp_path, "a")) as worker:
-        done = worker.ask(REQUEST, round=5)
-    assert (done.round, done.prefill_s, done.decode_s) == (5, 0.5, 0.25)
+    (done,), _ = rounds.measure([program(tmp_path, "a")], [REQUEST], rounds=1)
+    assert (done.prefill_s, done.decode_s) == (0.5, 0.25)
     # This process holds PyTorch; the stub holds NumPy.
     assert done.peak_bytes is not None
     assert 2**20 < done.peak_bytes < 100 * 2**20
@@ -106,7 +105,7 @@ def test_worker_that_dies_is_named_with_its_log(tmp_path: Path) -> None:
         Worker(program(tmp_path, "dies")) as worker,
         pytest.raises(RuntimeError, match=r"dies: expected an answer.*status 3.*log"),
     ):
-        worker.ask(REQUEST, round=0)
+        worker.answer(REQUEST)
 
 
 def test_logits_come_as_a_row_for_each_id(tmp_path: Path) -> None:
@@ -122,3 +121,9 @@ def test_logits_for_the_last_id_alone_are_refused(tmp_path: Path) -> None:
         pytest.raises(RuntimeError, match=r"each of 2 tokens, got the shape \(1, 2\)"),
     ):
         worker.logits((4, 5), tmp_path / "logits.npy")
+
+
+def test_request_that_a_worker_does_not_serve_is_refused(tmp_path: Path) -> None:
+    with Worker(program(tmp_path, "a")) as worker, pytest.raises(RuntimeError, match="status 1"):
+        worker.answer({"sources": [[1]], "batch": 1, "beams": 1, "new_tokens": 4})
+    assert "expected a request that this worker serves" in (tmp_path / "log").read_text()

@@ -73,7 +73,10 @@ def test_verify_of_a_wrong_reference_exits_with_1(
     shutil.copytree(bundle, wrong)
     opened = open_bundle(wrong)
     reference = certificate.read(opened)
-    certificate.write(wrong, replace(reference, top_logits=reference.top_logits + 0.5))
+    kept = reference.reference
+    assert isinstance(kept, certificate.Logits)
+    louder = replace(kept, top_logits=kept.top_logits + 0.5)
+    certificate.write(wrong, replace(reference, reference=louder))
     manifest = msgspec.structs.replace(opened.manifest, files=describe_files(wrong))
     write_manifest(wrong, manifest)
 
@@ -92,6 +95,29 @@ def test_inspect_lists_attention_and_memory(ortolan: Run, bundle: Path) -> None:
     assert whole["memory_bytes"] - about["memory_bytes"] == 46 * about["cache_bytes_per_token"]
 
 
+def test_inspect_names_the_nodes_that_cuda_has_no_kernel_for(ortolan: Run, bundle: Path) -> None:
+    text = ortolan("inspect", bundle, "--device", "cuda").stdout.decode()
+    assert "decoder: 2 x com.microsoft::GroupQueryAttention in float32" in text
+    options = ("--device", "cpu", "--batch", "3", "--json")
+    about = json.loads(ortolan("inspect", bundle, *options).stdout)
+    assert about["placement"]["misplaced"] == []
+    assert about["memory"]["cache"] == 3 * 96 * about["cache_bytes_per_token"]
+
+
+@pytest.mark.parametrize("command", ["run", "verify", "bench"])
+def test_cuda_fails_in_one_line_that_names_the_device(
+    ortolan: Run, bundle: Path, command: str
+) -> None:
+    assert "device 'cuda': expected" in fails_in_one_line(
+        ortolan, command, bundle, "--device", "cuda"
+    )
+
+
+def test_run_says_which_device_it_took_and_why(ortolan: Run, bundle: Path) -> None:
+    done = json.loads(ortolan("run", bundle, "def", "-n", "1", "--json").stdout)
+    assert (done["device"], done["device_reason"]) == ("cpu", "the bundle was made for the CPU")
+
+
 def test_bench_measures_prompts_and_generation(ortolan: Run, bundle: Path) -> None:
     done = ortolan("bench", bundle, "-p", "16", "-n", "8", "-r", "2")
     assert done.returncode == 0, done.stderr
@@ -107,6 +133,15 @@ def test_doctor_names_what_is_installed(ortolan: Run) -> None:
     facts = json.loads(ortolan("doctor", "--json").stdout)["facts"]
     assert "CPUExecutionProvider" in facts["providers"]
     assert facts["python"].split()[1] == f"({sys.executable})"
+
+
+def test_doctor_says_of_each_part_of_cuda_what_is_there_or_what_to_do(ortolan: Run) -> None:
+    text = ortolan("doctor").stdout.decode()
+    parts = json.loads(ortolan("doctor", "--json").stdout)["cuda"]
+    assert parts[0]["name"] == "NVIDIA driver"
+    for part in parts:
+        assert f"  {part['name']} " in text
+        assert (part["found"] or part["mend"]) in text
 
 
 def test_export_of_a_taken_place_needs_force(ortolan: Run, checkpoint: Path, bundle: Path) -> None:

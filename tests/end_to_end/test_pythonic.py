@@ -71,6 +71,9 @@ def test_int4_is_calibrated_on_the_text_of_the_recipe(int4: dict[str, Bundle]) -
     assert all(groups[name] == (64 if "down" in name else 128) for name in groups)
     measured = read(int4["fused"]).measured
     assert measured is not None
+    assert measured.mean_kl is not None
+    assert measured.perplexity is not None
+    assert measured.reference_perplexity is not None
     # Text that it was neither trained nor calibrated on.
     assert measured.mean_kl < 0.03
     assert measured.perplexity < 1.05 * measured.reference_perplexity

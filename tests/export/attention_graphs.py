@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from ortolan.export.portable import attach_bodies
 from ortolan.modeling.cache import LayerCache, Step
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
-from ortolan.modeling.ops import cached_attention
+from ortolan.modeling.ops import Relative, cached_attention
 from ortolan.modeling.positions import rotary_tables
 
 CAPACITY = 16
@@ -30,6 +30,7 @@ class Kind:
     rotated: int = 0
     window: int | None = None
     softcap: float | None = None
+    biased: bool = False
 
     @property
     def spec(self) -> AttentionConfig:
@@ -64,6 +65,9 @@ def graph(kind: Kind) -> ModelProto:
     if kind.rotary is not None:
         names += ["cos", "sin"]
         values |= {name: (TensorProto.FLOAT, [CAPACITY, kind.rotated // 2]) for name in names[-2:]}
+    if kind.biased:
+        names += ["", "", "", "bias"]
+        values["bias"] = (TensorProto.FLOAT, [1, 4, "sequence", "longest"])
     node = helper.make_node(
         "GroupQueryAttention",
         names,
@@ -131,9 +135,10 @@ def in_pytorch(kind: Kind) -> Run:
         output, present = cached_attention(
             given["query"],
             LayerCache(given["past_key"], given["past_value"]),
-            Step(given["seqlens_k"], given["total"]),
+            Step(given["seqlens_k"], given["total"], int(given["total"])),
             kind.rotary,
             spec=kind.spec,
+            relative=Relative(bias=given["bias"]) if kind.biased else None,
         )
         return [output.numpy(), present.key.numpy(), present.value.numpy()]
 
@@ -180,6 +185,9 @@ class Conversation:
             }
             if kind.rotary is not None:
                 inputs |= {"cos": kind.rotary[0].numpy(), "sin": kind.rotary[1].numpy()}
+            if kind.biased:
+                shape = (1, 4, max(new), int(lengths.max()))
+                inputs["bias"] = random.normal(size=shape).astype(np.float32)
             output, key, value = run(inputs)
             collected += [output[row, :count] for row, count in enumerate(new)]
         for row, length in enumerate(lengths):
@@ -201,5 +209,7 @@ KINDS = {
     "window": Kind(rotated=32, window=4),
     "window of one": Kind(window=1),
     "softcap": Kind(softcap=2.0),
+    "bias": Kind(biased=True),
+    "bias, window and softcap": Kind(biased=True, window=5, softcap=1.0),
     "all": Kind(rotated=16, window=5, softcap=3.0),
 }

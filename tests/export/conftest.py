@@ -10,9 +10,11 @@ from tests.export import tiny_models
 
 import ortolan
 from ortolan.export import pipeline
-from ortolan.export.trace import trace_decoder
-from ortolan.modeling import Decoder, TransformerConfig
+from ortolan.export.trace import trace_graph
+from ortolan.modeling import Decoder
+from ortolan.modeling.config import ModelConfig
 from ortolan.runtime import Bundle, load
+from ortolan.runtime.manifest import Graph
 from ortolan.runtime.model import Model
 
 
@@ -46,7 +48,7 @@ def exported(
         out = tmp_path_factory.mktemp("bundles") / name
         with pytest.MonkeyPatch.context() as patch:
             # The first to ask may be a test with `traced_once`; these are the real thing.
-            patch.setattr(pipeline, "trace_decoder", trace_decoder)
+            patch.setattr(pipeline, "trace_graph", trace_graph)
             bundle = ortolan.export(source, out, **case.options)
         return Exported(
             module=module,
@@ -59,17 +61,16 @@ def exported(
 
 
 @cache
-def _traced(config: TransformerConfig, dtype: torch.dtype, sequence: int | None) -> ir.Model:
-    return trace_decoder(config, dtype=dtype, sequence=sequence)
+def _traced(config: ModelConfig, role: str, graph: Graph, dtype: torch.dtype) -> ir.Model:
+    return trace_graph(config, role, graph, dtype=dtype)
+
+
+def traced(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:
+    """What `trace_graph` gives, from an earlier trace of the same model if there was one."""
+    return _traced(config, role, graph, dtype).clone()
 
 
 @pytest.fixture
 def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports take their graph from an earlier one of the same model: for what comes after."""
-
-    def clone(
-        config: TransformerConfig, *, dtype: torch.dtype, sequence: int | None = None
-    ) -> ir.Model:
-        return _traced(config, dtype, sequence).clone()
-
-    monkeypatch.setattr(pipeline, "trace_decoder", clone)
+    monkeypatch.setattr(pipeline, "trace_graph", traced)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -5,15 +6,14 @@ import pytest
 import torch
 from tests.export import tiny_models
 
-from ortolan.export import certificate as export_certificate
-from ortolan.export.certificate import THRESHOLDS, TOP_K, certify
+from ortolan.export import reference as references
+from ortolan.export.certificate import certify, thresholds
 from ortolan.export.errors import ExportError
-from ortolan.export.probes import Probe, make_probes
-from ortolan.modeling import Decoder, TransformerConfig, read_config
-from ortolan.modeling.checkpoint import limit_context, open_weights
-from ortolan.modeling.positions import tables
-from ortolan.modeling.weights import ModuleWeights
-from ortolan.runtime.certificate import Certificate, summarize
+from ortolan.export.probes import make_probes
+from ortolan.export.reference import TOP_K
+from ortolan.export.source import Source, open_source
+from ortolan.modeling import Decoder
+from ortolan.runtime.certificate import Certificate, Logits, summarize
 
 CONFIGS = {
     config.__name__: config
@@ -27,35 +27,36 @@ CONFIGS = {
 }
 
 
-def probes(context: int = 600) -> list[Probe]:
-    return make_probes(vocab_size=97, context_length=context, tokenizer=None)
+def opened(source: Decoder | Path, max_context: int | None = None) -> Source:
+    return open_source(source, tokenizer=None, max_context=max_context)
 
 
-def certified(module: Decoder, config: TransformerConfig) -> Certificate:
-    return certify(
-        config,
-        ModuleWeights(module),
-        tables(config),
-        probes(config.context_length),
-        thresholds=THRESHOLDS["fp32"],
-    )
+def certified(module: Decoder, max_context: int | None = None) -> Certificate:
+    source = opened(module, max_context)
+    return certify(source, make_probes(source), thresholds=thresholds("fp32"))
+
+
+def logits_of(certificate: Certificate) -> Logits:
+    assert isinstance(certificate.reference, Logits)
+    return certificate.reference
 
 
 def assert_is_what_the_module_computes(certificate: Certificate, module: Decoder) -> None:
-    offset = 0
+    offset, kept = 0, logits_of(certificate)
     for probe in certificate.probes:
         part = slice(offset, offset + probe.length)
         ids = torch.from_numpy(certificate.token_ids[part].astype(np.int64))
         with torch.inference_mode():
             logits = module(ids[None])[0].numpy()
         _, top_logits, log_sum_exp = summarize(logits, TOP_K)
-        kept = np.take_along_axis(logits, certificate.top_ids[part].astype(np.int64), -1)
+        chosen = np.take_along_axis(logits, kept.top_ids[part].astype(np.int64), -1)
         # The values at the ids, in the order of the ids: ties may be sorted either way.
-        np.testing.assert_allclose(certificate.top_logits[part], kept, rtol=1e-5, atol=2e-5)
-        np.testing.assert_allclose(certificate.top_logits[part], top_logits, rtol=1e-5, atol=2e-5)
-        np.testing.assert_allclose(certificate.log_sum_exp[part], log_sum_exp, rtol=1e-5)
+        np.testing.assert_allclose(kept.top_logits[part], chosen, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(kept.top_logits[part], top_logits, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(kept.log_sum_exp[part], log_sum_exp, rtol=1e-5)
         followed = np.take_along_axis(logits[:-1], ids[1:, None].numpy(), -1)[:, 0]
-        np.testing.assert_allclose(certificate.next_logits[part][:-1], followed, atol=2e-5)
+        assert kept.next_logits is not None
+        np.testing.assert_allclose(kept.next_logits[part][:-1], followed, atol=2e-5)
         offset += probe.length
     assert offset == len(certificate.token_ids)
 
@@ -63,8 +64,8 @@ def assert_is_what_the_module_computes(certificate: Certificate, module: Decoder
 @pytest.mark.parametrize("name", CONFIGS)
 def test_reference_is_what_the_module_computes(name: str) -> None:
     module = tiny_models.decoder(CONFIGS[name]())
-    certificate = certified(module, module.config)
-    assert certificate.top_ids.shape == (len(certificate.token_ids), TOP_K)
+    certificate = certified(module)
+    assert logits_of(certificate).top_ids.shape == (len(certificate.token_ids), TOP_K)
     assert_is_what_the_module_computes(certificate, module)
 
 
@@ -74,12 +75,13 @@ def test_chunks_of_the_vocabulary_give_the_same_reference(
     name: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tiny_models.decoder(CONFIGS[name]())
-    whole = certified(module, module.config)
-    monkeypatch.setattr(export_certificate, "CHUNK_ROWS", rows)
-    chunked = certified(module, module.config)
+    whole = certified(module)
+    monkeypatch.setattr(references, "CHUNK_ROWS", rows)
+    chunked = certified(module)
     assert_is_what_the_module_computes(chunked, module)
-    assert (chunked.top_ids == whole.top_ids).mean() > 0.999  # rounding may swap near ties
-    np.testing.assert_allclose(chunked.log_sum_exp, whole.log_sum_exp, rtol=1e-6)
+    one, other = logits_of(chunked), logits_of(whole)
+    assert (one.top_ids == other.top_ids).mean() > 0.999  # rounding may swap near ties
+    np.testing.assert_allclose(one.log_sum_exp, other.log_sum_exp, rtol=1e-6)
 
 
 def test_of_equal_logits_the_lower_id_comes_first_across_chunks(
@@ -88,55 +90,46 @@ def test_of_equal_logits_the_lower_id_comes_first_across_chunks(
     module = tiny_models.decoder(tiny_models.llama())
     assert module.head is not None
     module.head.weight.data[50] = module.head.weight.data[3]
-    monkeypatch.setattr(export_certificate, "CHUNK_ROWS", 1)
-    for row in certified(module, module.config).top_ids.tolist():
+    monkeypatch.setattr(references, "CHUNK_ROWS", 1)
+    for row in logits_of(certified(module)).top_ids.tolist():
         assert (3 in row) or (50 not in row)
         if 3 in row and 50 in row:
             assert row.index(50) == row.index(3) + 1
 
 
 def test_vocabulary_smaller_than_the_kept_logits_is_kept_whole() -> None:
-    from dataclasses import replace
-
     module = tiny_models.decoder(replace(tiny_models.llama(), vocab_size=9))
-    small = make_probes(vocab_size=9, context_length=600, tokenizer=None)
-    made = certify(
-        module.config,
-        ModuleWeights(module),
-        tables(module.config),
-        small,
-        thresholds=THRESHOLDS["fp32"],
-    )
-    assert np.sort(made.top_ids, axis=-1).tolist() == [list(range(9))] * len(made.token_ids)
+    made = logits_of(certified(module))
+    assert np.sort(made.top_ids, axis=-1).tolist() == [list(range(9))] * len(made.top_ids)
 
 
 def test_shorter_context_takes_the_first_rows_of_a_learned_table() -> None:
     module = tiny_models.decoder(tiny_models.gpt2())
-    certificate = certified(module, limit_context(module.config, 100))
+    certificate = certified(module, 100)
     assert max(probe.length for probe in certificate.probes) == 100
     assert_is_what_the_module_computes(certificate, module)
 
 
 def test_longer_context_of_stretched_positions_turns_every_token_differently() -> None:
     module = tiny_models.decoder(tiny_models.qwen2())
-    certificate = certified(module, limit_context(module.config, 400))
+    certificate = certified(module, 400)
     assert_is_what_the_module_computes(certificate, tiny_models.reference(module, 400))
 
 
 def test_checkpoint_and_module_have_the_same_reference(checkpoint: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
-    config = read_config(checkpoint)
-    weights = open_weights(checkpoint, config)
-    read = certify(config, weights, tables(config), probes(), thresholds=THRESHOLDS["fp16"])
-    live = certified(module, module.config)
-    np.testing.assert_array_equal(read.top_logits, live.top_logits)
-    assert read.thresholds == THRESHOLDS["fp16"]
-    assert live.thresholds == THRESHOLDS["fp32"]
+    probes = make_probes(opened(module))
+    bounds = thresholds("fp16")
+    read, live = (
+        certify(opened(source), probes, thresholds=bounds) for source in (checkpoint, module)
+    )
+    np.testing.assert_array_equal(logits_of(read).top_logits, logits_of(live).top_logits)
+    assert read.thresholds == bounds != thresholds("fp32")
 
 
 def test_half_precision_weights_are_computed_with_in_float32() -> None:
     module = tiny_models.decoder(tiny_models.llama(), torch.bfloat16)
-    certificate = certified(module, module.config)
+    certificate = certified(module)
     # `module.float()` would not do: its rotary tables have been rounded as well.
     assert_is_what_the_module_computes(certificate, tiny_models.reference(module, None))
 
@@ -146,18 +139,17 @@ def test_weights_that_are_not_finite_are_an_error(value: float) -> None:
     module = tiny_models.decoder(tiny_models.llama())
     module.blocks[1].get_parameter("attention.out.weight").data[3, 3] = value
     with pytest.raises(ExportError, match="reference: expected finite logits"):
-        certified(module, module.config)
+        certified(module)
 
 
 def test_progress_is_told_of_every_layer() -> None:
     module = tiny_models.decoder(tiny_models.llama())
     told: list[tuple[int, int]] = []
+    source = opened(module)
     certify(
-        module.config,
-        ModuleWeights(module),
-        tables(module.config),
-        probes(),
-        thresholds=THRESHOLDS["fp32"],
+        source,
+        make_probes(source),
+        thresholds=thresholds("fp32"),
         progress=lambda done, total: told.append((done, total)),
     )
     assert told == [(1, 2), (2, 2)]

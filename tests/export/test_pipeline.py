@@ -14,7 +14,7 @@ from torch import Tensor
 
 import ortolan
 from ortolan.export import pipeline, store, weights
-from ortolan.export.certificate import THRESHOLDS
+from ortolan.export.certificate import thresholds
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
 from ortolan.export.passes import tidy
 from ortolan.modeling.weights import Weights
@@ -124,7 +124,7 @@ def test_certificate_holds_what_the_export_measured(name: str, exported: Export)
     # Half precision may exchange two tokens that are nearly tied.
     verdicts = {"fp32": ("PASS",), "fp16": ("PASS", "AMBIGUOUS")}
     assert certificate.measured.verdict in verdicts[bundle.manifest.precision]
-    assert certificate.thresholds == THRESHOLDS[bundle.manifest.precision]
+    assert certificate.thresholds == thresholds(bundle.manifest.precision)
 
 
 def test_bundle_is_whole_and_tells_what_it_is(exported: Export) -> None:

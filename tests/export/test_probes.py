@@ -1,49 +1,147 @@
-import pytest
-from tests.export import tiny_models
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import pytest
+from tests.export.models_of_kinds import (
+    decoder_config,
+    encoder_config,
+    image_config,
+    seq2seq_config,
+    source_of,
+    write_plain_tokenizer,
+    write_wrapping_tokenizer,
+)
+
+from ortolan.export.calibration import CalibrationImages, CalibrationPairs, CalibrationText
 from ortolan.export.errors import OptionError
-from ortolan.export.probes import LENGTHS, TEXT, make_probes
+from ortolan.export.probes import IMAGES, LENGTHS, PAIRS, TEXT, Probe, inputs_of, make_probes
+from ortolan.export.source import Source
 from ortolan.runtime.tokenizer import Tokenizer
 
 
-@pytest.fixture
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_bytes(tiny_models.tokenizer().to_str().encode(), model_vocab_size=97)
+def decoder(context: int = 600, tokenizer: Path | None = None) -> Source:
+    return source_of(decoder_config(context), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_plain_tokenizer(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_wrapping_tokenizer(tmp_path_factory.mktemp("wrapping"))
+
+
+def ids_of(probe: Probe) -> list[int]:
+    assert probe.token_ids is not None
+    return [int(i) for i in probe.token_ids]
+
+
+def encoded(path: Path, text: str) -> list[int]:
+    return Tokenizer.from_bytes(path.read_bytes()).encode(text)
+
+
+def text(held_out: str) -> CalibrationText:
+    return CalibrationText(origin="notes", learn="", held_out=held_out)
 
 
 def test_random_probes_are_the_same_every_time_and_within_the_vocabulary() -> None:
-    one, other = (make_probes(vocab_size=11, context_length=1000, tokenizer=None) for _ in range(2))
-    assert [probe.token_ids.tolist() for probe in one] == [p.token_ids.tolist() for p in other]
-    assert tuple(len(probe.token_ids) for probe in one) == LENGTHS
-    assert {int(i) for probe in one for i in probe.token_ids} == set(range(11))
+    small = source_of(replace(decoder_config(), vocab_size=11))
+    one, other = (make_probes(small) for _ in range(2))
+    assert [ids_of(probe) for probe in one] == [ids_of(probe) for probe in other]
+    assert tuple(len(ids_of(probe)) for probe in one) == LENGTHS
+    assert {i for probe in one for i in ids_of(probe)} == set(range(11))
     assert len({probe.name for probe in one}) == len(LENGTHS)
 
 
-def test_probes_are_cut_from_the_built_in_text(tokenizer: Tokenizer) -> None:
-    probes = make_probes(vocab_size=97, context_length=1000, tokenizer=tokenizer)
-    assert tuple(len(probe.token_ids) for probe in probes) == LENGTHS
-    joined = [int(i) for probe in probes for i in probe.token_ids]
-    assert joined == list(tokenizer.encode(TEXT))[: len(joined)]
+def test_probes_are_cut_from_the_built_in_text(plain: Path) -> None:
+    probes = make_probes(decoder(tokenizer=plain))
+    assert tuple(len(ids_of(probe)) for probe in probes) == LENGTHS
+    joined = [i for probe in probes for i in ids_of(probe)]
+    assert joined == encoded(plain, TEXT)[: len(joined)]
 
 
-def test_probes_are_cut_from_the_given_text(tokenizer: Tokenizer) -> None:
-    text = "".join(chr(65 + i % 26) for i in range(600))
-    probes = make_probes(vocab_size=97, context_length=1000, tokenizer=tokenizer, text=text)
-    assert probes[3].token_ids.tolist() == list(tokenizer.encode(text))[8:24]
+def test_probes_are_cut_from_the_given_text(plain: Path) -> None:
+    held_out = "".join(chr(65 + i % 26) for i in range(600))
+    probes = make_probes(decoder(tokenizer=plain), text(held_out))
+    assert ids_of(probes[3]) == encoded(plain, held_out)[8:24]
     # The longest does not fit behind the others: it starts over.
-    assert probes[-1].token_ids.tolist() == list(tokenizer.encode(text))[:512]
+    assert ids_of(probes[-1]) == encoded(plain, held_out)[:512]
 
 
-def test_no_probe_is_longer_than_the_context(tokenizer: Tokenizer) -> None:
-    for given in (None, tokenizer):
-        probes = make_probes(vocab_size=97, context_length=40, tokenizer=given)
-        assert [len(probe.token_ids) for probe in probes] == [1, 2, 5, 16, 33, 40, 40, 40]
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_no_probe_is_longer_than_the_context(has_tokenizer: bool, plain: Path) -> None:
+    probes = make_probes(decoder(40, plain if has_tokenizer else None))
+    assert [len(ids_of(probe)) for probe in probes] == [1, 2, 5, 16, 33, 40, 40, 40]
 
 
-def test_text_as_long_as_the_longest_probe_is_enough(tokenizer: Tokenizer) -> None:
-    probes = make_probes(vocab_size=97, context_length=20, tokenizer=tokenizer, text="x" * 20)
-    assert len(probes[-1].token_ids) == 20
+def test_text_as_long_as_the_longest_probe_is_enough(plain: Path) -> None:
+    short = decoder(20, plain)
+    assert len(ids_of(make_probes(short, text("x" * 20))[-1])) == 20
     with pytest.raises(OptionError, match=r"notes: expected .* at least 20 .* got 19"):
-        make_probes(
-            vocab_size=97, context_length=20, tokenizer=tokenizer, text="x" * 19, origin="notes"
-        )
+        make_probes(short, text("x" * 19))
+
+
+def test_texts_of_an_encoder_stand_between_their_special_tokens(wrapping: Path) -> None:
+    probes = make_probes(source_of(encoder_config(), wrapping))
+    lengths = [len(ids_of(probe)) for probe in probes]
+    assert lengths == [1, 2, 5, 16, 20, 20, 20, 20]  # no longer than the encoder takes
+    for probe in probes[2:]:
+        first, *body, last = ids_of(probe)
+        assert (first, last) == (1, 2)
+        assert not {1, 2} & set(body)
+    inputs = inputs_of(source_of(encoder_config(), wrapping), probes)
+    assert [len(ids) for ids in inputs.sources] == lengths
+    assert inputs.ids == ()
+
+
+def test_pairs_without_data_meet_short_sources_with_long_targets_and_the_reverse(
+    wrapping: Path,
+) -> None:
+    for model in (source_of(seq2seq_config()), source_of(seq2seq_config(), wrapping)):
+        probes = make_probes(model)
+        sources = [len(probe.source) for probe in probes if probe.source is not None]
+        assert sources == [1, 2, 5, 16, 33, 40, 40, 40]
+        assert [len(ids_of(probe)) for probe in probes] == [40, 40, 40, 34, 17, 6, 3, 2]
+        assert {ids_of(probe)[0] for probe in probes} == {2}  # the start token
+
+
+def test_pairs_are_held_out_ones_between_start_and_end(wrapping: Path) -> None:
+    held_out = [(f"source {number}", f"target {number}") for number in range(40)]
+    data = CalibrationPairs(origin="pairs", learn=[], held_out=held_out)
+    probes = make_probes(source_of(seq2seq_config(), wrapping), data)
+    assert len(probes) == PAIRS
+    assert probes[2].source is not None
+    assert probes[2].source.tolist() == encoded(wrapping, "source 5")
+    assert ids_of(probes[2]) == [2, *encoded(wrapping, "target 5")]
+
+
+def test_pair_that_is_too_long_is_cut(wrapping: Path) -> None:
+    data = CalibrationPairs(origin="pairs", learn=[], held_out=[("s" * 99, "t" * 99)])
+    (probe,) = make_probes(source_of(seq2seq_config(), wrapping), data)
+    assert probe.source is not None
+    assert (len(probe.source), len(ids_of(probe))) == (40, 40)
+
+
+def test_images_grow_coarser_and_have_the_size_of_the_model() -> None:
+    model = source_of(image_config())
+    probes = make_probes(model)
+    pictures = [probe.image for probe in probes if probe.image is not None]
+    assert len(pictures) == IMAGES
+    assert {(picture.shape, picture.dtype.name) for picture in pictures} == {((9, 6, 3), "uint8")}
+    edges = [np.abs(np.diff(picture.astype(int), axis=1)).mean() for picture in pictures]
+    assert edges[0] > 2 * edges[-1]
+    pixels = inputs_of(model, probes).sources
+    # Of a ViT without a file: bytes to -1 ... 1.
+    expected = pictures[3].transpose(2, 0, 1) / 127.5 - 1
+    np.testing.assert_allclose(pixels[3].numpy(), expected, atol=1e-6)
+
+
+def test_given_images_are_taken_evenly() -> None:
+    given = np.arange(20, dtype=np.uint8)[:, None, None, None].repeat(9, 1).repeat(6, 2)
+    data = CalibrationImages(origin="images", learn=given[:0], held_out=given)
+    probes = make_probes(source_of(image_config(channels=1)), data)
+    firsts = [int(probe.image[0, 0, 0]) for probe in probes if probe.image is not None]
+    assert firsts == [0, 2, 5, 7, 10, 12, 15, 17]

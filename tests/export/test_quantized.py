@@ -251,8 +251,12 @@ def test_certificate_holds_the_quality(tmp_path: Path) -> None:
     certificate = read(bundle)
     measured = certificate.measured
     assert measured is not None
+    assert measured.mean_kl is not None
+    assert measured.max_kl is not None
     assert 0 < measured.mean_kl <= measured.max_kl
-    assert certificate.thresholds.mean_kl <= max(1.5 * measured.mean_kl, 1.6e-4)
+    bound = certificate.thresholds.mean_kl
+    assert bound is not None
+    assert bound <= max(1.5 * measured.mean_kl, 1.6e-4)
     assert certificate.thresholds.max_abs_delta is None
     assert measured.perplexity == pytest.approx(measured.reference_perplexity, rel=0.1)
 

@@ -101,6 +101,7 @@ def decoder_config(
     values: dict[str, Any] = {
         "final_norm": None if block.placement == "post" else block.norm,
         "tied_head": not isinstance(positions, ConcatenatedPositions),
+        "blocks": (block, block),
         **fields,
     }
     return TransformerConfig(
@@ -109,7 +110,6 @@ def decoder_config(
         hidden_size=WIDTH,
         context_length=CONTEXT,
         positions=positions,
-        blocks=(block, block),
         **values,
     )
 
@@ -121,13 +121,13 @@ def encoder_config(
         "final_norm": None if block.placement == "post" else block.norm,
         "input": TokenInput(vocab_size=VOCAB),
         "context_length": CONTEXT,
+        "blocks": (bidirectional(block),) * 2,
         **fields,
     }
     return EncoderConfig(
         model_type="none",
         hidden_size=WIDTH,
         positions=positions,
-        blocks=(bidirectional(block),) * 2,
         **values,
     )
 

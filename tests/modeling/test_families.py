@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from ortolan.modeling.checkpoint import config_from_hf, empty_decoder
+from ortolan.modeling.checkpoint import config_from_hf, empty_model
 from ortolan.modeling.config import (
     AttentionConfig,
     LearnedPositions,
@@ -168,7 +168,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_gives_a_model_of_the_published_size(name: str) -> None:
     values, parameters = PUBLISHED[name]
-    module = empty_decoder(config_from_hf(values))
+    module = empty_model(config_from_hf(values))
     assert sum(p.numel() for p in module.parameters()) == parameters
     assert {p.device.type for p in module.parameters()} == {"meta"}
 

@@ -14,7 +14,6 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from ortolan.modeling.cache import LayerCache, Step
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.ops import Relative, Rotary, attention, cached_attention
 
 HEADS, HEAD_DIM = 4, 8
@@ -280,22 +279,26 @@ def test_later_tokens_do_not_change_earlier_outputs(situation: Situation) -> Non
     assert_close(before[:, :6], now[:, :6])
 
 
-@pytest.mark.parametrize(
-    ("spec", "relative"),
-    [
-        (SPEC, Relative(bias=torch.zeros(1, HEADS, 1, 6))),
-        (SPEC, Relative(rows=torch.zeros(1, 1, 6).long(), keys=torch.zeros(3, HEAD_DIM))),
-        (replace(SPEC, value_dim=3), None),
-    ],
-    ids=["bias", "keys", "values"],
-)
-def test_a_trace_of_what_the_node_cannot_express_is_an_error(
-    spec: AttentionConfig, relative: Relative | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    qkv, past = packed(SPEC, 1, 1), empty(SPEC, 1, 6)
-    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
-    with pytest.raises(ConfigError, match="GroupQueryAttention has no place for them"):
-        cached_attention(qkv, past, after(1), None, spec=spec, relative=relative)
+@pytest.mark.parametrize("kind", ["plain", "bias", "keys", "values"])
+def test_slots_behind_the_longest_row_have_no_part_in_a_step(kind: str) -> None:
+    spec = replace(SPEC, value_dim=3) if kind == "values" else SPEC
+    width = HEADS * HEAD_DIM + 2 * HEAD_DIM + 2 * spec.value_width
+    shapes = [(2, 2, 12, size) for size in (HEAD_DIM, spec.value_width)]
+    past = LayerCache(*(random(*shape, seed=5) for shape in shapes))
+    step, qkv = after(7, 4), random(2, 1, width)
+    relative = {
+        "bias": Relative(bias=random(1, HEADS, 1, 12)),
+        "keys": Relative(rows=torch.arange(12)[None, None] % 3, keys=random(3, HEAD_DIM)),
+    }.get(kind)
+    whole, extended = cached_attention(qkv, past, step, None, spec=spec, relative=relative)
+    if relative is not None:
+        bias = None if relative.bias is None else relative.bias[..., :7]
+        rows = None if relative.rows is None else relative.rows[..., :7]
+        relative = Relative(bias=bias, rows=rows, keys=relative.keys)
+    reached = replace(step, seen=7)
+    part, same = cached_attention(qkv, past, reached, None, spec=spec, relative=relative)
+    assert_close(part, whole)
+    assert all(torch.equal(one, other) for one, other in zip(extended, same, strict=True))
 
 
 # --- positions of a step ------------------------------------------------------------------------

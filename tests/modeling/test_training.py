@@ -1,4 +1,4 @@
-"""Recipes, the text they learn from, a training of seconds, and how it is measured."""
+"""Recipes, the text they learn from, and a training of seconds."""
 
 import json
 import math
@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tests.modeling.tiny_models import assert_same_logits, reference_logits
 from transformers import AutoModelForCausalLM
 
-from ortolan.modeling import ConfigError, Decoder, load
+from ortolan.modeling import ConfigError, load
+from ortolan.modeling.bpe import byte_level_bpe, encode
 from ortolan.modeling.checkpoint import config_from_hf
-from ortolan.modeling.corpus import Corpus, encode, read_corpus, train_tokenizer
+from ortolan.modeling.corpora.stdlib import Corpus, read_corpus
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.evaluation import bits_per_byte, xz_bits_per_byte
-from ortolan.modeling.recipe import DataRecipe, OptimizerRecipe, TokenizerRecipe, read_recipe
+from ortolan.modeling.evaluation import bits_per_byte
+from ortolan.modeling.families import family_of
+from ortolan.modeling.recipe import OptimizerRecipe, StdlibData, read_recipe
+from ortolan.modeling.tasks.task import required
 from ortolan.modeling.training import learning_rate, train
 
 RECIPE = """
@@ -84,16 +86,20 @@ def write_recipe(folder: Path, old: str = "", new: str = "") -> Path:
 def test_a_recipe_is_read(tmp_path: Path) -> None:
     recipe = read_recipe(write_recipe(tmp_path))
     assert recipe.model["hidden_size"] == 32
-    assert recipe.data.held_out == ("held",)
+    assert recipe.data == StdlibData(held_out=("held",), exclude=("vendored/*",))
     assert recipe.training.learning_rate == 0.01
     assert recipe.training.precision == "fp32"
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "models").glob("*/*.toml")))
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "models").rglob("*.toml")))
 def test_the_recipes_of_this_repository_are_read(path: Path) -> None:
     recipe = read_recipe(path)
-    config = config_from_hf({"vocab_size": recipe.tokenizer.vocab_size, **recipe.model})
-    assert recipe.training.sequence_length <= config.context_length
+    assert family_of(recipe.model["model_type"])
+    if isinstance(recipe.data, StdlibData):
+        size = required(recipe.tokenizer, "tokenizer", recipe.data).vocab_size
+        config = config_from_hf({"vocab_size": size, **recipe.model})
+        window = required(recipe.training.sequence_length, "sequence_length", recipe.data)
+        assert window <= config.context_length
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ def test_the_recipes_of_this_repository_are_read(path: Path) -> None:
         ("learning_rate = 1e-2", "learning_rate = 0.0", "Expected `float` > 0"),
         ("warmup_steps = 4", "warmup_steps = -1", "Expected `int` >= 0"),
         ("steps = 24", 'steps = 24\nprecision = "fp8"', "Invalid enum value 'fp8'"),
-        ('source = "stdlib"', 'source = "web"', "Invalid enum value 'web'"),
+        ('source = "stdlib"', 'source = "web"', "Invalid value 'web'"),
         ("[data]", "[data", "expected a recipe"),
         ("[tokenizer]", "[tokenizers]", "unknown field `tokenizers`|required field `tokenizer`"),
     ],
@@ -136,6 +142,9 @@ def test_a_recipe_that_is_not_text_is_an_error(tmp_path: Path) -> None:
     [
         ("warmup_steps = 4", "warmup_steps = 24", "warmup_steps below steps, got 24 and 24"),
         ("sequence_length = 32", "sequence_length = 65", "up to the model's 64, got 65"),
+        ("sequence_length = 32", "", "training.sequence_length: expected a value for stdlib"),
+        ("[tokenizer]\nvocab_size = 300", "", "tokenizer: expected a value for stdlib"),
+        ("steps = 24", "steps = 24\naverage_last = 25", "average_last up to steps, got 25 and 24"),
         ('held_out = ["held"]', 'held_out = ["absent"]', "files to measure on .* got 3 and 0"),
         ('exclude = ["vendored/*"]', 'exclude = ["*"]', "got 0 and 0"),
     ],
@@ -205,6 +214,13 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_nothing() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
+def test_the_inverse_square_root_is_the_schedule_of_the_paper() -> None:
+    recipe = optimizer(schedule="inverse_sqrt", learning_rate=(512 * 10) ** -0.5)
+    for step in range(1, 101):
+        published = 512**-0.5 * min(step**-0.5, step * 10**-1.5)
+        assert learning_rate(recipe, step - 1) == pytest.approx(published)
+
+
 def test_without_warm_up_the_learning_rate_starts_at_its_peak() -> None:
     assert learning_rate(optimizer(warmup_steps=0), 0) == 2.0
 
@@ -213,7 +229,7 @@ def test_without_warm_up_the_learning_rate_starts_at_its_peak() -> None:
 
 
 def test_a_corpus_is_the_files_that_the_recipe_names(stdlib: Path) -> None:
-    recipe = DataRecipe(source="stdlib", held_out=("held",), exclude=("vendored/*",))
+    recipe = StdlibData(held_out=("held",), exclude=("vendored/*",))
     corpus = read_corpus(recipe)
     texts = [(stdlib / name).read_text() for name in ("a.py", "package/b.py", "held/c.py")]
     assert corpus == Corpus(train=tuple(texts[:2]), held_out=(texts[2],))
@@ -223,13 +239,13 @@ def test_a_corpus_is_the_files_that_the_recipe_names(stdlib: Path) -> None:
 def test_a_folder_that_only_begins_with_the_name_is_not_held_out(stdlib: Path) -> None:
     (stdlib / "heldover").mkdir()
     (stdlib / "heldover/f.py").write_text("x = 1\n")
-    recipe = DataRecipe(source="stdlib", held_out=("held",), exclude=())
+    recipe = StdlibData(held_out=("held",), exclude=())
     assert "x = 1\n" in read_corpus(recipe).train
 
 
 def test_a_document_is_its_text_behind_the_special_token() -> None:
     texts = (LINE * 5, "naïve 漢字\n")
-    tokenizer = train_tokenizer(TokenizerRecipe(vocab_size=280), texts)
+    tokenizer = byte_level_bpe(texts, vocab_size=280, special_tokens=["<|endoftext|>"])
     end = tokenizer.token_to_id("<|endoftext|>")
     for ids, text in zip(encode(tokenizer, texts, "<|endoftext|>"), texts, strict=True):
         assert ids[0] == end
@@ -237,73 +253,6 @@ def test_a_document_is_its_text_behind_the_special_token() -> None:
         assert tokenizer.decode(ids[1:]) == text
     with pytest.raises(RecipeError, match="expected the token '<s>'"):
         encode(tokenizer, texts, "<s>")
-
-
-# --- measurement --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_model() -> Decoder:
-    torch.manual_seed(0)
-    recipe: dict[str, Any] = {
-        "model_type": "llama",
-        "vocab_size": 50,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-    }
-    return Decoder(config_from_hf(recipe))
-
-
-def document(length: int) -> list[int]:
-    return torch.randint(50, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-
-
-def test_bits_per_byte_of_one_window_is_the_cross_entropy(small_model: Decoder) -> None:
-    documents = [document(12), document(5)]
-    nats = 0.0
-    for ids in documents:
-        logits = small_model(torch.tensor([ids]))[0].detach().double()
-        for position, token in enumerate(ids[1:]):
-            nats -= float(logits[position].log_softmax(-1)[token])
-    measured = bits_per_byte(small_model, documents, 37, window=16)
-    assert measured == pytest.approx(nats / math.log(2) / 37)
-
-
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 8, 16])
-@pytest.mark.parametrize("length", [0, 1, 2, 5, 8, 9, 17, 30])
-def test_every_token_but_the_first_is_predicted_once(length: int, window: int) -> None:
-    # A model without an opinion pays log2(50) bits for each token it is asked about.
-    class Indifferent(Decoder):
-        def __init__(self) -> None:
-            torch.nn.Module.__init__(self)
-
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            assert input_ids.shape[1] <= window
-            return torch.zeros(*input_ids.shape, 50)
-
-    bits = bits_per_byte(Indifferent(), [document(length)], 1, window=window)
-    assert bits == pytest.approx(max(length - 1, 0) * math.log2(50))
-
-
-def test_overlapping_windows_see_at_least_half_a_window(small_model: Decoder) -> None:
-    ids, window = document(20), 8
-    nats = 0.0
-    for target in range(1, 20):
-        # 1 to 8 in the first window, then four more in each that starts four later.
-        start = 0 if target <= window else 4 * math.ceil((target - window) / 4)
-        assert target - start >= min(target, window // 2)
-        logits = small_model(torch.tensor([ids[start:target]]))[0, -1].detach()
-        nats += float(F.cross_entropy(logits, torch.tensor(ids[target])))
-    measured = bits_per_byte(small_model, [ids], 1, window=window)
-    assert measured == pytest.approx(nats / math.log(2), rel=1e-5)
-
-
-def test_xz_needs_less_for_all_files_than_for_each() -> None:
-    single, together = xz_bits_per_byte([LINE * 10, LINE * 12])
-    assert 0 < together < single
 
 
 # --- a training of seconds ----------------------------------------------------------------------
@@ -362,6 +311,27 @@ def test_the_same_recipe_gives_the_same_model(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, "steps = 24", 'steps = 6\nprecision = "bf16"')
     one, other = (train(recipe, tmp_path / name) for name in ("one", "other"))
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("stdlib")
+def test_the_mean_of_the_last_weights_is_what_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    zero_grad = torch.optim.AdamW.zero_grad
+
+    def spy(self: torch.optim.AdamW, **options: bool) -> None:
+        zero_grad(self, **options)
+        seen.append(self.param_groups[0]["params"][0].detach().clone())
+
+    monkeypatch.setattr(torch.optim.AdamW, "zero_grad", spy)
+    recipe = write_recipe(tmp_path, "steps = 24", "steps = 8\naverage_last = 3")
+    module = load(train(recipe, tmp_path / "out"))
+    mean = torch.stack(seen[-3:]).mean(0)
+    assert (mean - seen[-1]).abs().max() > 1e-3
+    first = next(iter(module.parameters()))
+    assert first.shape == mean.shape
+    assert (first - mean.bfloat16().float()).abs().max() <= 2**-8 * mean.abs().max()
 
 
 @pytest.mark.usefixtures("stdlib")

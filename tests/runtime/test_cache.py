@@ -202,3 +202,29 @@ def test_an_error_takes_back_lengths_and_fixed_states(kind: type[BaseException])
         fail()
     assert cache.lengths == [50]
     np.testing.assert_array_equal(cache.buffers()[1], before)
+
+
+def test_rows_are_copied_all_at_once_up_to_the_longest_and_no_further() -> None:
+    cache = filled(Cache((VALUE, KEY, SUM), batch=4, context_length=900), 300, 5, 7, 6)
+    before = [buffer.copy() for buffer in cache.buffers()]
+    cache.copy_rows(np.array([1, 2, 3]), np.array([2, 1, 0]))
+    assert cache.lengths == [6, 7, 5, 6]
+    for buffer, kept, capacity_axis in zip(cache.buffers(), before, (0, 1, None), strict=True):
+        for row, source in enumerate([3, 2, 1, 3]):
+            valid = (slice(None),) * (capacity_axis or 0) + (slice(0, 7),)
+            part = valid if capacity_axis is not None else ()
+            np.testing.assert_array_equal(buffer[row][part], kept[source][part])
+    # what stands behind the longest of the rows that were read stays where it was
+    np.testing.assert_array_equal(cache.buffers()[0][0, 7:], before[0][0, 7:])
+
+
+def test_clearing_forgets_tokens_and_sums_and_keeps_the_memory() -> None:
+    cache = filled(Cache((KEY, SUM), batch=2, context_length=900), 300, 5)
+    key, total = cache.buffers()
+    cache.clear()
+    assert cache.lengths == [0, 0]
+    assert [buffer is kept for buffer, kept in zip(cache.buffers(), (key, total), strict=True)] == [
+        True,
+        True,
+    ]
+    assert not total.any()

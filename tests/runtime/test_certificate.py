@@ -13,7 +13,9 @@ from tests.runtime.tiny_decoder import PROBES, TinyDecoder, write_bundle
 
 from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle import open_bundle
-from ortolan.runtime.certificate import Certificate, Report, Thresholds, replay, verify
+from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, replay, verify
+from ortolan.runtime.certificate.figures import divergence
+from ortolan.runtime.certificate.runs import BLOCK
 from ortolan.runtime.errors import BundleFileError, DeviceError
 from ortolan.runtime.session import Engine
 from ortolan.runtime.steps import Decoder, feed
@@ -47,7 +49,10 @@ def test_a_sound_bundle_passes(tmp_path: Path, options: dict[str, bool]) -> None
     assert (report.top1_agreement, report.near_ties, report.non_finite) == (1.0, 0, 0)
     assert report.first_divergence is None
     assert 0 < report.max_abs_delta < 1e-3
+    assert report.mean_kl is not None
+    assert report.max_kl is not None
     assert report.mean_kl <= report.max_kl < 1e-6
+    assert (report.kind, report.output, report.mean_cosine) == ("decoder", "logits", None)
     assert report.device == "cpu"
 
 
@@ -79,16 +84,21 @@ def test_logits_of_more_than_a_block_are_never_in_memory_at_once(
         rows.append(len(logits))
         return logits
 
-    monkeypatch.setattr("ortolan.runtime.certificate.feed", note)
+    monkeypatch.setattr("ortolan.runtime.certificate.runs.feed", note)
     replay(engine, certificate)
-    assert max(rows) == certificates.BLOCK
+    assert max(rows) == BLOCK
+
+
+def logits_of(certificate: Certificate) -> Logits:
+    assert isinstance(certificate.reference, Logits)
+    return certificate.reference
 
 
 def changed(certificate: Certificate, position: int, delta: float) -> Certificate:
     """The reference with its highest logit at a position moved."""
-    top_logits = certificate.top_logits.copy()
+    top_logits = logits_of(certificate).top_logits.copy()
     top_logits[position, 0] += delta
-    return replace(certificate, top_logits=top_logits)
+    return replace(certificate, reference=replace(logits_of(certificate), top_logits=top_logits))
 
 
 def test_a_logit_beyond_its_threshold_fails_and_is_found(
@@ -105,7 +115,7 @@ def test_a_logit_beyond_its_threshold_fails_and_is_found(
 def test_the_threshold_of_logits_grows_with_the_largest_of_them(
     engine: Engine, certificate: Certificate
 ) -> None:
-    scale = float(np.abs(certificate.top_logits).max())
+    scale = float(np.abs(logits_of(certificate).top_logits).max())
     assert scale > 2
     for share, verdict in ((0.9, "PASS"), (1.1, "FAIL")):
         loose = Thresholds(max_abs_delta=0.01, mean_kl=1.0, near_tie=0.0)
@@ -117,20 +127,25 @@ def test_a_mean_divergence_beyond_its_threshold_fails(
     engine: Engine, certificate: Certificate
 ) -> None:
     loose = {"max_abs_delta": 1.0, "near_tie": 0.0}
-    moved = replace(certificate, log_sum_exp=certificate.log_sum_exp + np.float32(0.1))
+    reference = logits_of(certificate)
+    louder = replace(reference, log_sum_exp=reference.log_sum_exp + np.float32(0.1))
+    moved = replace(certificate, reference=louder)
     for bound, verdict in ((1.0, "PASS"), (1e-5, "FAIL")):
         thresholds = Thresholds(mean_kl=bound, **loose)
         report = replay(engine, replace(moved, thresholds=thresholds))
         assert report.verdict == verdict
+        assert report.mean_kl is not None
         assert report.mean_kl > 1e-4
 
 
 def swapped(certificate: Certificate, position: int, gap: float) -> Certificate:
     """The reference with its two best tokens exchanged, so far from each other."""
-    top_ids, top_logits = certificate.top_ids.copy(), certificate.top_logits.copy()
+    reference = logits_of(certificate)
+    top_ids, top_logits = reference.top_ids.copy(), reference.top_logits.copy()
     top_ids[position, :2] = top_ids[position, 1::-1]
     top_logits[position, 0] = top_logits[position, 1] + np.float32(gap)
-    return replace(certificate, top_ids=top_ids, top_logits=top_logits)
+    kept = replace(reference, top_ids=top_ids, top_logits=top_logits)
+    return replace(certificate, reference=kept)
 
 
 @pytest.mark.parametrize(
@@ -211,16 +226,16 @@ def test_the_divergence_is_a_lower_bound_of_the_whole_and_zero_of_equals(
     log_p, log_q = (np.array(x) - np.logaddexp.reduce(x) for x in (p, q))
     whole = float((np.exp(log_p) * (log_p - log_q)).sum())
     kept = np.argsort(-log_p)[:top_k]
-    got = certificates._divergence(log_p[kept][None], log_q[kept][None])
+    got = divergence(log_p[kept][None], log_q[kept][None])
     assert 0 <= got[0] <= whole + 1e-3 + whole * 1e-3
-    equal = certificates._divergence(log_p[kept][None], log_p[kept][None])
+    equal = divergence(log_p[kept][None], log_p[kept][None])
     assert equal[0] == pytest.approx(0, abs=1e-12)
 
 
 def test_the_divergence_of_all_tokens_is_the_whole() -> None:
     log_p, log_q = (np.log(np.array([x])) for x in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
     expected = 0.5 * np.log(0.5 / 0.2) + 0.2 * np.log(0.2 / 0.5)
-    assert certificates._divergence(log_p, log_q)[0] == pytest.approx(expected, rel=1e-4)
+    assert divergence(log_p, log_q)[0] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_rounding_of_the_stored_numbers_is_no_divergence() -> None:
@@ -228,7 +243,7 @@ def test_the_rounding_of_the_stored_numbers_is_no_divergence() -> None:
     stored = float(np.logaddexp.reduce(logits[0])) + np.array([-1e-6, 1e-6])
     exact = logits - np.logaddexp.reduce(logits[0])
     for log_sum_exp in stored:
-        assert certificates._divergence(logits - log_sum_exp, exact)[0] < 1e-9
+        assert divergence(logits - log_sum_exp, exact)[0] < 1e-9
 
 
 def test_a_summary_keeps_the_highest_and_the_lower_id_of_equals() -> None:

@@ -17,7 +17,7 @@ from tests.runtime.tiny_decoder import PROBES, TOP_K, VOCABULARY, TinyDecoder, w
 
 from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle import Bundle, open_bundle
-from ortolan.runtime.certificate import Certificate, replay
+from ortolan.runtime.certificate import Certificate, Logits, replay
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.manifest import File, encode
 from ortolan.runtime.session import Engine
@@ -49,8 +49,11 @@ def test_what_is_written_is_read_and_written_again(
     assert again.measured == msgspec.structs.replace(measured, seconds=0.0)
     assert again.probes == certificate.probes
     assert again.thresholds == certificate.thresholds
-    for name in ("token_ids", "top_ids", "top_logits", "log_sum_exp", "next_logits"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(certificate, name))
+    np.testing.assert_array_equal(again.token_ids, certificate.token_ids)
+    for name in ("top_ids", "top_logits", "log_sum_exp", "next_logits"):
+        np.testing.assert_array_equal(
+            getattr(again.reference, name), getattr(certificate.reference, name)
+        )
 
 
 def rewritten(
@@ -121,14 +124,21 @@ def test_a_document_that_is_none_is_refused(
         certificates.read(bundle)
 
 
+def logits_of(certificate: Certificate) -> Logits:
+    assert isinstance(certificate.reference, Logits)
+    return certificate.reference
+
+
 def packed(certificate: Certificate, **changes: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+    reference = logits_of(certificate)
+    assert reference.next_logits is not None
     arrays: dict[str, NDArray[Any]] = {
         "token_ids": certificate.token_ids,
         "lengths": np.array(PROBES, np.int32),
-        "top_ids": certificate.top_ids,
-        "top_logits": certificate.top_logits,
-        "log_sum_exp": certificate.log_sum_exp,
-        "next_logits": certificate.next_logits,
+        "top_ids": reference.top_ids,
+        "top_logits": reference.top_logits,
+        "log_sum_exp": reference.log_sum_exp,
+        "next_logits": reference.next_logits,
     }
     changed = {**arrays, **changes}
     return {name: array for name, array in changed.items() if array is not None}
@@ -219,6 +229,22 @@ def test_a_header_that_promises_more_than_there_is_takes_no_memory(
         certificates.read(rewritten(tiny, tmp_path, arrays=stream.getvalue()))
 
 
+@pytest.mark.parametrize("text", [b"\0", b"[", b"(" * 12, b"'", b"9" * 12, b"\xff", b"\\\n"])
+def test_a_header_that_python_cannot_parse_is_refused(
+    tiny: TinyDecoder, certificate: Certificate, tmp_path: Path, text: bytes
+) -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in packed(certificate).items():
+            body = io.BytesIO()
+            np.lib.format.write_array(body, array)
+            good = body.getvalue()
+            place = good.index(b"'shape': ") + len(b"'shape': ")
+            archive.writestr(f"{name}.npy", good[:place] + text + good[place + len(text) :])
+    with pytest.raises(CertificateError, match=" as "):
+        certificates.read(rewritten(tiny, tmp_path, arrays=stream.getvalue()))
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_damaged_archive_is_refused_or_read_as_it_was(
@@ -235,10 +261,12 @@ def test_a_damaged_archive_is_refused_or_read_as_it_was(
         again = certificates.read(bundle)
     except CertificateError:
         return
-    np.testing.assert_array_equal(again.top_logits, certificate.top_logits)
+    np.testing.assert_array_equal(logits_of(again).top_logits, logits_of(certificate).top_logits)
 
 
 def test_parts_that_do_not_agree_are_not_written(certificate: Certificate, tmp_path: Path) -> None:
+    reference = logits_of(certificate)
+    short = replace(certificate, reference=replace(reference, top_ids=reference.top_ids[:-1]))
     with pytest.raises(CertificateError, match="top_ids as int32"):
-        certificates.write(tmp_path, replace(certificate, top_ids=certificate.top_ids[:-1]))
+        certificates.write(tmp_path, short)
     assert list(tmp_path.iterdir()) == []

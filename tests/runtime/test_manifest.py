@@ -102,7 +102,8 @@ def without(keys: tuple[str | int, ...], field: str) -> Change:
 def test_missing_field_is_refused(keys: tuple[str | int, ...]) -> None:
     optional = {
         *("sequence", "min_new_tokens", "bos", "eos", "pad"),
-        *("prefill_precision", "quantized"),
+        *("start", "forced_first", "forced_last", "suppressed"),
+        *("prefill_precision", "quantized", "source", "output", "attention_maps"),
     }
     for field in set(reached(json.loads(DATA), keys)) - optional:
         assert field in error_of(changed(without(keys, field)))
@@ -328,6 +329,7 @@ def with_states(count: int) -> Change:
         (limits.MAX_WHOLE_FILE_BYTES, lambda n: put("files", 3, "size", value=n)),
         (limits.MAX_DEVICES, lambda n: put("devices", value=[f"cpu{i}" for i in range(n)])),
         (limits.MAX_STOP_TOKENS, lambda n: put("tokens", "eos", value=[1] * n)),
+        (limits.MAX_SUPPRESSED, lambda n: put("tokens", "suppressed", value=[1] * n)),
         (limits.MAX_LABEL_LENGTH, lambda n: put("provenance", "model_type", value="x" * n)),
         (
             limits.MAX_VERSIONS,

@@ -1,5 +1,6 @@
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from ortolan.runtime.errors import (
     DeviceError,
     ForkedError,
     InputError,
+    MemoryPlanError,
     NumericError,
     SamplingError,
     TokenizerError,
 )
 from ortolan.runtime.manifest import Tokens
+from ortolan.runtime.memory_plan import bytes_per_token
 from ortolan.runtime.model import Model, load
 from ortolan.runtime.sampling import Sampling
 from ortolan.runtime.session import Step
@@ -90,8 +93,30 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_positions(
         model.logits(tokens)
 
 
+def test_a_model_whose_copies_do_not_fit_is_not_loaded(
+    tiny: TinyDecoder, memory_left: Callable[[int], None]
+) -> None:
+    memory_left(1000)
+    with pytest.raises(MemoryPlanError, match="load: expected"):
+        load(tiny.path)
+
+
+def test_a_request_that_does_not_fit_is_refused_by_the_tokens_it_asks_for(
+    model: Model, memory_left: Callable[[int], None]
+) -> None:
+    states = model.manifest.states
+    memory_left(20 * bytes_per_token(states, "capacity") + 4 * VOCABULARY)
+    with pytest.raises(MemoryPlanError, match=r"1 x 21 tokens.*Lower max_new_tokens"):
+        model.generate([1, 2, 3], max_new_tokens=18)
+    with pytest.raises(MemoryPlanError):
+        model.stream([1, 2, 3], max_new_tokens=18)
+    assert len(model.generate([1, 2, 3], max_new_tokens=17, ignore_eos=True).tokens) == 17
+    # without a number, a text may end at once
+    model.generate([1, 2, 3], cancel=lambda: True)
+
+
 def test_a_device_that_the_bundle_does_not_list_is_an_error(tiny: TinyDecoder) -> None:
-    with pytest.raises(DeviceError, match=r"\(cpu\), got 'cuda'"):
+    with pytest.raises(DeviceError, match="device 'cuda': expected"):
         load(tiny.path, device="cuda")
 
 
@@ -125,7 +150,7 @@ def test_a_model_of_another_process_is_refused(
     tiny: TinyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(tiny.path)
-    monkeypatch.setattr("ortolan.runtime.session._fork_guard.forks", 1)
+    monkeypatch.setattr("ortolan.runtime.fork_guard._guard.forks", 1)
     with pytest.raises(ForkedError, match=r"os\.fork"):
         model.logits([1])
     with pytest.raises(ForkedError, match=r"os\.fork"):
@@ -223,3 +248,12 @@ def test_without_a_tokenizer_text_is_an_error(bare: Model) -> None:
     for use in uses:
         with pytest.raises(TokenizerError, match="bundle with a tokenizer"):
             use()
+
+
+def test_tokens_that_the_manifest_rules_out_or_forces_are(tmp_path: Path) -> None:
+    free = load(write_bundle(tmp_path / "free").path).generate([1, 2, 3], max_new_tokens=6)
+    tokens = Tokens(suppressed=(free.tokens[0], free.tokens[1]), forced_last=EOS)
+    bound = load(write_bundle(tmp_path / "bound", tokens=tokens).path)
+    got = bound.generate([1, 2, 3], max_new_tokens=6).tokens
+    assert not {*free.tokens[:2]} & {*got[:-1]}
+    assert got[-1] == EOS

@@ -328,7 +328,7 @@ def test_other_logits_than_without_are_an_error(
         return weight
 
     monkeypatch.setattr(packing._Blob, "add", swapped)
-    refused(bundle, "expected the same logits with packed weights and without, got others")
+    refused(bundle, "expected the same output with packed weights and without, got another")
 
 
 def test_packed_weights_beside_them_do_not_hinder_a_copy(bundle: Bundle, tmp_path: Path) -> None:

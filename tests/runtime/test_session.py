@@ -2,22 +2,22 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import TinyDecoder, write_bundle
 
 from ortolan.runtime.bundle import Bundle, open_bundle
-from ortolan.runtime.errors import DeviceError, GraphError, InputError, ManifestError
+from ortolan.runtime.errors import GraphError, InputError, ManifestError
 from ortolan.runtime.manifest import Graph
-from ortolan.runtime.session import Engine, resolve_device
-from ortolan.runtime.steps import feed
+from ortolan.runtime.session import Engine
+from ortolan.runtime.steps import Decoder, feed
 from ortolan.runtime.threads import physical_cores
-
-CUDA = "CUDAExecutionProvider"
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -30,53 +30,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
 @pytest.fixture
 def bundle(tiny: TinyDecoder) -> Bundle:
     return open_bundle(tiny.path)
-
-
-def offer(monkeypatch: pytest.MonkeyPatch, *providers: str) -> None:
-    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: list(providers))
-
-
-# --- devices ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_auto_and_cpu_are_the_cpu(device: str) -> None:
-    assert resolve_device(device, ("cpu", "cuda")) == "cpu"
-
-
-@pytest.mark.parametrize("device", ["", "gpu", "CPU", "cpu:0", "cuda:", "cuda:x", "cuda:0\n"])
-def test_an_unknown_device_is_an_error_that_names_the_known(device: str) -> None:
-    with pytest.raises(DeviceError, match="auto, cpu, cuda or cuda:N"):
-        resolve_device(device, ("cpu", "cuda"))
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_a_device_the_bundle_was_not_made_for_is_an_error(device: str) -> None:
-    with pytest.raises(DeviceError, match=r"one of the bundle's \(cpu\)"):
-        resolve_device(device, ("cpu",))
-
-
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_a_bundle_for_cuda_alone_does_not_run_on_the_cpu(device: str) -> None:
-    with pytest.raises(DeviceError, match=r"one of the bundle's \(cuda\)"):
-        resolve_device(device, ("cuda",))
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_cuda_without_its_provider_names_the_package(
-    monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
-    offer(monkeypatch, "CPUExecutionProvider")
-    with pytest.raises(DeviceError, match=r'pip install "ortolan\[cuda\]"'):
-        resolve_device(device, ("cpu", "cuda"))
-
-
-def test_cuda_with_its_provider_says_that_this_version_has_no_cuda(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    offer(monkeypatch, CUDA, "CPUExecutionProvider")
-    with pytest.raises(DeviceError, match="generates on the CPU only"):
-        resolve_device("cuda", ("cpu", "cuda"))
 
 
 # --- sessions ---------------------------------------------------------------------------------
@@ -156,6 +109,52 @@ def test_the_number_of_threads_changes_no_bit(bundle: Bundle) -> None:
     ]
     np.testing.assert_array_equal(logits[0], logits[1])
     np.testing.assert_array_equal(logits[0], logits[2])
+
+
+# --- graphs that take whole texts ---------------------------------------------------------------
+
+
+def test_an_encoder_gives_its_outputs_by_name(tmp_path: Path) -> None:
+    tiny = tiny_encoder.write_bundle(tmp_path / "bundle", kind="states")
+    engine = Engine(open_bundle(tiny.path), threads=1)
+    ids = np.array([[2, 5, 6, 3], [2, 7, 3, 0]])
+    output = engine.encode({"input_ids": ids, "lengths": np.array([4, 3], np.int32)})
+    assert list(output) == ["output"]
+    np.testing.assert_allclose(output["output"][0], tiny.reference([2, 5, 6, 3]), atol=1e-5)
+    np.testing.assert_allclose(output["output"][1, :3], tiny.reference([2, 7, 3]), atol=1e-5)
+
+
+def test_the_graph_of_attention_maps_is_opened_when_it_is_first_used(tmp_path: Path) -> None:
+    tiny = tiny_encoder.write_bundle(tmp_path / "bundle", maps=True)
+    engine = Engine(open_bundle(tiny.path), threads=1)
+    before = len(engine.native_sessions())
+    ids = [2, 5, 6, 3]
+    feeds = {"input_ids": np.array([ids]), "lengths": np.array([4], np.int32)}
+    for _ in range(2):
+        (found,) = engine.attention(feeds).values()
+        np.testing.assert_allclose(found[0], tiny.map_reference(ids), atol=1e-5)
+    assert (before, len(engine.native_sessions())) == (1, 2)
+
+
+def test_attention_maps_that_were_not_exported_name_the_option(bundle: Bundle) -> None:
+    with pytest.raises(InputError, match="--attention-maps"):
+        Engine(bundle).attention({"input_ids": np.array([[1]])})
+
+
+def test_a_decoder_reads_its_sources_where_the_encoder_put_them(
+    exported: Callable[[str], Path],
+) -> None:
+    engine = Engine(open_bundle(exported("marian") / "bundle"), threads=1)
+    feeds = {"input_ids": np.array([[5, 6, 7]] * 2), "lengths": np.array([3, 2], np.int32)}
+    source = engine.encode_source(feeds)
+    # three layers, keys and values of 2 heads of 16 channels in float32
+    assert source.size_bytes == 3 * 2 * 2 * (2 * 3 * 16) * 4
+    assert source.lengths.tolist() == [3, 2]
+    decoder = Decoder(engine, engine.cache(batch=4), source)
+    logits = decoder.step([1] * 4, [1] * 4)
+    np.testing.assert_array_equal(logits[0], logits[1])
+    np.testing.assert_array_equal(logits[2], logits[3])
+    assert np.abs(logits[0] - logits[2]).max() > 1e-3
 
 
 # --- forks ------------------------------------------------------------------------------------

@@ -368,8 +368,10 @@ def _certificate(
         thresholds=certificate.Thresholds(max_abs_delta=1e-4, mean_kl=1e-5, near_tie=1e-3),
         measured=None,
         token_ids=token_ids,
-        top_ids=top_ids,
-        top_logits=top_logits,
-        log_sum_exp=log_sum_exp,
-        next_logits=next_logits.astype(np.float32),
+        reference=certificate.Logits(
+            top_ids=top_ids,
+            top_logits=top_logits,
+            log_sum_exp=log_sum_exp,
+            next_logits=next_logits.astype(np.float32),
+        ),
     )

@@ -14,12 +14,15 @@ from ortolan import __version__
 from ortolan.errors import OrtolanError
 
 COMMANDS = {
+    "attention": "Draw what each token attends to.",
     "bench": "Measure prefill and decode speed.",
+    "classify": "Name texts or images.",
     "doctor": "Say what this machine has, what is missing and how to get it.",
+    "embed": "Print a vector for each text.",
     "export": "Make a bundle from a trained checkpoint.",
     "inspect": "Say what a bundle holds and what it needs.",
     "pack": "Prepare the weights of a bundle for this processor.",
-    "run": "Continue a prompt.",
+    "run": "Continue a prompt, or translate a text.",
     "train": "Train the model of a recipe.",
     "verify": "Prove that a bundle computes here what PyTorch computed.",
 }

@@ -5,18 +5,22 @@ import platform
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from ortolan import __version__
 from ortolan.cli.output import print_json, print_table, size
+from ortolan.cuda_setup import Part, examine, installed_version
 
 EXTRAS = {
     "cpu": ("onnxruntime",),
     "export": ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors"),
-    "train": ("torch", "safetensors", "matplotlib"),
+    "plot": ("matplotlib",),
+    "train": ("torch", "safetensors", "matplotlib", "scikit-learn"),
+    "vision": ("pillow",),
 }
 """Packages of each extra."""
 
@@ -28,13 +32,15 @@ BASE = ("numpy", "tokenizers", "msgspec", "protobuf", "click", "tqdm")
 def command(as_json: bool) -> None:
     """Say what this machine has, what is missing, and how to get it."""
     facts = {"ortolan": __version__, **_machine(), **_packages(), **_devices()}
-    advice = _advice(facts)
+    advice, cuda = _advice(facts), tuple(examine())
     if as_json:
-        print_json({"facts": facts, "advice": advice})
+        print_json({"facts": facts, "cuda": [asdict(part) for part in cuda], "advice": advice})
         return
     print_table(list(facts.items()))
+    print("\nfor a bundle on a GPU")
+    print_table(_cuda_rows(cuda))
     print()
-    for line in advice or ["Nothing is missing."]:
+    for line in advice or ["Nothing is missing to run on the CPU."]:
         print(line)
 
 
@@ -80,19 +86,12 @@ def _memory() -> str:
 
 def _packages() -> dict[str, str]:
     names = dict.fromkeys((*BASE, *(name for names in EXTRAS.values() for name in names)))
-    return {name: _version(name) or "missing" for name in names}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {name: installed_version(name) or "missing" for name in names}
 
 
 def _devices() -> dict[str, str]:
     """What onnxruntime can run on, and what the driver says of a GPU."""
-    facts = {"onnxruntime-gpu": _version("onnxruntime-gpu") or "missing"}
+    facts = {"onnxruntime-gpu": installed_version("onnxruntime-gpu") or "missing"}
     try:
         from ortolan.runtime.session import available_providers
 
@@ -110,9 +109,24 @@ def _devices() -> dict[str, str]:
     return facts
 
 
+def _cuda_rows(parts: Iterable[Part]) -> list[tuple[str, str]]:
+    """What of CUDA is there, and how to get the rest, in the order in which to get it."""
+    rows = []
+    for part in parts:
+        absent = "missing, needed by some models" if part.is_optional else "missing"
+        rows.append((f"  {part.name}", part.found or f"{absent}. {part.mend}"))
+    return [*rows, ("  ortolan", f"{__version__} computes on the CPU only")]
+
+
 def _advice(facts: dict[str, str]) -> list[str]:
     """One line for each thing that is missing: what cannot be done, and how to mend it."""
-    purposes = {"cpu": "run bundles", "export": "export checkpoints", "train": "train recipes"}
+    purposes = {
+        "cpu": "run bundles",
+        "export": "export checkpoints",
+        "plot": "draw attention",
+        "train": "train recipes",
+        "vision": "read image files",
+    }
     advice = []
     for extra, packages in EXTRAS.items():
         present = facts["onnxruntime-gpu"] != "missing"
@@ -129,6 +143,6 @@ def _advice(facts: dict[str, str]) -> list[str]:
     if facts["onnxruntime"] != "missing" and facts["onnxruntime-gpu"] != "missing":
         advice.append(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
-            "pip uninstall one of them."
+            "pip uninstall both, then install one."
         )
     return advice

@@ -60,7 +60,7 @@ class MissingExportError(OrtolanError):
 @click.option(
     "--head-bits",
     type=click.Choice(["4", "8"]),
-    help="Of head and embedding; 4 where int4 is calibrated, else 8.",
+    help="Of head and embedding; 4 where a decoder is calibrated to int4, else 8.",
 )
 @click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Weights to keep in fp32; repeatable."
@@ -68,21 +68,28 @@ class MissingExportError(OrtolanError):
 @click.option(
     "--prefill-precision",
     type=click.Choice(["int8"]),
-    help="Weights of its own for prefill, with --graphs split: faster, for more memory.",
+    help="Products of 8-bit integers: for prefill alone with --graphs split, faster for more "
+    "memory; or of an encoder.",
+)
+@click.option(
+    "--attention-maps",
+    is_flag=True,
+    help="Write a graph of what each token attends to, for ortolan attention.",
 )
 @click.option("--max-kl", type=float, help="Fail where the mean divergence from PyTorch is larger.")
 @click.option("--max-context", type=int, help="Tokens that shall fit; the model's own by default.")
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),
-    help="Text to calibrate and prove parity on; that of a recipe in SOURCE by default.",
+    help="Text, lines of source TAB target, or images in .npy, to calibrate and prove parity on; "
+    "those of a recipe in SOURCE by default.",
 )
 @click.option(
     "--calibration-sequences",
     type=int,
     default=32,
     show_default=True,
-    help="Texts of 256 tokens that gptq calibrates on.",
+    help="Texts of 256 tokens, images, or eight pairs each, that gptq calibrates on.",
 )
 @click.option("--force", is_flag=True, help="Replace a bundle at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -129,6 +136,7 @@ def command(
                 "verdict": measured.verdict,
                 "max_abs_delta": measured.max_abs_delta,
                 "mean_kl": measured.mean_kl,
+                "mean_cosine": measured.mean_cosine,
                 "top1_agreement": measured.top1_agreement,
                 "perplexity": measured.perplexity,
                 "reference_perplexity": measured.reference_perplexity,
@@ -139,11 +147,7 @@ def command(
         [
             ("bundle", f"{out} ({size(total)}, {bundle.manifest.precision})"),
             *_weights(bundle.manifest),
-            (
-                "parity",
-                f"{measured.verdict}: max |Δlogit| {measured.max_abs_delta:.1e}, mean KL "
-                f"{measured.mean_kl:.1e}, top-1 agreement {measured.top1_agreement:.2%}",
-            ),
+            ("parity", f"{measured.verdict}: {measured.summary}"),
         ]
     )
 

@@ -10,47 +10,128 @@ import click
 from ortolan.cli.output import print_json, print_table, size
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
-    from ortolan.runtime.description import Description
+    from ortolan.runtime.description import AttentionKind, Description
     from ortolan.runtime.manifest import QuantizedTensor
+    from ortolan.runtime.placement import Placement
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--context", type=click.IntRange(min=1), help="Tokens to plan memory for.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, help="Rows to plan it for.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="List the nodes that this device has no kernel for.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(bundle: Path, context: int | None, as_json: bool) -> None:
-    """Say what BUNDLE holds: graphs, attention, sizes, and the memory that a context needs."""
+def command(
+    bundle: Path, context: int | None, batch: int, device: str | None, as_json: bool
+) -> None:
+    """Say what BUNDLE holds: graphs, attention, sizes, and the memory that a context needs.
+
+    Nothing is loaded: what it says of memory is planned, and of CUDA read in a table of kernels.
+    """
     import msgspec
 
     from ortolan.runtime import open_bundle
     from ortolan.runtime.description import describe
+    from ortolan.runtime.placement import placement
 
-    about = describe(open_bundle(bundle), context=context)
+    opened = open_bundle(bundle)
+    about = describe(opened, context=context, batch=batch)
+    placed = None if device is None else placement(opened, device)
     if as_json:
-        print_json(msgspec.to_builtins(about))
+        print_json({**msgspec.to_builtins(about), "placement": msgspec.to_builtins(placed)})
         return
     print_table(
         [
             ("model", f"{about.model_type} {about.kind}, {about.precision}"),
             ("devices", ", ".join(about.devices)),
-            ("context", f"{about.context_length} tokens, vocabulary of {about.vocab_size}"),
+            ("takes", about.takes),
+            ("gives", f"{about.gives}{_some(about.labels)}"),
+            *_tokens(about),
             ("on disk", f"{size(about.total_bytes)}, weights {size(about.weight_bytes)}"),
             *_prefill(about),
-            ("cache", f"{size(about.cache_bytes_per_token)} per token"),
-            ("memory", f"at most {size(about.memory_bytes)} with {about.context} tokens"),
+            *_memory(about),
         ]
     )
     for role, graph in about.graphs.items():
         print(f"\n{role}  {graph.file} ({size(graph.bytes)})")
         print_table([(f"  {name}", str(count)) for name, count in graph.nodes.items()])
         for kind in graph.attention:
-            values = ", ".join(f"{name}={value:g}" for name, value in kind.attributes.items())
-            print(f"  attention: {kind.count} x {kind.operator}, {kind.lowering} ({values})")
+            print(f"  attention: {_lowering(kind)}")
+    if placed is not None:
+        _print_placement(placed)
     if about.quantized:
         print("\nweights in few bits, the largest error first")
         print_table([(f"  {tensor.name}", _format(tensor)) for tensor in about.quantized])
     print("\nfiles")
     print_table([(f"  {name}", size(count)) for name, count in about.files.items()])
+
+
+def _some(names: tuple[str, ...]) -> str:
+    """The first of several names."""
+    if not names:
+        return ""
+    more = "" if len(names) <= 8 else f" and {len(names) - 8} more"
+    return f": {', '.join(names[:8])}{more}"
+
+
+def _tokens(about: Description) -> list[tuple[str, str]]:
+    """What is said of tokens and maps, where there are any."""
+    rows = []
+    if about.vocab_size > 1:
+        rows.append(("context", f"{about.context_length} tokens, vocabulary of {about.vocab_size}"))
+    if about.attention_maps:
+        rows.append(("maps", f"{len(about.attention_maps)}{_some(about.attention_maps)}"))
+    return rows
+
+
+def _memory(about: Description) -> list[tuple[str, str]]:
+    """What the model takes, and a conversation where it has any."""
+    plan = about.memory
+    parts = [f"weights {size(plan.weights)} mapped", f"copies of them {size(plan.packed)}"]
+    rows = []
+    if about.kind == "encoder":
+        what = "at most "
+    else:
+        of_source = about.source_bytes_per_token
+        behind = f", {size(of_source)} per token of the source" if of_source else ""
+        rows.append(("cache", f"{size(about.cache_bytes_per_token)} per token{behind}"))
+        times = f"{plan.batch} x " if plan.batch > 1 else ""
+        what = f"{times}{plan.context} tokens: at most "
+        parts += [f"cache {size(plan.cache + plan.source)}", f"logits {size(plan.logits)}"]
+    parts.append(f"activations {size(plan.workspace)}")
+    return [*rows, ("memory", f"{what}{size(plan.total)}"), ("", ", ".join(parts))]
+
+
+def _lowering(kind: AttentionKind) -> str:
+    if kind.lowering == "plain":
+        return f"{kind.count} x spelled out in plain operators"
+    values = ", ".join(f"{name}={value:g}" for name, value in kind.attributes.items())
+    return f"{kind.count} x {kind.operator}, {kind.lowering} ({values})"
+
+
+_FALLBACKS = {
+    "body": "computed by the body that the graph carries",
+    "cpu": "computed on the CPU, with copies there and back",
+    "float32": "computed in float32, between conversions",
+    "none": "no kernel on either device",
+    "unknown": "not in the table of kernels",
+}
+
+
+def _print_placement(placed: Placement) -> None:
+    """What the device has no kernel for, according to the table."""
+    known = "" if placed.device == "cpu" else " (from the table of kernels, not tried)"
+    counts = f"{placed.placed} nodes with a kernel, {placed.shape_nodes} of shape arithmetic"
+    print(f"\non {placed.device}{known}: {counts}")
+    for each in placed.misplaced:
+        fallback = _FALLBACKS[each.fallback]
+        print(f"  {each.graph}: {each.count} x {each.operator} in {each.dtype}, {fallback}")
+    if not placed.misplaced:
+        print("  none without one")
 
 
 def _prefill(about: Description) -> list[tuple[str, str]]:

@@ -1,10 +1,14 @@
 """`ortolan verify BUNDLE`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ortolan.cli.output import Steps, print_json, print_table
+
+if TYPE_CHECKING:
+    from ortolan.runtime.certificate import Report
 
 
 @click.command()
@@ -15,9 +19,10 @@ from ortolan.cli.output import Steps, print_json, print_table
 def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> int:
     """Prove that BUNDLE computes on this machine what PyTorch computed when it was exported.
 
-    Every file is hashed, and the certificate replayed: prefill in one go and in chunks, and
-    decoding token by token. Exit status 0 for PASS, and for AMBIGUOUS, where only nearly tied
-    tokens changed places; 1 for FAIL.
+    Every file is hashed, and the certificate replayed. A decoder, by itself or behind an encoder:
+    prefill in one go and in chunks, and decoding token by token. An encoder: inputs one by one,
+    and as padded batches. Exit status 0 for PASS, and for AMBIGUOUS, where only nearly tied
+    tokens or labels changed places; 1 for FAIL.
     """
     import msgspec
 
@@ -40,9 +45,8 @@ def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> in
     print_table(
         [
             ("verdict", report.verdict),
-            ("max |Δlogit|", f"{report.max_abs_delta:.2e} of {report.max_abs_logit:.1f}"),
-            ("KL", f"mean {report.mean_kl:.1e}, max {report.max_kl:.1e} nats"),
-            ("top-1 agreement", f"{report.top1_agreement:.2%}, {report.near_ties} near ties"),
+            ("compared", f"{report.output} of the {report.kind}"),
+            *_figures(report),
             (
                 "first divergence",
                 f"{where.probe}, position {where.position}, {where.phase}" if where else "none",
@@ -58,3 +62,18 @@ def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> in
         ]
     )
     return int(report.verdict == "FAIL")
+
+
+def _figures(report: "Report") -> list[tuple[str, str]]:
+    """How far the outputs are from the reference."""
+    sign = "Δlogit" if report.mean_kl is not None else "Δ"
+    rows = [(f"max |{sign}|", f"{report.max_abs_delta:.2e} of {report.max_abs_logit:.1f}")]
+    if report.mean_kl is not None:
+        rows.append(("KL", f"mean {report.mean_kl:.1e}, max {report.max_kl:.1e} nats"))
+    if report.top1_agreement is not None:
+        ties = f"{report.near_ties} near ties"
+        rows.append(("top-1 agreement", f"{report.top1_agreement:.2%}, {ties}"))
+    if report.mean_cosine is not None:
+        cosine = f"mean {report.mean_cosine:.1e}, max {report.max_cosine:.1e}"
+        rows.append(("cosine distance", cosine))
+    return rows

@@ -1,36 +1,159 @@
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
 import torch
 from tests.export import tiny_models
+from tests.modeling import kinds
 from torch import Tensor
 
+from ortolan.export.inputs import Inputs
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Scheme, dequantize
+from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.calibrate import calibrated_weights
-from ortolan.modeling.positions import tables
-from ortolan.modeling.weights import ModuleWeights
+from ortolan.export.quantize.plan import Method
+from ortolan.export.source import open_source
+from ortolan.modeling.config import (
+    ClassifierHead,
+    EmbeddingHead,
+    LanguageModelHead,
+    LearnedPositions,
+    NormConfig,
+    RelativeBiasPositions,
+    SinusoidalPositions,
+)
+from ortolan.modeling.linear import PackedLinear
+from ortolan.modeling.stack import Model
+
+SCHEME = Scheme(bits=4, group=32)
+
+TEXTS = [torch.arange(start, start + 12) for start in (0, 7, 15)]
+TARGETS = [torch.arange(start, start + 9) for start in (3, 11, 20)]
+
+HEADS = {
+    "classifier": ClassifierHead(labels=("a", "b", "c"), pooling="mean", activation="tanh"),
+    "language model": LanguageModelHead(
+        tied=True, bias=True, activation="gelu", norm=NormConfig(kind="layer", eps=1e-5)
+    ),
+    "embedding": EmbeddingHead(pooling="first"),
+}
+
+
+def products(module: Model) -> list[str]:
+    """The weights of all products, in the order of the module."""
+    return [
+        f"{name}.weight"
+        for name, layer in module.named_modules()
+        if isinstance(layer, torch.nn.Linear | PackedLinear)
+    ]
+
+
+class Found(NamedTuple):
+    method: Method
+    codes: Codes
+
+
+def calibrated(module: Model, inputs: Inputs, names: Iterable[str]) -> dict[str, Found]:
+    source = open_source(module, tokenizer=None, max_context=None)
+    plan = dict.fromkeys(names, SCHEME)
+    found: dict[str, Found] = {}
+    for weight in calibrated_weights(source.config, source.weights, source.tables, plan, inputs):
+        assert weight.name not in found
+        (part,) = weight.parts  # small weights come in one
+        found[weight.name] = Found(weight.method, part.codes)
+    return found
+
+
+def run(module: Model, inputs: Inputs) -> None:
+    with torch.no_grad():
+        for place in range(max(len(inputs.sources), len(inputs.ids))):
+            module(*(each[place][None] for each in (inputs.sources, inputs.ids) if each))
+
+
+def assert_is_calibrated_behind(
+    module: Model, inputs: Inputs, name: str, found: dict[str, Found], *stored: str
+) -> None:
+    """The codes of a weight are those of GPTQ behind the weights that are stored already.
+
+    Within a layer, every weight sees what the others give before they are rounded.
+    """
+    original = module.get_parameter(name).detach().clone()
+    for other in found:
+        if other.startswith(stored):
+            module.get_parameter(other).data = dequantize(found[other].codes)
+    seen: list[Tensor] = []
+    layer = module.get_submodule(name.removesuffix(".weight"))
+    layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(0, -2)))
+    run(module, inputs)
+    x_SK = torch.cat(seen)
+    wanted = gptq.quantize(original, x_SK.T @ x_SK, SCHEME)
+    assert (found[name].codes.values == wanted.values).float().mean() > 0.99
 
 
 def test_a_layer_is_calibrated_behind_the_layers_before_it_as_they_are_stored() -> None:
     module = tiny_models.decoder(tiny_models.llama())
-    texts = [torch.arange(start, start + 60) for start in (0, 15, 30)]
-    names = [n for n, p in module.named_parameters() if n.startswith("blocks.") and p.dim() == 2]
-    plan = dict.fromkeys(names, Scheme(bits=4, group=32))
-    weights = ModuleWeights(module)
-    found = {
-        weight.name: next(weight.parts).codes
-        for weight in calibrated_weights(module.config, weights, tables(module.config), plan, texts)
-    }
-
-    seen: list[Tensor] = []
+    names = [name for name in products(module) if name.startswith("blocks.")]
+    inputs = Inputs(ids=[torch.arange(start, start + 60) for start in (0, 15, 30)])
+    found = calibrated(module, inputs, names)
     name = "blocks.1.attention.qkv.weight"
-    original = module.get_parameter(name).detach().clone()
-    for other in names:
-        if other.startswith("blocks.0."):
-            module.get_parameter(other).data = dequantize(found[other])
-    layer = module.get_submodule(name.removesuffix(".weight"))
-    layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
-    with torch.no_grad():
-        for ids in texts:
-            module(ids[None])
-        x_SK = torch.cat(seen)
-        wanted = gptq.quantize(original, x_SK.T @ x_SK, plan[name])
-    assert (found[name].values == wanted.values).float().mean() > 0.99
+    assert_is_calibrated_behind(module, inputs, name, found, "blocks.0.")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_an_encoder_is_calibrated_up_to_its_head(head: str) -> None:
+    module = kinds.encoder(kinds.encoder_config(SinusoidalPositions(), head=HEADS[head]))
+    inputs = Inputs(sources=TEXTS)
+    found = calibrated(module, inputs, products(module))
+    assert {weight.method for weight in found.values()} == {"gptq"}
+    name = {
+        "classifier": "head.dense.weight",
+        "language model": "head.transform.weight",
+        "embedding": "blocks.1.feed_forward.up.weight",
+    }[head]
+    stored = "blocks.0." if head == "embedding" else "blocks."
+    assert_is_calibrated_behind(module, inputs, name, found, stored)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("encoder.blocks.1.attention.qkv", ("encoder.blocks.0.",)),
+        ("decoder.blocks.0.cross_attention.q", ("encoder.",)),
+        ("decoder.blocks.1.cross_attention.kv", ("encoder.",)),
+        ("decoder.blocks.1.feed_forward.down", ("encoder.", "decoder.blocks.0.")),
+    ],
+)
+def test_a_decoder_is_calibrated_behind_the_encoder_as_it_is_stored(
+    name: str, stored: tuple[str, ...]
+) -> None:
+    positions = RelativeBiasPositions(buckets=8, max_distance=11)
+    module = kinds.seq2seq(kinds.seq2seq_config(positions))
+    inputs = Inputs(sources=TEXTS, ids=TARGETS)
+    found = calibrated(module, inputs, products(module))
+    assert_is_calibrated_behind(module, inputs, f"{name}.weight", found, *stored)
+
+
+def test_a_table_that_is_the_head_as_well_is_calibrated_once() -> None:
+    module = kinds.seq2seq(kinds.seq2seq_config(LearnedPositions()))
+    found = calibrated(module, Inputs(sources=TEXTS, ids=TARGETS), ["shared.weight"])
+    assert found["shared.weight"].method == "gptq"
+    apart = kinds.encoder(kinds.encoder_config(LearnedPositions()))
+    found = calibrated(apart, Inputs(sources=TEXTS), ["embedding.weight"])
+    assert found["embedding.weight"].method == "rtn"
+
+
+def test_progress_counts_the_layers_of_both_sides() -> None:
+    module = kinds.seq2seq(kinds.seq2seq_config(LearnedPositions()))
+    source = open_source(module, tokenizer=None, max_context=None)
+    told: list[tuple[int, int]] = []
+    plan = {"encoder.blocks.0.attention.qkv.weight": SCHEME}
+    for weight in calibrated_weights(
+        source.config,
+        source.weights,
+        source.tables,
+        plan,
+        Inputs(sources=TEXTS, ids=TARGETS),
+        progress=lambda done, total: told.append((done, total)),
+    ):
+        list(weight.parts)
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]

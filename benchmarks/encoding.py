@@ -1,0 +1,150 @@
+"""Encoders on this machine: same weights, same texts, same number of threads.
+
+    python benchmarks/encoding.py
+    python benchmarks/encoding.py --texts 256 --tokens 64 -r 7
+
+A random BERT of 22 million parameters turns texts into vectors: Ortolan in fp32 and int8,
+onnxruntime on the export of transformers in fp32 and dynamically quantized int8, and PyTorch.
+All stay loaded and take turns. Prints a table and writes it to benchmarks/results/.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+import report
+import rounds
+from catalog import TRANSFORMERS, Peer, ortolan
+from prepare import RESULTS, ROOT, Checkpoint, all_versions, environment, program, say
+
+SHAPE = "bert-22m"
+VOCABULARY = 30522
+REFERENCE = "transformers"
+
+ONNXRUNTIME = Peer(
+    name="onnxruntime",
+    requirements=("onnxruntime", "transformers", "torch", "onnx", "onnxscript"),
+    convert={
+        p: ("{bin}/python", "-m", "workers.to_onnx", "{checkpoint}", "{model}", p)
+        for p in ("fp32", "int8")
+    },
+    worker="workers.onnx_encoder",
+    versions=("onnxruntime", "transformers"),
+)
+
+INT8 = ("--prefill-precision", "int8")
+
+PEERS = (
+    (replace(ortolan("ortolan", "fp32"), worker="workers.ortolan_encoder"), "fp32"),
+    (replace(ortolan("ortolan-int8", "int8", *INT8), worker="workers.ortolan_encoder"), "int8"),
+    (ONNXRUNTIME, "fp32"),
+    (replace(ONNXRUNTIME, name="onnxruntime-int8"), "int8"),
+    (replace(TRANSFORMERS, worker="workers.bert_eager"), "fp32"),
+)
+"""Each with its precision; the first is compared with the others."""
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Measure encoders side by side.")
+    parser.add_argument("--texts", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-r", "--rounds", type=int, default=7)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    return parser.parse_args(arguments)
+
+
+def random_bert(work: Path) -> Checkpoint:
+    """Return the checkpoint, made if need be."""
+    path = (work / SHAPE / "checkpoint").resolve()
+    if not (path / "config.json").exists():
+        say(f"writing a random checkpoint of shape {SHAPE}")
+        python = environment(TRANSFORMERS) / "python"
+        command = [str(python), "-m", "workers.make_bert", str(path)]
+        subprocess.run(command, check=True, cwd=rounds.HERE, stdout=sys.stderr)
+    return Checkpoint(name=SHAPE, path=path, random=True)
+
+
+def cosine(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    """The mean cosine of vectors `(..., width)`."""
+    norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+    return float(((first * second).sum(-1) / norms).mean())
+
+
+def rows(turns: Sequence[rounds.Turn], texts: int) -> list[list[str]]:
+    """A row of the table for each peer."""
+    seconds = {(turn.peer, turn.round): turn.answer["seconds"] for turn in turns}
+    peers = list(dict.fromkeys(turn.peer for turn in turns))
+    numbers = sorted({turn.round for turn in turns})
+    vectors = {turn.peer: np.load(turn.answer["path"]) for turn in turns if turn.round == 0}
+    found = []
+    for peer in peers:
+        ratio = report.Ratio.of(seconds[peer, n] / seconds[peers[0], n] for n in numbers)
+        speed = median(texts / seconds[peer, n] for n in numbers)
+        times = "" if peer == peers[0] else str(ratio)
+        found.append(
+            [peer, f"{speed:.1f}", times, f"{cosine(vectors[peer], vectors[REFERENCE]):.5f}"]
+        )
+    return found
+
+
+def side_by_side(asked: argparse.Namespace) -> None:
+    """Prepare every peer, let them take turns, print and write the result."""
+    checkpoint = random_bert(asked.work)
+    drawn = random.Random(0)
+    texts = [drawn.choices(range(1000, VOCABULARY), k=asked.tokens) for _ in range(asked.texts)]
+    programs = [
+        program(peer, checkpoint, asked.work, precision=precision, threads=asked.threads)
+        for peer, precision in PEERS
+    ]
+    machine = report.machine()
+    versions = all_versions([peer for peer, _ in PEERS])
+    first = PEERS[0][0].name
+    with tempfile.TemporaryDirectory() as folder:
+        request = {"texts": texts, "folder": folder}
+        turns, loaded = rounds.take_turns(programs, [request], rounds=asked.rounds)
+        found = rows(turns, asked.texts)
+    text = "\n\n".join(
+        (
+            f"# {SHAPE}, {asked.texts} texts of {asked.tokens} tokens, {asked.threads} threads",
+            f"{machine['processor']}, {machine['cores']} cores, {asked.rounds} rounds. `times` is "
+            f"how many times as fast {first} is; `cosine` compares with {REFERENCE}.",
+            report.table(["", "texts/s", f"{first}, times", "cosine"], found),
+            report.with_versions(versions),
+        )
+    )
+    print(text)
+    name = f"encoding-{SHAPE}-{asked.texts}x{asked.tokens}-t{asked.threads}.json"
+    plain = [{"peer": t.peer, "round": t.round, "seconds": t.answer["seconds"]} for t in turns]
+    sizes = {peer: seen.model_bytes for peer, seen in loaded.items()}
+    path = asked.out / name
+    report.write(
+        path, {"machine": machine, "versions": versions, "runs": plain, "model_bytes": sizes}
+    )
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    say(f"wrote {path} and, beside it, .md")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks; 2 if that cannot be done."""
+    try:
+        side_by_side(parse(arguments))
+    except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
+        say(f"error: {error}")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Translators on this machine: same checkpoint, same sentences, same number of threads.
+
+    python benchmarks/translation.py models/numerals
+    python benchmarks/translation.py models/numerals --sentences 200 --batch 1 32 -r 7
+
+Ortolan in three precisions, CTranslate2 in two, and transformers translate the same held-out
+sentences, greedily and with four beams, one by one and in batches. All stay loaded and take
+turns. Prints tables with the speed, the share of outputs that are those of transformers, and
+BLEU; writes them to benchmarks/results/.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sacrebleu import corpus_bleu
+from tokenizers import Tokenizer
+
+import report
+import rounds
+from catalog import TRANSFORMERS, Peer, ortolan
+from ortolan.modeling.corpora.numerals import Pair, pairs
+from ortolan.modeling.recipe import NumeralsData, read_recipe
+from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
+
+NEW_TOKENS = 96
+"""More than any held-out sentence has."""
+
+BEAMS = (1, 4)
+
+REFERENCE = "transformers"
+
+CTRANSLATE2 = Peer(
+    name="ctranslate2",
+    requirements=("ctranslate2==4.8.5", "transformers", "torch", "tokenizers"),
+    convert={
+        precision: ("{bin}/python", "-m", "workers.to_ctranslate2", "{checkpoint}", "{model}", kind)
+        for precision, kind in (("int8", "int8"), ("fp32", "float32"))
+    },
+    options={"int8": ("compute_type=int8",), "fp32": ("compute_type=float32",)},
+    worker="workers.ctranslate",
+    versions=("ctranslate2",),
+)
+
+
+def seq2seq(name: str, precision: str) -> Peer:
+    """Return Ortolan as it translates at one precision."""
+    return replace(ortolan(name, precision), worker="workers.ortolan_seq2seq")
+
+
+PEERS = (
+    (seq2seq("ortolan-int8", "int8"), "int8"),
+    (seq2seq("ortolan", "fp32"), "fp32"),
+    (seq2seq("ortolan-int4", "int4"), "int4"),
+    (replace(CTRANSLATE2, name="ctranslate2-int8"), "int8"),
+    (CTRANSLATE2, "fp32"),
+    (replace(TRANSFORMERS, worker="workers.marian_eager"), "fp32"),
+)
+"""Each with its precision; the first is compared with the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One peer, one number of beams, one size of batch.
+
+    Attributes:
+        sentences_per_s: median over the rounds.
+        times: how many times as fast the first peer is.
+        same: share of outputs that are those of transformers.
+        bleu: of the outputs, against what is right.
+    """
+
+    peer: str
+    beams: int
+    batch: int
+    sentences_per_s: float
+    times: str
+    same: float
+    bleu: float
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Measure translators side by side.")
+    parser.add_argument("checkpoint", type=Path, help="folder of a Marian checkpoint")
+    parser.add_argument("--sentences", type=int, default=200)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-r", "--rounds", type=int, default=5)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    return parser.parse_args(arguments)
+
+
+def held_out_pairs(recipe: Path) -> tuple[Pair, ...]:
+    """Return sentences that the model of a recipe never saw, with numbers it never saw.
+
+    Raises:
+        ValueError: the recipe is not of a translator.
+    """
+    data = read_recipe(recipe).data
+    if not isinstance(data, NumeralsData):
+        raise ValueError(f"{recipe}: expected pairs of sentences, got other data.")
+    return pairs(data).held_out_numbers
+
+
+def make_requests(sources: Sequence[Sequence[int]], batches: Iterable[int]) -> list[dict[str, Any]]:
+    """One request for each setting: every number of beams, every size of batch."""
+    return [
+        {"sources": sources, "batch": batch, "beams": beams, "new_tokens": NEW_TOKENS}
+        for beams in BEAMS
+        for batch in batches
+    ]
+
+
+def summarize(
+    turns: Sequence[rounds.Turn], tokenizer: Tokenizer, targets: Sequence[str]
+) -> list[Row]:
+    """The rows of one setting."""
+    peers = list(dict.fromkeys(turn.peer for turn in turns))
+    seconds = {(turn.peer, turn.round): turn.answer["seconds"] for turn in turns}
+    outputs = {turn.peer: turn.answer["outputs"] for turn in turns}
+    numbers = sorted({turn.round for turn in turns})
+    rows = []
+    for peer in peers:
+        ratio = report.Ratio.of(seconds[peer, n] / seconds[peers[0], n] for n in numbers)
+        pairs = zip(outputs[peer], outputs[REFERENCE], strict=True)
+        rows.append(
+            Row(
+                peer=peer,
+                beams=turns[0].request["beams"],
+                batch=turns[0].request["batch"],
+                sentences_per_s=median(len(targets) / seconds[peer, n] for n in numbers),
+                times="" if peer == peers[0] else str(ratio),
+                same=sum(a == b for a, b in pairs) / len(targets),
+                bleu=corpus_bleu(tokenizer.decode_batch(outputs[peer]), [list(targets)]).score,
+            )
+        )
+    return rows
+
+
+def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
+    """The tables as text."""
+    machine = setting["machine"]
+    first = rows[0].peer
+    parts = [
+        f"# {setting['checkpoint']}, {setting['sentences']} sentences, "
+        f"{setting['threads']} threads",
+        f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds. "
+        f"`times` is how many times as fast {first} is; `same` is the share of outputs that are "
+        f"those of {REFERENCE}.",
+    ]
+    for beams, batch in dict.fromkeys((row.beams, row.batch) for row in rows):
+        own = [row for row in rows if (row.beams, row.batch) == (beams, batch)]
+        parts.append(f"Beams: {beams}. Sentences at once: {batch}.")
+        parts.append(
+            report.table(
+                ["", "sentences/s", f"{first}, times", "same", "BLEU"],
+                [
+                    [
+                        *(row.peer, f"{row.sentences_per_s:.1f}", row.times),
+                        *(f"{row.same:.1%}", f"{row.bleu:.2f}"),
+                    ]
+                    for row in own
+                ],
+            )
+        )
+    parts.append(report.with_versions(setting["versions"]))
+    return "\n\n".join(parts)
+
+
+def side_by_side(asked: argparse.Namespace) -> None:
+    """Prepare every peer, let them take turns, print and write the result."""
+    checkpoint: Checkpoint = trained_checkpoint(asked.checkpoint)
+    tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
+    held_out = held_out_pairs(checkpoint.path / "recipe.toml")[: asked.sentences]
+    sources = [tokenizer.encode(source).ids for source, _ in held_out]
+    targets = [target for _, target in held_out]
+    programs = [
+        program(peer, checkpoint, asked.work, precision=precision, threads=asked.threads)
+        for peer, precision in PEERS
+    ]
+    setting = {
+        "checkpoint": checkpoint.name,
+        "sentences": len(held_out),
+        "threads": asked.threads,
+        "rounds": asked.rounds,
+        "versions": all_versions([peer for peer, _ in PEERS]),
+        "machine": report.machine(),
+    }
+    requests = make_requests(sources, asked.batch)
+    turns, _ = rounds.take_turns(programs, requests, rounds=asked.rounds)
+    rows: list[Row] = []
+    for request in requests:
+        own = [turn for turn in turns if turn.request is request]
+        rows += summarize(own, tokenizer, targets)
+    text = markdown(rows, setting)
+    print(text)
+    path = asked.out / f"translation-{checkpoint.name}-t{asked.threads}.json"
+    plain = [{name: getattr(row, name) for name in Row.__dataclass_fields__} for row in rows]
+    report.write(path, {**setting, "rows": plain})
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    say(f"wrote {path} and, beside it, .md")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks; 2 if that cannot be done."""
+    try:
+        side_by_side(parse(arguments))
+    except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
+        say(f"error: {error}")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

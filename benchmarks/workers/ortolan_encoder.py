@@ -1,0 +1,22 @@
+"""The worker that runs an encoder's bundle. Uses only what the package promises to its users."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ortolan
+from ortolan.runtime import Encoder
+from workers.protocol import Engine, Start, serve
+
+
+def load(start: Start) -> Engine:
+    """Load a bundle for the CPU."""
+    model = ortolan.load(start.model, Encoder, device="cpu", threads=start.threads)
+
+    def encode(texts: list[list[int]]) -> NDArray[np.float32]:
+        return np.stack(model.states(texts))
+
+    return Engine(encode=encode)
+
+
+if __name__ == "__main__":
+    serve(load)

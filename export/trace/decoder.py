@@ -1,0 +1,111 @@
+"""The step of a decoder as a graph."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ortolan.export.trace.names import STEP_INPUTS, cache_names
+from ortolan.export.trace.program import Entry, Signature, trace
+from ortolan.modeling import Decoder, TransformerConfig
+from ortolan.modeling.cache import LayerCache, Step, empty_cache
+from ortolan.modeling.config import RelativePositions, RotaryPositions
+from ortolan.modeling.lowering import fits_kernel
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+class _DecoderGraph(Entry):
+    """A decoder's step with the inputs and outputs of the graph contract."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        seqlens_k: Tensor,
+        total: Tensor,
+        logit_positions: Tensor,
+        cache: Pairs,
+    ) -> tuple[Tensor, list[LayerCache]]:
+        decoder = cast(Decoder, self.model)
+        step = make_step(decoder.config, seqlens_k, total, cache)
+        logits, present = decoder.step(input_ids, step, layers(cache), logit_positions)
+        return logits.float(), present
+
+
+def trace_decoder(
+    config: TransformerConfig, *, dtype: torch.dtype, sequence: int | None = None
+) -> ir.Model:
+    """Trace one step of a decoder.
+
+    Args:
+        config: what to trace.
+        dtype: of weights, activations and cache; logits are float32 in any case.
+        sequence: new tokens of a step, if their number is fixed.
+
+    Returns:
+        A graph with the inputs and outputs of the bundle's contract, whose initializers carry
+        the names of the decoder's parameters and tables and no data.
+    """
+
+    def signature() -> Signature:
+        arguments, axes = step_example(config, dtype, sequence)
+        return Signature(
+            arguments=arguments,
+            axes=axes,
+            inputs=[*STEP_INPUTS, *cache_names("past_key_values", config)],
+            outputs=["logits", *cache_names("present", config)],
+        )
+
+    return trace(config, dtype, _DecoderGraph, signature)
+
+
+def layers(pairs: Pairs) -> list[LayerCache]:
+    """Keys and values of every layer, by their names."""
+    return [LayerCache(key, value) for key, value in pairs]
+
+
+def make_step(config: TransformerConfig, seqlens_k: Tensor, total: Tensor, cache: Pairs) -> Step:
+    """The step of a trace, which knows how far it sees where nodes have to be told."""
+    if not _measures_distances(config):
+        return Step(seqlens_k, total)
+    seen = total.item()
+    torch._check(seen >= 1)  # type: ignore[no-untyped-call]
+    torch._check(seen <= cache[0][0].shape[2])  # type: ignore[no-untyped-call]
+    return Step(seqlens_k, total, cast(int, seen))
+
+
+def _measures_distances(config: TransformerConfig) -> bool:
+    """Whether some layer is told its keys' distances, or is no node of its own."""
+    rotated = config.positions.dim if isinstance(config.positions, RotaryPositions) else 0
+    return isinstance(config.positions, RelativePositions) or not all(
+        fits_kernel(block.attention, rotated=rotated, vectors=False) for block in config.blocks
+    )
+
+
+def step_example(
+    config: TransformerConfig, dtype: torch.dtype, sequence: int | None, *, batch: int = 2
+) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Arguments of a step to trace with, and the names of the axes that vary."""
+    new_tokens, capacity = sequence or 4, 8
+    cache = [
+        (key.to(dtype), value.to(dtype))
+        for key, value in empty_cache(config, batch=batch, capacity=capacity)
+    ]
+    arguments = (
+        torch.zeros(batch, new_tokens, dtype=torch.int64),
+        torch.zeros(batch, dtype=torch.int32),
+        torch.zeros((), dtype=torch.int32),
+        torch.zeros(batch, sequence or 3, dtype=torch.int64),
+        cache,
+    )
+    buffer = {0: "batch", 2: "capacity"}
+    axes: tuple[object, ...] = (
+        {0: "batch"} if sequence else {0: "batch", 1: "sequence"},
+        {0: "batch"},
+        {},
+        {0: "batch"} if sequence else {0: "batch", 1: "rows"},
+        [(buffer, buffer) for _ in cache],
+    )
+    return arguments, axes

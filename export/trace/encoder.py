@@ -1,0 +1,64 @@
+"""An encoder as a graph, whole texts or images at once."""
+
+from typing import cast
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ortolan.export.trace.program import Entry, Signature, trace
+from ortolan.modeling import Encoder
+from ortolan.modeling.config import EncoderConfig, PatchInput
+
+TEXT_INPUTS, IMAGE_INPUTS = ("input_ids", "lengths"), ("pixels",)
+
+
+class _EncoderGraph(Entry):
+    """Texts or images to what the head makes of them."""
+
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        encoder = cast(Encoder, self.model)
+        out: Tensor = encoder(as_input(encoder, inputs), lengths)
+        return out.float()
+
+
+def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
+    """Trace an encoder.
+
+    Args:
+        config: what to trace.
+        dtype: of weights and activations; the output is float32 in any case.
+    """
+
+    def signature() -> Signature:
+        arguments, axes = source_example(config, "batch", "tokens")
+        return Signature(
+            arguments=arguments, axes=axes, inputs=source_inputs(config), outputs=["output"]
+        )
+
+    return trace(config, dtype, _EncoderGraph, signature)
+
+
+def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
+    """Names of what an encoder takes."""
+    return IMAGE_INPUTS if isinstance(config.input, PatchInput) else TEXT_INPUTS
+
+
+def as_input(encoder: Encoder, inputs: Tensor) -> Tensor:
+    """Ids as they are, pixels in the dtype of the weights."""
+    if not inputs.is_floating_point():
+        return inputs
+    return inputs.to(next(encoder.parameters()).dtype)
+
+
+def source_example(
+    config: EncoderConfig, batch: str, tokens: str
+) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """What an encoder takes, to trace with, and the names of the axes that vary."""
+    match config.input:
+        case PatchInput(channels=channels, image_size=(height, width)):
+            return (torch.zeros(2, channels, height, width),), ({0: batch},)
+        case _:
+            ids = torch.zeros(2, 4, dtype=torch.int64)
+            lengths = torch.zeros(2, dtype=torch.int32)
+            return (ids, lengths), ({0: batch, 1: tokens}, {0: batch})

@@ -1,0 +1,102 @@
+"""An encoder-decoder as two graphs: a source to keys and values, and a step behind them."""
+
+from typing import cast
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ortolan.export.trace.decoder import Pairs, layers, make_step, step_example
+from ortolan.export.trace.encoder import as_input, source_example, source_inputs
+from ortolan.export.trace.names import SOURCE_LENGTHS, STEP_INPUTS, cache_names, cross_names
+from ortolan.export.trace.program import Entry, Signature, trace
+from ortolan.modeling import EncoderDecoder
+from ortolan.modeling.cache import LayerCache, Source
+from ortolan.modeling.config import EncoderDecoderConfig, TransformerConfig
+
+
+class _SourceGraph(Entry):
+    """Sources to the keys and values that the decoder attends to."""
+
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> list[LayerCache]:
+        model = cast(EncoderDecoder, self.model)
+        return model.cross(model.encode(as_input(model.encoder, inputs), lengths))
+
+
+class _TargetGraph(Entry):
+    """A decoder's step behind sources, each of which has as many rows as any other."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        seqlens_k: Tensor,
+        total: Tensor,
+        logit_positions: Tensor,
+        source_lengths: Tensor,
+        cache: Pairs,
+        cross: Pairs,
+    ) -> tuple[Tensor, list[LayerCache]]:
+        model = cast(EncoderDecoder, self.model)
+        step = make_step(model.config.decoder, seqlens_k, total, cache)
+        source = Source(layers(cross), source_lengths)
+        logits, present = model.step(input_ids, step, layers(cache), source, logit_positions)
+        return logits.float(), present
+
+
+def trace_source_encoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) -> ir.Model:
+    """Trace the part that runs once for a source; outputs are in `dtype`."""
+
+    def signature() -> Signature:
+        arguments, axes = source_example(config.encoder, "sources", "source")
+        return Signature(
+            arguments=arguments,
+            axes=axes,
+            inputs=source_inputs(config.encoder),
+            outputs=cross_names(config.decoder),
+        )
+
+    return trace(config, dtype, _SourceGraph, signature)
+
+
+def trace_target_decoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) -> ir.Model:
+    """Trace a step of the decoder; cache and cross states are in `dtype`, logits in float32."""
+    decoder = config.decoder
+
+    def signature() -> Signature:
+        # Twice the sources, so that no size is mistaken for another.
+        step, axes = step_example(decoder, dtype, None, batch=6)
+        cross = _cross_example(decoder, dtype)
+        states = {0: "sources", 2: "source"}
+        return Signature(
+            arguments=(*step[:4], torch.zeros(3, dtype=torch.int32), step[4], cross),
+            axes=(*axes[:4], {0: "sources"}, axes[4], [(states, states) for _ in cross]),
+            inputs=[
+                *STEP_INPUTS,
+                SOURCE_LENGTHS,
+                *cache_names("past_key_values", decoder),
+                *cross_names(decoder),
+            ],
+            outputs=["logits", *cache_names("present", decoder)],
+        )
+
+    return trace(config, dtype, _TargetGraph, signature)
+
+
+def _cross_example(config: TransformerConfig, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    sources, tokens = 3, 5
+    made = []
+    for block in config.blocks:
+        if block.cross_attention is None:
+            raise TypeError("expected a decoder behind an encoder")
+        heads, keys, values = (
+            block.cross_attention.num_kv_heads,
+            block.cross_attention.head_dim,
+            block.cross_attention.value_width,
+        )
+        made.append(
+            (
+                torch.zeros(sources, heads, tokens, keys, dtype=dtype),
+                torch.zeros(sources, heads, tokens, values, dtype=dtype),
+            )
+        )
+    return made

@@ -1,0 +1,128 @@
+"""A module to a graph, without weights.
+
+The module is built and traced under FakeTensorMode: tensors have shapes and no memory, so a
+model larger than this machine's memory can be traced. `weights.py` fills the initializers.
+"""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ortolan.export.passes.edit import share_initializer
+from ortolan.modeling.config import ModelConfig
+from ortolan.modeling.stack import Model
+from ortolan.modeling.transformer import build
+
+OPSET = 24
+"""Below 23 norms are decomposed; above 24 onnxruntime's support is partial."""
+
+PREFIX = "model."
+"""Before the names of parameters in what is traced: see `Entry`."""
+
+
+class Entry(nn.Module):
+    """A way into a model that has the inputs and outputs of a graph."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """Inputs and outputs of a graph.
+
+    Attributes:
+        arguments: to trace with.
+        axes: names of the axes of each that vary.
+        inputs: names, in order.
+        outputs: names, in order.
+    """
+
+    arguments: tuple[object, ...]
+    axes: tuple[object, ...]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+
+def trace(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    entry: Callable[[Model], Entry],
+    signature: Callable[[], Signature],
+) -> ir.Model:
+    """Trace one way into a model.
+
+    Args:
+        config: the model.
+        dtype: of weights and activations.
+        entry: the way in.
+        signature: makes the arguments, in the mode of the trace.
+
+    Returns:
+        A graph whose initializers carry the names of the model's parameters and tables and no
+        data.
+    """
+    with FakeTensorMode(), _quiet():
+        model = _model(config, dtype)
+        given = signature()
+        program = torch.onnx.export(
+            entry(model).eval(),
+            given.arguments,
+            dynamic_shapes=given.axes,
+            input_names=list(given.inputs),
+            output_names=list(given.outputs),
+            opset_version=OPSET,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
+    if program is None:
+        raise RuntimeError("torch.onnx.export returned no program")
+    traced: ir.Model = program.model
+    for name in list(traced.graph.initializers):
+        traced.graph.initializers[name].name = name.removeprefix(PREFIX)
+    for name, original in model.tied.items():
+        share_initializer(traced.graph, name, original)
+    return traced
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the exporter says of its own internals from the user.
+
+    It warns, it prints progress even when it is told not to, and it logs that torchvision,
+    which nothing here needs, is not installed.
+    """
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _model(config: ModelConfig, dtype: torch.dtype) -> Model:
+    """A model in `dtype`. `Module.to` cannot swap fake parameters, so it is born in it."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model = build(config)
+    finally:
+        torch.set_default_dtype(default)
+    for module in model.modules():
+        for name, table in list(module.named_buffers(recurse=False)):
+            if table.is_floating_point():
+                module.register_buffer(name, table.to(dtype), persistent=False)
+    return model

@@ -1,0 +1,197 @@
+"""What each token attends to, from a bundle that was exported with attention maps.
+
+Knows which tokens stand on the two sides of a map. Does not know how maps are computed (the
+graph `attention` does), nor how they are drawn.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle import Bundle, open_bundle
+from ortolan.runtime.encoder_inputs import Input, SourceReader
+from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, TokenizerError
+from ortolan.runtime.ids import checked_ids
+from ortolan.runtime.interface import IDS, TARGET_IDS
+from ortolan.runtime.limits import MAX_MAP_TOKENS
+from ortolan.runtime.manifest import MAPS_ROLE, ImageSource
+from ortolan.runtime.requests import open_tokenizer
+from ortolan.runtime.seq2seq import Seq2Seq
+from ortolan.runtime.session import Engine
+from ortolan.runtime.tokenizer import Tokenizer
+
+__all__ = ["AttentionMaps", "attention_maps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMaps:
+    """Attention of every layer and head for one text.
+
+    Attributes:
+        maps: name, such as `decoder.0.cross`, to float32 `(heads, queries, keys)`; each row adds
+            up to 1.
+        queries: name to one short text for each query.
+        keys: name to one short text for each key.
+    """
+
+    maps: dict[str, NDArray[np.float32]]
+    queries: dict[str, tuple[str, ...]]
+    keys: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sides:
+    """Inputs of the graph, and what stands on the sides of its maps."""
+
+    feeds: dict[str, NDArray[Any]]
+    source: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+
+
+def attention_maps(
+    bundle: Bundle | str | os.PathLike[str],
+    text: Input,
+    *,
+    target: str | Sequence[int] | None = None,
+    threads: int | None = None,
+) -> AttentionMaps:
+    """Compute what each token of a text attends to.
+
+    In a map of an encoder-decoder's source (`cross`), a query is named after the token that it
+    leads to, which is the token that the decoder writes there. In the others it is named after
+    the token that is read there. What an encoder of images attends to are numbered patches.
+
+    Args:
+        bundle: a folder, or an opened bundle.
+        text: text, ids, or an image where the encoder takes images.
+        target: what a decoder behind an encoder writes, as text or as ids with their end; by
+            default what it writes greedily.
+        threads: threads within one operator; `None` for the physical cores.
+
+    Raises:
+        BundleError: the bundle is missing or damaged.
+        ContextLengthError: text or target is over the limit.
+        InputError: the bundle has no maps; `target` where there is no source; an empty text.
+        MissingExtraError: a package is not installed.
+        NumericError: the maps are not finite.
+        TokenizerError: text for a bundle without a tokenizer.
+    """
+    opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    manifest = opened.manifest
+    if MAPS_ROLE not in manifest.graphs:
+        raise InputError(
+            "attention: expected a bundle with attention maps, got one without. "
+            "Export the checkpoint with --attention-maps."
+        )
+    if target is not None and manifest.kind != "encoder-decoder":
+        raise InputError(
+            f"target: expected it for an encoder-decoder only, got one for kind "
+            f"{manifest.kind!r}. Leave it out."
+        )
+    tokenizer = open_tokenizer(opened)
+    engine = Engine(opened, threads=threads)
+    sides = _sides(opened, engine, tokenizer, text, target)
+    found = engine.attention(sides.feeds)
+    queries, keys = {}, {}
+    for name in manifest.attention_maps:
+        count, width = found[name].shape[-2:]
+        by_query, by_key = _names(name, sides)
+        queries[name] = by_query or _numbers(count)
+        keys[name] = by_key or _numbers(width)
+        if not np.isfinite(found[name]).all():
+            raise NumericError(
+                f"{name}: expected finite probabilities, got others. "
+                "Run `ortolan verify` on the bundle."
+            )
+    maps = {name: found[name][0] for name in manifest.attention_maps}
+    return AttentionMaps(maps=maps, queries=queries, keys=keys)
+
+
+def _names(name: str, sides: _Sides) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the queries and keys of a map are called."""
+    side, _, kind = name.split(".")
+    if side == "encoder":
+        return sides.source, sides.source
+    return (sides.written, sides.source) if kind == "cross" else (sides.read, sides.read)
+
+
+def _numbers(count: int) -> tuple[str, ...]:
+    return tuple(f"{index}" for index in range(count))
+
+
+def _sides(
+    bundle: Bundle,
+    engine: Engine,
+    tokenizer: Tokenizer | None,
+    text: Input,
+    target: str | Sequence[int] | None,
+) -> _Sides:
+    manifest = bundle.manifest
+    if manifest.kind == "decoder":
+        ids = _ids(bundle, tokenizer, text, what="text")
+        return _Sides(feeds={IDS: np.array([ids], np.int64)}, read=_labels(tokenizer, ids))
+    reader = SourceReader(manifest, tokenizer)
+    source = reader.read(text)
+    feeds = reader.feeds([source])
+    names: tuple[str, ...] = ()
+    if not isinstance(manifest.source, ImageSource):
+        tokens = [int(token) for token in feeds[IDS][0]]
+        _check_count(len(tokens), "text")
+        names = _labels(tokenizer, tokens)
+    if manifest.kind == "encoder":
+        return _Sides(feeds=feeds, source=names)
+    if target is None:
+        written = _greedy(bundle, engine, text)
+    else:
+        written = _ids(bundle, tokenizer, target, what="target")
+    start = manifest.tokens.start
+    read = [*([] if start is None else [start]), *written][: len(written)]
+    return _Sides(
+        feeds={**feeds, TARGET_IDS: np.array([read], np.int64)},
+        source=names,
+        read=_labels(tokenizer, read),
+        written=_labels(tokenizer, written),
+    )
+
+
+def _greedy(bundle: Bundle, engine: Engine, source: Input) -> list[int]:
+    """What the decoder writes, its end included."""
+    limit = min(MAX_MAP_TOKENS, bundle.manifest.context_length - 1)
+    return list(Seq2Seq(bundle, engine).generate(source, max_new_tokens=limit).tokens)
+
+
+def _ids(bundle: Bundle, tokenizer: Tokenizer | None, text: Any, *, what: str) -> list[int]:
+    """Ids of a text that a decoder reads or writes."""
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise TokenizerError(
+                f"{what}: expected a bundle with a tokenizer, got one without. Give token ids."
+            )
+        text = tokenizer.encode(text)
+    ids = checked_ids(text, vocab_size=bundle.manifest.vocab_size, what=what)
+    if not ids:
+        raise InputError(f"{what}: expected at least one token, got none.")
+    limit = bundle.manifest.context_length
+    if len(ids) > limit:
+        raise ContextLengthError(
+            f"{what}: expected at most {limit} tokens, got {len(ids)}. Use a shorter one."
+        )
+    _check_count(len(ids), what)
+    return ids
+
+
+def _check_count(count: int, what: str) -> None:
+    if count > MAX_MAP_TOKENS:
+        raise ContextLengthError(
+            f"{what}: expected at most {MAX_MAP_TOKENS} tokens for maps, got {count}. "
+            "Use a shorter one."
+        )
+
+
+def _labels(tokenizer: Tokenizer | None, ids: Sequence[int]) -> tuple[str, ...]:
+    return tuple(f"{token}" for token in ids) if tokenizer is None else tuple(tokenizer.labels(ids))

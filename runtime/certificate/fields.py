@@ -1,0 +1,256 @@
+"""What a certificate says: a reference for some probes, and how far a bundle was from it.
+
+Knows fields and which of them go together. Does not know files, nor how anything is computed.
+
+What is kept depends on what the graph gives:
+
+* logits, of a vocabulary for every token or of labels for the whole input: the highest ones, their
+  ids and the logarithm of the sum of the exponentials of all. Enough for probabilities, at a
+  thousandth of the size;
+* vectors, of tokens or of the whole input: the vectors themselves, of at most `ROWS` tokens of
+  each probe.
+
+Shape letters: N tokens of all probes, M tokens of all sources, P probes, R rows (positions kept of
+all probes), K kept logits, E width of a vector, H height, W width and C channels of an image.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from ortolan.runtime import limits
+from ortolan.runtime.manifest import Manifest
+
+__all__ = [
+    "MAX_PROBES",
+    "ROWS",
+    "Certificate",
+    "Divergence",
+    "Given",
+    "Kind",
+    "Logits",
+    "Phase",
+    "PhaseName",
+    "Probe",
+    "Report",
+    "Thresholds",
+    "Vectors",
+    "given_by",
+    "kept_positions",
+]
+
+MAX_PROBES = 1024
+"""Probes of one certificate; an export writes fewer than ten."""
+
+ROWS = 32
+"""Tokens of a probe whose vectors are kept: evenly spread, the first and the last among them."""
+
+Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
+Length = Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+Positive = Annotated[float, Meta(gt=0)]
+PhaseName = Literal["prefill", "decode", "chunked", "single", "batch"]
+
+Kind = Literal["decoder", "encoder", "encoder-decoder"]
+Given = Literal["logits", "labels", "states", "embedding"]
+"""What is compared: logits of tokens or of labels, vectors of tokens or of the whole input."""
+
+
+class Probe(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One input whose output is known.
+
+    Attributes:
+        length: tokens; of an image before an encoder by itself, the vectors that it becomes.
+        source: of a decoder behind an encoder of texts, tokens of its source.
+    """
+
+    name: Label
+    length: Length
+    source: Length | None = None
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What still counts as the same model.
+
+    Attributes:
+        mean_kl: of the distributions, in nats, over all positions; for logits.
+        mean_cosine: distance of the vectors over all of them; for vectors.
+        max_abs_delta: of one number, times the largest one where that is above 1; `None` where
+            rounded weights move numbers, and only the mean counts.
+        near_tie: distance of the two highest logits up to which either may come first; `None`
+            where any token may.
+    """
+
+    mean_kl: Positive | None = None
+    mean_cosine: Positive | None = None
+    max_abs_delta: Positive | None = None
+    near_tie: Annotated[float, Meta(ge=0)] | None = None
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first position that differs. Positions count from 0 within a probe."""
+
+    probe: str
+    position: int
+    phase: PhaseName
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Figures of one way to compute the probes; see `Report`."""
+
+    positions: int
+    max_abs_delta: float
+    mean_kl: float | None
+    max_kl: float | None
+    top1_agreement: float | None
+    near_ties: int
+    non_finite: int
+    mean_cosine: float | None = None
+    max_cosine: float | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far a bundle is from its reference.
+
+    Attributes:
+        verdict: `PASS`; `AMBIGUOUS` when only near ties changed places; `FAIL`.
+        max_abs_delta: largest difference of a kept logit, or of a number of a vector.
+        max_abs_logit: largest magnitude of those of the reference.
+        mean_kl: Kullback-Leibler divergence from the reference in nats, averaged over the
+            positions. Computed over the kept logits, and all others as one: a lower bound of
+            the whole. This and the next four: `None` where vectors are compared.
+        max_kl: the largest of one position.
+        top1_agreement: share of positions with the same most probable token.
+        perplexity: of the probes' own tokens, each after those before it, by prefill; `None` for
+            an encoder as well.
+        reference_perplexity: the same of the reference.
+        near_ties: positions where the two most probable tokens, nearly tied, changed places.
+        non_finite: positions with an output that is not a finite number; they count in no other
+            figure but `top1_agreement`.
+        first_divergence: the first position, in the order of the replay, whose most probable
+            token or whose difference is not within the thresholds, near ties included.
+        phases: the figures of each way to compute the probes.
+        onnxruntime: its version.
+        kind: of the bundle.
+        output: what was compared.
+        mean_cosine: 1 minus the cosine between a vector and that of the reference, averaged;
+            `None` where logits are compared.
+        max_cosine: the largest of one vector.
+    """
+
+    verdict: Literal["PASS", "AMBIGUOUS", "FAIL"]
+    max_abs_delta: float
+    max_abs_logit: float
+    mean_kl: float | None
+    max_kl: float | None
+    top1_agreement: float | None
+    near_ties: int
+    perplexity: float | None
+    reference_perplexity: float | None
+    non_finite: int
+    first_divergence: Divergence | None
+    phases: dict[PhaseName, Phase]
+    device: str
+    onnxruntime: str
+    seconds: float
+    kind: Kind = "decoder"
+    output: Given = "logits"
+    mean_cosine: float | None = None
+    max_cosine: float | None = None
+
+    @property
+    def summary(self) -> str:
+        """The figures of the verdict in one line."""
+        if self.mean_kl is None or self.top1_agreement is None:
+            cosine = 0.0 if self.mean_cosine is None else self.mean_cosine
+            return (
+                f"max |Δ| {self.max_abs_delta:.1e} of {self.max_abs_logit:.1f}, mean cosine "
+                f"distance {cosine:.1e}"
+            )
+        return (
+            f"max |Δlogit| {self.max_abs_delta:.1e}, mean KL {self.mean_kl:.1e}, top-1 agreement "
+            f"{self.top1_agreement:.2%}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logits:
+    """Of every row, what is kept of its logits.
+
+    Attributes:
+        top_ids: int32 `(R, K)`, most probable first.
+        top_logits: float32 `(R, K)`.
+        log_sum_exp: float32 `(R,)`.
+        next_logits: float32 `(R,)`, of the token that follows in the probe; without meaning at
+            the end of each. `None` where no token follows another.
+    """
+
+    top_ids: NDArray[np.int32]
+    top_logits: NDArray[np.float32]
+    log_sum_exp: NDArray[np.float32]
+    next_logits: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vectors:
+    """Of every row, its vector: float32 `(R, E)`."""
+
+    values: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The reference of a bundle.
+
+    Attributes:
+        thresholds: what the bundle has to keep to.
+        measured: what the export measured; `None` before it did.
+        reference: what PyTorch computed.
+        token_ids: int32 `(N,)`, of the decoder, or of an encoder by itself; empty where that
+            takes images.
+        source_ids: int32 `(M,)`, of the texts that a decoder stands behind; empty without any.
+        images: uint8 `(P, H, W, C)`, one for each probe of an encoder of images.
+        kind: of the bundle.
+        output: what is compared.
+    """
+
+    probes: tuple[Probe, ...]
+    thresholds: Thresholds
+    measured: Report | None
+    reference: Logits | Vectors
+    token_ids: NDArray[np.int32]
+    source_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    images: NDArray[np.uint8] | None = None
+    kind: Kind = "decoder"
+    output: Given = "logits"
+
+
+def given_by(manifest: Manifest) -> Given:
+    """What is compared of a bundle."""
+    return "logits" if manifest.output is None else manifest.output.kind
+
+
+def compares_logits(given: Given) -> bool:
+    """Whether the reference is made of logits, not of vectors."""
+    return given in ("logits", "labels")
+
+
+def kept_positions(length: int, given: Given) -> list[int]:
+    """Of a probe, the positions that a row is kept of, ascending.
+
+    One stands for the whole where the output has no positions.
+    """
+    match given:
+        case "logits":
+            return list(range(length))
+        case "states" if length <= ROWS:
+            return list(range(length))
+        case "states":
+            return [place * (length - 1) // (ROWS - 1) for place in range(ROWS)]
+        case _:
+            return [0]

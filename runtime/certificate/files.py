@@ -1,0 +1,262 @@
+"""certificate.json and certificate.npz: a certificate on disk.
+
+Knows how fields and arrays must agree. Does not know how the reference was computed
+(`ortolan.export.certificate`) nor how it is replayed (`ortolan.runtime.certificate.replay`).
+"""
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle import Bundle
+from ortolan.runtime.certificate.arrays import Shapes, damaged, pack, unpack
+from ortolan.runtime.certificate.fields import (
+    MAX_PROBES,
+    Certificate,
+    Given,
+    Kind,
+    Logits,
+    Probe,
+    Report,
+    Thresholds,
+    Vectors,
+    compares_logits,
+    given_by,
+    kept_positions,
+)
+from ortolan.runtime.manifest import ImageSource, Manifest
+
+__all__ = ["ARRAYS_NAME", "JSON_NAME", "read", "write"]
+
+JSON_NAME = "certificate.json"
+ARRAYS_NAME = "certificate.npz"
+
+_INTEGER, _NUMBER, _BYTE = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.uint8)
+
+
+class _Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The size of the images in pixels."""
+
+    height: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
+    width: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
+    channels: Annotated[int, Meta(ge=1, le=4)]
+
+
+class _Document(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The contents of certificate.json.
+
+    Attributes:
+        top_k: logits that are kept of a row; `None` where vectors are.
+        width: of a vector; `None` where logits are kept.
+        output: what is compared.
+        image: of the images, if the probes are some.
+    """
+
+    schema: Literal[1]
+    top_k: Annotated[int, Meta(ge=2, le=limits.MAX_VOCABULARY)] | None = None
+    probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=MAX_PROBES)]
+    thresholds: Thresholds
+    measured: Report | None
+    kind: Kind = "decoder"
+    output: Given = "logits"
+    width: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)] | None = None
+    image: _Image | None = None
+
+
+def write(folder: Path, certificate: Certificate) -> None:
+    """Write both files: the same bytes for the same certificate.
+
+    The seconds of `measured` are written as 0, since they differ from run to run.
+
+    Raises:
+        CertificateError: its parts do not agree.
+    """
+    measured = certificate.measured
+    if measured is not None:
+        measured = msgspec.structs.replace(measured, seconds=0.0)
+    reference, images = certificate.reference, certificate.images
+    document = _Document(
+        schema=1,
+        top_k=reference.top_ids.shape[-1] if isinstance(reference, Logits) else None,
+        probes=certificate.probes,
+        thresholds=certificate.thresholds,
+        measured=measured,
+        kind=certificate.kind,
+        output=certificate.output,
+        width=reference.values.shape[-1] if isinstance(reference, Vectors) else None,
+        image=None if images is None else _image(images.shape),
+    )
+    data = pack(_arrays(certificate), _expected_arrays(document))
+    (folder / ARRAYS_NAME).write_bytes(data)
+    compact = msgspec.json.encode(document, order="deterministic")
+    (folder / JSON_NAME).write_bytes(msgspec.json.format(compact, indent=2) + b"\n")
+
+
+def read(bundle: Bundle) -> Certificate:
+    """Read the certificate of a bundle and check that it belongs to its model.
+
+    Raises:
+        BundleError: a file of it is missing or altered.
+        CertificateError: its parts do not agree, or it is of another model.
+    """
+    name = bundle.manifest.certificate
+    try:
+        document = msgspec.json.decode(bundle.read(name), type=_Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged("certificate.json of schema 1", str(error)[:300]) from error
+    _check_document(document, bundle.manifest)
+    packed = bundle.read(str(PurePosixPath(name).with_suffix(".npz")))
+    certificate = _certificate(document, unpack(packed, _expected_arrays(document)))
+    _check_values(certificate, bundle.manifest)
+    return certificate
+
+
+def _image(shape: tuple[int, ...]) -> _Image:
+    _, height, width, channels = shape
+    return _Image(height=height, width=width, channels=channels)
+
+
+def _arrays(certificate: Certificate) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {
+        "token_ids": certificate.token_ids,
+        "source_ids": certificate.source_ids,
+        "lengths": np.array([probe.length for probe in certificate.probes], np.int32),
+    }
+    if certificate.images is not None:
+        arrays["images"] = certificate.images
+    match certificate.reference:
+        case Vectors(values=values):
+            arrays["values"] = values
+        case Logits() as logits:
+            arrays["top_ids"] = logits.top_ids
+            arrays["top_logits"] = logits.top_logits
+            arrays["log_sum_exp"] = logits.log_sum_exp
+            if logits.next_logits is not None:
+                arrays["next_logits"] = logits.next_logits
+    return arrays
+
+
+def _expected_arrays(document: _Document) -> Shapes:
+    probes, image = document.probes, document.image
+    total = sum(probe.length for probe in probes)
+    rows = sum(len(kept_positions(probe.length, document.output)) for probe in probes)
+    expected: Shapes = {"lengths": (_INTEGER, (len(probes),))}
+    if image is not None:
+        shape = (len(probes), image.height, image.width, image.channels)
+        expected["images"] = (_BYTE, shape)
+    if image is None or document.kind != "encoder":
+        expected["token_ids"] = (_INTEGER, (total,))
+    if image is None and document.kind == "encoder-decoder":
+        expected["source_ids"] = (_INTEGER, (sum(probe.source or 0 for probe in probes),))
+    if document.top_k is not None:
+        expected["top_ids"] = (_INTEGER, (rows, document.top_k))
+        expected["top_logits"] = (_NUMBER, (rows, document.top_k))
+        expected["log_sum_exp"] = (_NUMBER, (rows,))
+        if document.kind != "encoder":
+            expected["next_logits"] = (_NUMBER, (rows,))
+    if document.width is not None:
+        expected["values"] = (_NUMBER, (rows, document.width))
+    return expected
+
+
+def _certificate(document: _Document, arrays: dict[str, NDArray[Any]]) -> Certificate:
+    lengths = [probe.length for probe in document.probes]
+    if arrays["lengths"].tolist() != lengths:
+        raise damaged(f"the lengths {lengths}", f"{arrays['lengths'].tolist()}")
+    reference: Logits | Vectors
+    if "values" in arrays:
+        reference = Vectors(values=arrays["values"])
+    else:
+        reference = Logits(
+            top_ids=arrays["top_ids"],
+            top_logits=arrays["top_logits"],
+            log_sum_exp=arrays["log_sum_exp"],
+            next_logits=arrays.get("next_logits"),
+        )
+    empty = np.empty(0, np.int32)
+    return Certificate(
+        probes=document.probes,
+        thresholds=document.thresholds,
+        measured=document.measured,
+        reference=reference,
+        token_ids=arrays.get("token_ids", empty),
+        source_ids=arrays.get("source_ids", empty),
+        images=arrays.get("images"),
+        kind=document.kind,
+        output=document.output,
+    )
+
+
+def _check_document(document: _Document, manifest: Manifest) -> None:
+    """See that what is compared is what the bundle gives, and the probes what it takes."""
+    expected, got = (manifest.kind, given_by(manifest)), (document.kind, document.output)
+    if got != expected:
+        raise damaged(f"the {expected[1]} of kind {expected[0]!r}", f"{got[1]} of {got[0]!r}")
+    wanted = ("top_k", "mean_kl") if compares_logits(document.output) else ("width", "mean_cosine")
+    kept = {"top_k": document.top_k, "width": document.width}
+    bounds = {
+        "mean_kl": document.thresholds.mean_kl,
+        "mean_cosine": document.thresholds.mean_cosine,
+    }
+    found = tuple(name for name, value in (kept | bounds).items() if value is not None)
+    if found != wanted:
+        raise damaged(f"{' and '.join(wanted)}", f"{' and '.join(found) or 'neither'}")
+    if manifest.output is not None and document.width not in (None, manifest.output.size):
+        raise damaged(f"vectors of width {manifest.output.size}", f"{document.width}")
+    image = None
+    if isinstance(manifest.source, ImageSource):
+        source = manifest.source
+        image = _Image(height=source.height, width=source.width, channels=source.channels)
+    if document.image != image:
+        raise damaged(f"{image or 'no images'}", f"{document.image or 'none'}")
+    has_source = manifest.kind == "encoder-decoder" and image is None
+    if any((probe.source is not None) != has_source for probe in document.probes):
+        raise damaged(
+            "a length of the source for each probe" if has_source else "no sources", "others"
+        )
+
+
+def _check_values(certificate: Certificate, manifest: Manifest) -> None:
+    _check_lengths(certificate, manifest)
+    vocab_size = manifest.vocab_size
+    bounds = [("token_ids", certificate.token_ids, vocab_size)]
+    numbers: list[tuple[str, NDArray[np.float32] | None]] = []
+    match certificate.reference:
+        case Vectors(values=values):
+            numbers = [("values", values)]
+        case Logits() as logits:
+            size = vocab_size if manifest.output is None else manifest.output.size
+            # A single label is weighed against its absence.
+            bounds.append(("top_ids", logits.top_ids, max(size, 2)))
+            numbers = [
+                ("top_logits", logits.top_logits),
+                ("log_sum_exp", logits.log_sum_exp),
+                ("next_logits", logits.next_logits),
+            ]
+    # The vocabulary of sources may be another one, which the graph knows.
+    bounds.append(("source_ids", certificate.source_ids, limits.MAX_VOCABULARY))
+    for name, ids, size in bounds:
+        if ids.size and (ids.min() < 0 or ids.max() >= size):
+            raise damaged(f"{name} from 0 to {size - 1}", f"{ids.min()} to {ids.max()}")
+    for name, array in numbers:
+        if array is not None and not np.isfinite(array).all():
+            raise damaged(f"finite numbers in {name}", "others")
+
+
+def _check_lengths(certificate: Certificate, manifest: Manifest) -> None:
+    longest = max(probe.length for probe in certificate.probes)
+    if longest > manifest.context_length:
+        raise damaged(f"probes within the context of {manifest.context_length}", f"{longest}")
+    source = manifest.source
+    if source is None or isinstance(source, ImageSource):
+        return
+    most = max(probe.source or 0 for probe in certificate.probes)
+    if most > source.max_tokens:
+        raise damaged(f"sources of at most {source.max_tokens} tokens", f"{most}")

@@ -1,0 +1,75 @@
+"""Replays the certificate of a bundle: does it compute here what PyTorch computed?
+
+Knows how to bring the probes and the reference together. Does not know PyTorch, nor which
+thresholds a precision deserves: those come with the certificate.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ortolan.runtime.bundle import open_bundle
+from ortolan.runtime.certificate.fields import Certificate, Logits, Report
+from ortolan.runtime.certificate.figures import Comparison
+from ortolan.runtime.certificate.files import read
+from ortolan.runtime.certificate.runs import compute, total_positions
+from ortolan.runtime.packed import find_packed
+from ortolan.runtime.session import Engine, onnxruntime_version
+
+__all__ = ["replay", "verify"]
+
+
+def verify(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Replay the certificate of a bundle on this machine. Every file is hashed first.
+
+    Args:
+        path: folder of the bundle, of any kind.
+        device: as in `ortolan.load`.
+        threads: as in `ortolan.load`.
+        progress: called with the positions done and the positions in total.
+
+    Raises:
+        BundleError: the bundle is damaged.
+        DeviceError: the device cannot be used.
+        CertificateError: the certificate cannot be replayed.
+    """
+    bundle = open_bundle(path, full_check=True)
+    packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
+    engine = Engine(bundle, device=device, threads=threads, packed=packed)
+    return replay(engine, read(bundle), progress=progress)
+
+
+def replay(
+    engine: Engine,
+    certificate: Certificate,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Compute the probes of a certificate and compare them with the reference.
+
+    Args:
+        engine: the sessions to compute them with.
+        certificate: the reference, of the same model.
+        progress: called with the positions done and the positions in total.
+    """
+    started = time.monotonic()
+    comparison, reference = Comparison(certificate), certificate.reference
+    total, done = total_positions(certificate), 0
+    for rows in compute(engine, certificate):
+        comparison.add(rows.phase, rows.probe, rows.positions, rows.part, rows.outputs)
+        if rows.phase == "prefill" and isinstance(reference, Logits):
+            comparison.surprise.add(reference, rows.part, rows.next_ids, rows.outputs)
+        done += len(rows.outputs)
+        if progress is not None:
+            progress(done, total)
+    return comparison.report(
+        device=engine.device,
+        onnxruntime=onnxruntime_version(),
+        seconds=time.monotonic() - started,
+    )

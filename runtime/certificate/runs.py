@@ -1,0 +1,297 @@
+"""The ways to compute the probes of a certificate: those that a runtime uses.
+
+Knows how to call graphs. Does not know the reference.
+
+A decoder, by itself or behind an encoder:
+
+1. prefill: the whole probe in one call;
+2. decode: cached and teacher-forced, one token per call; of a long probe only the end, behind a
+   prefill of the rest. A source that is text is padded here;
+3. chunked: the longest probe, in several calls of several tokens.
+
+An encoder by itself:
+
+1. single: one input per call;
+2. batch: several inputs per call, padded to the longest.
+
+Shape letters: B inputs of a call, T tokens of the longest, R positions, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.certificate.fields import (
+    Certificate,
+    PhaseName,
+    kept_positions,
+)
+from ortolan.runtime.certificate.figures import Numbers
+from ortolan.runtime.images import read_pixels
+from ortolan.runtime.interface import IDS, LENGTHS, OUTPUT, PIXELS
+from ortolan.runtime.manifest import ImageSource, TextSource
+from ortolan.runtime.session import Encoded, Engine
+from ortolan.runtime.steps import Decoder, feed, prefill
+
+__all__ = ["BLOCK", "Rows", "compute", "groups", "total_positions"]
+
+BLOCK = 128
+"""Positions whose logits are in memory at once: 64 MiB with a vocabulary of 128 Ki."""
+
+TAIL = 64
+"""Tokens at the end of a long probe that are decoded one by one."""
+
+PADDING = 3
+"""Tokens behind a source that are none of it."""
+
+BATCH_NUMBERS = 1 << 24
+"""Numbers that a batch may give, 64 MiB; two inputs are a batch in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Some rows of the outputs of one probe, computed in one way.
+
+    Attributes:
+        positions: of the rows within the probe.
+        part: of the rows among all of the reference.
+        next_ids: the tokens from the one that follows the first row on; none where there are no
+            such tokens.
+        outputs: `(R, V)`.
+    """
+
+    phase: PhaseName
+    probe: str
+    positions: list[int]
+    part: slice
+    next_ids: list[int]
+    outputs: Numbers
+
+
+def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
+    """Every probe in every way, a few rows at a time."""
+    if certificate.kind == "encoder":
+        yield from _singles(engine, certificate)
+        yield from _batches(engine, certificate)
+        return
+    for run in _runs(certificate):
+        source = _source(engine, certificate, run)
+        for position, outputs in _WAYS[run.phase](engine, run.ids, source):
+            start = run.offset + position
+            yield Rows(
+                phase=run.phase,
+                probe=run.probe,
+                positions=list(range(position, position + len(outputs))),
+                part=slice(start, start + len(outputs)),
+                next_ids=run.ids[position + 1 :],
+                outputs=outputs,
+            )
+
+
+def total_positions(certificate: Certificate) -> int:
+    """Rows that `compute` gives."""
+    if certificate.kind == "encoder":
+        return 2 * sum(len(kept) for kept in _kept(certificate))
+    return sum(run.positions for run in _runs(certificate))
+
+
+# --- decoders ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One probe, computed in one way.
+
+    Attributes:
+        number: of the probe.
+        offset: where it begins among all positions.
+    """
+
+    phase: PhaseName
+    number: int
+    probe: str
+    offset: int
+    ids: list[int]
+
+    @property
+    def positions(self) -> int:
+        return _decoded(len(self.ids)) if self.phase == "decode" else len(self.ids)
+
+
+def _runs(certificate: Certificate) -> list[_Run]:
+    offsets = _offsets([probe.length for probe in certificate.probes])
+    longest = max(certificate.probes, key=lambda probe: probe.length)
+    runs = []
+    for number, (probe, offset) in enumerate(zip(certificate.probes, offsets, strict=True)):
+        ids = certificate.token_ids[offset : offset + probe.length].tolist()
+        phases: tuple[PhaseName, ...] = ("prefill", "decode")
+        if probe is longest:
+            phases = ("prefill", "decode", "chunked")
+        runs += [
+            _Run(phase=phase, number=number, probe=probe.name, offset=offset, ids=ids)
+            for phase in phases
+        ]
+    return runs
+
+
+def _source(engine: Engine, certificate: Certificate, run: _Run) -> Encoded | None:
+    """What the decoder stands behind."""
+    if certificate.kind != "encoder-decoder":
+        return None
+    if certificate.images is not None:
+        return engine.encode_source({PIXELS: _pixels(engine, certificate, [run.number])})
+    lengths = [probe.source or 0 for probe in certificate.probes]
+    start = _offsets(lengths)[run.number]
+    ids = certificate.source_ids[start : start + lengths[run.number]].astype(np.int64)
+    padding = _padding(engine, len(ids)) if run.phase == "decode" else 0
+    return engine.encode_source(
+        {IDS: np.pad(ids, (0, padding))[None], LENGTHS: np.array([len(ids)], np.int32)}
+    )
+
+
+def _padding(engine: Engine, length: int) -> int:
+    """Tokens to put behind a source that the encoder still takes."""
+    match engine.manifest.source:
+        case TextSource(max_tokens=most):
+            return min(PADDING, max(most - length, 0))
+        case _:
+            return 0
+
+
+def _decoded(length: int) -> int:
+    """How many tokens of a probe are decoded one by one."""
+    return length if length <= 2 * TAIL else TAIL
+
+
+def _in_one_call(
+    engine: Engine, ids: list[int], source: Encoded | None
+) -> Iterator[tuple[int, Numbers]]:
+    """The whole probe in one call; again for each block of positions, so that memory is bounded."""
+    cache = engine.cache()
+    for start in range(0, len(ids), BLOCK):
+        positions = range(start, min(start + BLOCK, len(ids)))
+        yield start, feed(engine, cache, ids, positions=positions, source=source)
+        cache.rewind(0)
+
+
+def _one_by_one(
+    engine: Engine, ids: list[int], source: Encoded | None
+) -> Iterator[tuple[int, Numbers]]:
+    cache = engine.cache()
+    first = len(ids) - _decoded(len(ids))
+    if first > 0:
+        prefill(engine, cache, ids[:first], source=source)
+    decoder = Decoder(engine, cache, source=source)
+    for position in range(first, len(ids)):
+        yield position, decoder.step([ids[position]], [position + 1])
+
+
+def _in_chunks(
+    engine: Engine, ids: list[int], source: Encoded | None
+) -> Iterator[tuple[int, Numbers]]:
+    cache = engine.cache()
+    size = min(BLOCK, -(-len(ids) // 3))
+    for start in range(0, len(ids), size):
+        part = ids[start : start + size]
+        yield start, feed(engine, cache, part, positions=range(len(part)), source=source)
+
+
+_WAYS: dict[
+    PhaseName, Callable[[Engine, list[int], Encoded | None], Iterator[tuple[int, Numbers]]]
+] = {
+    "prefill": _in_one_call,
+    "decode": _one_by_one,
+    "chunked": _in_chunks,
+}
+
+
+# --- encoders ---------------------------------------------------------------------------------
+
+
+def _singles(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
+    for number in range(len(certificate.probes)):
+        yield from _encoded(engine, certificate, [number], "single")
+
+
+def _batches(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
+    output = engine.manifest.output
+    lengths = [probe.length for probe in certificate.probes]
+    for group in groups(lengths, 1 if output is None else output.size):
+        yield from _encoded(engine, certificate, group, "batch")
+
+
+def _encoded(
+    engine: Engine, certificate: Certificate, group: list[int], phase: PhaseName
+) -> Iterator[Rows]:
+    """The probes of a group in one call."""
+    if certificate.images is None:
+        inputs = _padded(certificate, group)
+    else:
+        inputs = {PIXELS: _pixels(engine, certificate, group)}
+    outputs = engine.encode(inputs)[OUTPUT]
+    kept = _kept(certificate)
+    offsets = _offsets([len(positions) for positions in kept])
+    for number, output in zip(group, outputs, strict=True):
+        rows = output if output.ndim > 1 else output[None]
+        for start in range(0, len(kept[number]), BLOCK):
+            positions = kept[number][start : start + BLOCK]
+            first = offsets[number] + start
+            yield Rows(
+                phase=phase,
+                probe=certificate.probes[number].name,
+                positions=positions,
+                part=slice(first, first + len(positions)),
+                next_ids=[],
+                outputs=rows[positions],
+            )
+
+
+def _kept(certificate: Certificate) -> list[list[int]]:
+    return [kept_positions(probe.length, certificate.output) for probe in certificate.probes]
+
+
+def groups(lengths: list[int], size: int) -> list[list[int]]:
+    """Places of the inputs of each batch: as many as memory allows, and two where there are.
+
+    Args:
+        lengths: tokens of each input.
+        size: numbers that the encoder gives for a token.
+    """
+    found: list[list[int]] = []
+    for number in range(len(lengths)):
+        group = [*found[-1], number] if found else [number]
+        longest = max(lengths[place] for place in group)
+        if found and (len(group) <= 2 or len(group) * longest * size <= BATCH_NUMBERS):
+            found[-1] = group
+        else:
+            found.append([number])
+    if len(found) > 1 and len(found[-1]) == 1:
+        last = found.pop()
+        found[-1] += last
+    return found
+
+
+def _padded(certificate: Certificate, group: list[int]) -> dict[str, NDArray[Any]]:
+    """Texts as one batch, `(B, T)`, and their lengths."""
+    lengths = [probe.length for probe in certificate.probes]
+    offsets = _offsets(lengths)
+    ids_BT = np.zeros((len(group), max(lengths[number] for number in group)), np.int64)
+    for row, number in enumerate(group):
+        start = offsets[number]
+        ids_BT[row, : lengths[number]] = certificate.token_ids[start : start + lengths[number]]
+    return {IDS: ids_BT, LENGTHS: np.array([lengths[number] for number in group], np.int32)}
+
+
+def _pixels(engine: Engine, certificate: Certificate, group: list[int]) -> Numbers:
+    source, images = engine.manifest.source, certificate.images
+    if images is None or not isinstance(source, ImageSource):
+        raise TypeError("expected the images of a certificate of an encoder of images")
+    return np.stack([read_pixels(images[number], source) for number in group])
+
+
+def _offsets(lengths: list[int]) -> list[int]:
+    """Where each begins, one behind the other."""
+    return [sum(lengths[:number]) for number in range(len(lengths))]

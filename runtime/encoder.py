@@ -1,0 +1,275 @@
+"""A loaded encoder: texts, ids or images in; vectors or labels out.
+
+Knows how inputs become batches and what outputs mean. Does not know how inputs are read
+(`ortolan.runtime.encoder_inputs`), nor how a graph is run (`ortolan.runtime.session`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle import Bundle
+from ortolan.runtime.encoder_inputs import Inputs, Source, SourceReader, several
+from ortolan.runtime.errors import GraphError, InputError, NumericError
+from ortolan.runtime.interface import OUTPUT
+from ortolan.runtime.kinds import wrong_kind
+from ortolan.runtime.manifest import ImageSource, Manifest
+from ortolan.runtime.requests import open_tokenizer
+from ortolan.runtime.session import Engine
+
+__all__ = ["Classification", "Encoder"]
+
+MAX_BATCH_ROWS = 32
+"""Most inputs of one call of the graph; more fill no core better."""
+
+MAX_BATCH_TOKENS = 4096
+"""Most tokens of one call, padding included, of more than one text: it bounds the memory."""
+
+MIN_BATCH_SHARE = 0.75
+"""The shortest text of a batch is at least this long beside the longest: the rest is padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """What a text or an image is.
+
+    Attributes:
+        label: the likeliest.
+        probability: of it.
+        probabilities: of every label, the likeliest first.
+    """
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class Encoder:
+    """A bundle ready to encode. Several threads may use one at once.
+
+    Every method takes one input, or a list of them of any lengths, and gives as many results, in
+    that order. Inputs of similar length are computed together; each result is what the input
+    gives alone, up to rounding.
+
+    An input is a text, or its token ids; where the encoder takes images, the path of a file, its
+    contents, or uint8 pixels (see `ortolan.runtime.images.read_pixels`). Ids are taken as they
+    are; a text gets the special tokens of its tokenizer.
+
+    Attributes:
+        bundle: what it was loaded from.
+        tokenizer: `None` when the bundle takes only ids, or images.
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine) -> None:
+        output = bundle.manifest.output
+        if output is None:
+            raise wrong_kind(bundle.manifest, what="Encoder", expected="an encoder")
+        self.bundle = bundle
+        self.tokenizer = open_tokenizer(bundle)
+        self._engine = engine
+        self._output = output
+        self._labels = _distinct(output.labels)
+        self._reader = SourceReader(bundle.manifest, self.tokenizer)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle holds."""
+        return self.bundle.manifest
+
+    @property
+    def device(self) -> str:
+        """The device in use."""
+        return self._engine.device
+
+    @property
+    def device_reason(self) -> str:
+        """Why it is this device."""
+        return self._engine.device_reason
+
+    @property
+    def threads(self) -> int:
+        """Threads within one operator."""
+        return self._engine.threads
+
+    def embed(self, inputs: Inputs, *, truncate: bool = False) -> NDArray[np.float32]:
+        """Compute a vector for each input.
+
+        Args:
+            inputs: one, or a list of them.
+            truncate: cut texts that are over the limit, at the end.
+
+        Returns:
+            float32 `(inputs, width)`, of length 1 where the model norms them.
+
+        Raises:
+            BundleKindError: the encoder gives something else, such as a vector for each token;
+                which of these to take, or their mean, is not decided here.
+            ContextLengthError: a text is over the limit.
+            InputError: an input is empty, or not what the encoder takes.
+            NumericError: the encoder gave numbers that are not finite.
+            ForkedError: the process was forked after the encoder was loaded.
+        """
+        self._expect("embedding", what="embed", expected="an encoder that gives embeddings")
+        rows = self._run(inputs, truncate=truncate)
+        return np.stack(rows) if rows else np.empty((0, self._output.size), np.float32)
+
+    def classify(self, inputs: Inputs, *, truncate: bool = False) -> list[Classification]:
+        """Name each input.
+
+        Args:
+            inputs: one, or a list of them.
+            truncate: cut texts that are over the limit, at the end.
+
+        Raises:
+            BundleKindError: the encoder has no labels.
+            ContextLengthError: as for `embed`.
+            InputError: as for `embed`.
+            NumericError: as for `embed`.
+            ForkedError: as for `embed`.
+        """
+        self._expect("labels", what="classify", expected="an encoder that gives labels")
+        return [self._classification(row) for row in self._run(inputs, truncate=truncate)]
+
+    def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
+        """Compute a vector for each token of each input.
+
+        Args:
+            inputs: one, or a list of them.
+            truncate: cut texts that are over the limit, at the end.
+
+        Returns:
+            float32 `(tokens, width)` for each; the tokens of an image are its patches, behind
+            the model's own token where it has one.
+
+        Raises:
+            BundleKindError: the encoder gives something else.
+            ContextLengthError: as for `embed`.
+            InputError: as for `embed`.
+            NumericError: as for `embed`.
+            ForkedError: as for `embed`.
+        """
+        self._expect("states", what="states", expected="an encoder without a head")
+        return self._run(inputs, truncate=truncate)
+
+    def logits(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
+        """Compute the logits of the vocabulary for each token of each input.
+
+        Args:
+            inputs: one, or a list of them.
+            truncate: cut texts that are over the limit, at the end.
+
+        Returns:
+            float32 `(tokens, vocab)` for each.
+
+        Raises:
+            BundleKindError: the encoder has no head of a language model.
+            ContextLengthError: as for `embed`.
+            InputError: as for `embed`.
+            NumericError: as for `embed`.
+            ForkedError: as for `embed`.
+        """
+        self._expect("logits", what="logits", expected="an encoder with a language model's head")
+        return self._run(inputs, truncate=truncate)
+
+    def _expect(
+        self,
+        kind: Literal["states", "logits", "labels", "embedding"],
+        *,
+        what: str,
+        expected: str,
+    ) -> None:
+        if self._output.kind != kind:
+            raise wrong_kind(self.manifest, what=what, expected=expected)
+
+    def _run(self, inputs: Inputs, *, truncate: bool) -> list[NDArray[np.float32]]:
+        """The output of each input, without padding, in the order of the inputs."""
+        given = several(inputs)
+        image = self.manifest.source if isinstance(self.manifest.source, ImageSource) else None
+        texts = [] if image else [self._read(given, at, truncate) for at in range(len(given))]
+        lengths = [_tokens(image)] * len(given) if image else [len(text) for text in texts]
+        results: dict[int, NDArray[np.float32]] = {}
+        for batch in batches(lengths):
+            # images only now: pixels in floating point take far more memory than their files
+            sources = [self._read(given, at, truncate) if image else texts[at] for at in batch]
+            output = self._engine.encode(self._reader.feeds(sources))[OUTPUT]
+            self._check_shape(output.shape, len(batch))
+            for index, source, row in zip(batch, sources, output, strict=True):
+                results[index] = _checked(row, source, index)
+        return [results[index] for index in range(len(given))]
+
+    def _check_shape(self, shape: tuple[int, ...], rows: int) -> None:
+        """Graphs say what they give, and onnxruntime only warns when they give something else."""
+        axes = 3 if self._output.kind in ("states", "logits") else 2
+        if (len(shape), shape[0], shape[-1]) != (axes, rows, self._output.size):
+            raise GraphError(
+                f"encoder: expected {self._output.kind} of {rows} inputs and {self._output.size} "
+                f"numbers, got an array {shape}. Export the checkpoint again."
+            )
+
+    def _read(self, given: Sequence[Any], index: int, truncate: bool) -> Source:
+        try:
+            return self._reader.read(given[index], truncate=truncate)
+        except InputError as error:
+            if len(given) == 1:
+                raise
+            raise type(error)(f"input {index}: {error}") from error
+
+    def _classification(self, logits_L: NDArray[np.float32]) -> Classification:
+        odds_L = np.exp(logits_L.astype(np.float64) - logits_L.max())
+        shares_L = odds_L / odds_L.sum()
+        order = np.argsort(-shares_L, kind="stable")
+        likeliest = {self._labels[index]: float(shares_L[index]) for index in order}
+        label, probability = next(iter(likeliest.items()))
+        return Classification(label=label, probability=probability, probabilities=likeliest)
+
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of inputs to compute together: of similar length, and not too many.
+
+    Padding costs as much as text, and a call of the graph little: so a new batch begins where
+    the texts get much shorter. Every index is in one batch.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    batch: list[int] = []
+    for index in order:
+        longest = lengths[batch[0]] if batch else 0
+        is_full = (
+            len(batch) == MAX_BATCH_ROWS
+            or (len(batch) + 1) * longest > MAX_BATCH_TOKENS
+            or lengths[index] < MIN_BATCH_SHARE * longest
+        )
+        if batch and is_full:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _tokens(image: ImageSource) -> int:
+    """About as many tokens as an image becomes, with small patches of 8 by 8 pixels."""
+    return max(1, image.height * image.width // 64)
+
+
+def _checked(row: NDArray[np.float32], source: Source, index: int) -> NDArray[np.float32]:
+    """One row of an output without its padding."""
+    if row.ndim == 2 and isinstance(source, list):
+        row = row[: len(source)]
+    if not np.isfinite(row).all():
+        raise NumericError(
+            f"input {index}: expected finite numbers of the encoder, got others. "
+            "Run `ortolan verify` on the bundle."
+        )
+    return row
+
+
+def _distinct(labels: Sequence[str]) -> list[str]:
+    """Labels by which to tell probabilities apart: of a repeated one, with its number."""
+    counts = Counter(labels)
+    return [
+        label if counts[label] == 1 else f"{label} ({index})" for index, label in enumerate(labels)
+    ]

@@ -1,0 +1,72 @@
+"""`ortolan attention BUNDLE TEXT -o FILE.png`."""
+
+from pathlib import Path
+
+import click
+
+from ortolan.errors import OrtolanError
+
+
+class MissingPlotError(OrtolanError):
+    """The package of the extra `plot` is absent."""
+
+    code = "missing-extra"
+
+
+def _numbers(
+    context: click.Context, option: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """`0,2` as `(0, 2)`."""
+    if value is None:
+        return None
+    parts = value.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise click.BadParameter(f"expected numbers such as 0,2, got {value!r}.", context, option)
+    return tuple(int(part) for part in parts)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("text")
+@click.option(
+    "-o", "out", type=click.Path(path_type=Path), required=True, help="The picture to write."
+)
+@click.option("--target", help="What a translator writes; its own translation by default.")
+@click.option("--layers", callback=_numbers, help="Such as 0,2; all by default.")
+@click.option("--heads", callback=_numbers, help="Such as 0,1; all by default.")
+@click.option("--mean", is_flag=True, help="One map a layer, the mean of its heads.")
+@click.option(
+    "--kind",
+    type=click.Choice(["self", "cross"]),
+    help="Among tokens, or of the target on the source; cross where there is one.",
+)
+@click.option("--threads", type=int, help="The physical cores by default.")
+def command(
+    bundle: Path,
+    text: str,
+    out: Path,
+    target: str | None,
+    layers: tuple[int, ...] | None,
+    heads: tuple[int, ...] | None,
+    mean: bool,
+    kind: str | None,
+    threads: int | None,
+) -> None:
+    """Draw what each token of TEXT attends to: a heat map for each layer and head.
+
+    Queries are rows and keys are columns. BUNDLE was exported with --attention-maps; TEXT is a
+    file where it takes images.
+    """
+    try:
+        from ortolan.cli.attention_picture import choose, draw
+    except ModuleNotFoundError as error:
+        raise MissingPlotError(
+            f"attention: expected the package {error.name}, got none. "
+            'Run: pip install "ortolan[plot]"'
+        ) from error
+    from ortolan.runtime.attention_maps import attention_maps
+
+    found = attention_maps(bundle, text, target=target, threads=threads)
+    panels = choose(found, kind=kind, layers=layers, heads=heads, mean=mean)
+    draw(panels, out)
+    print(f"{out}  {len(panels)} maps")

@@ -1,0 +1,179 @@
+"""A grid of attention maps as heat maps: layers below each other, heads side by side.
+
+Knows matplotlib. Does not know bundles.
+"""
+
+import math
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ortolan.runtime import InputError
+from ortolan.runtime.attention_maps import AttentionMaps
+
+INCHES_PER_TOKEN = 0.17
+"""A line of 7 points, and room between lines."""
+
+MIN_PANEL_INCHES = 1.2
+
+MARGIN_INCHES = 0.4
+"""Around a panel, besides its labels."""
+
+INCHES_PER_LETTER = 0.075
+
+MAX_LABEL_LETTERS = 16
+
+DPI = 110
+
+MAX_PIXELS = 100_000_000
+"""Of a whole picture: 400 MB while it is drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One heat map.
+
+    Attributes:
+        row: its place; panels of one row are of one layer.
+        shares: probabilities, `(queries, keys)`.
+    """
+
+    row: str
+    title: str
+    shares: NDArray[np.float32]
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+def choose(
+    found: AttentionMaps,
+    *,
+    kind: str | None,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    mean: bool,
+) -> list[Panel]:
+    """The panels that were asked for.
+
+    Raises:
+        InputError: there is no such layer, head or kind.
+    """
+    kinds = {name.rpartition(".")[2] for name in found.maps}
+    wanted = kind or ("cross" if "cross" in kinds else "self")
+    if wanted not in kinds:
+        raise InputError(f"kind: expected {' or '.join(sorted(kinds))}, got {wanted}.")
+    names = [name for name in found.maps if name.endswith(f".{wanted}")]
+    known = sorted({int(name.split(".")[1]) for name in names})
+    _check("layers", layers, known)
+    panels = []
+    for name in names:
+        side, layer, _ = name.split(".")
+        if layers is not None and int(layer) not in layers:
+            continue
+        maps_HQK = found.maps[name]
+        _check("heads", heads, range(len(maps_HQK)))
+        chosen = range(len(maps_HQK)) if heads is None else heads
+        titled = {f"head {head}": maps_HQK[head] for head in chosen}
+        if mean:
+            titled = {"mean of heads": np.mean([*titled.values()], axis=0)}
+        panels += [
+            Panel(
+                row=name,
+                title=f"{side} layer {layer}, {title}",
+                shares=shares,
+                queries=found.queries[name],
+                keys=found.keys[name],
+            )
+            for title, shares in titled.items()
+        ]
+    return panels
+
+
+def _check(what: str, asked: Sequence[int] | None, known: Sequence[int]) -> None:
+    for number in asked or ():
+        if number not in known:
+            raise InputError(f"{what}: expected {known[0]} to {known[-1]}, got {number}.")
+
+
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    """Write a picture of the panels; its format follows from the name.
+
+    The darkest colour is the largest share in any of them.
+
+    Raises:
+        InputError: the picture would be too large, or cannot be written there.
+    """
+    rows = list(dict.fromkeys(panel.row for panel in panels))
+    columns = max(sum(panel.row == row for panel in panels) for row in rows)
+    width = max(_width(panel) for panel in panels) * columns
+    height = max(_height(panel) for panel in panels) * len(rows)
+    if width * height * DPI**2 > MAX_PIXELS:
+        raise InputError(
+            f"picture: expected at most {MAX_PIXELS} pixels, got {math.ceil(width * DPI)} by "
+            f"{math.ceil(height * DPI)}. Choose --layers and --heads, or use a shorter text."
+        )
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    darkest = max(float(panel.shares.max()) for panel in panels)
+    for row, line in zip(rows, grid, strict=True):
+        of_row = [panel for panel in panels if panel.row == row]
+        for axes, panel in zip(line, of_row, strict=False):
+            _panel(axes, panel, darkest)
+        for axes in line[len(of_row) :]:
+            axes.set_axis_off()
+    _save(figure, path)
+
+
+def _width(panel: Panel) -> float:
+    labels = INCHES_PER_LETTER * max(len(_short(text)) for text in panel.queries)
+    return max(MIN_PANEL_INCHES, INCHES_PER_TOKEN * len(panel.keys)) + labels + MARGIN_INCHES
+
+
+def _height(panel: Panel) -> float:
+    labels = INCHES_PER_LETTER * max(len(_short(text)) for text in panel.keys)
+    title = 0.25
+    inside = max(MIN_PANEL_INCHES, INCHES_PER_TOKEN * len(panel.queries))
+    return inside + labels + title + MARGIN_INCHES
+
+
+def _panel(axes: Axes, panel: Panel, darkest: float) -> None:
+    axes.imshow(panel.shares, cmap="Blues", vmin=0, vmax=darkest, aspect="auto")
+    axes.set_title(panel.title, fontsize=8)
+    # without mathematics: a dollar sign is a token like any other
+    plain: dict[str, Any] = {"fontsize": 7, "parse_math": False}
+    keys, queries = [_short(text) for text in panel.keys], [_short(text) for text in panel.queries]
+    axes.set_xticks(range(len(keys)), keys, rotation=90, **plain)
+    axes.set_yticks(range(len(queries)), queries, **plain)
+    axes.tick_params(length=0)
+
+
+def _short(text: str) -> str:
+    """One line, not too long."""
+    shown = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    fits = len(shown) <= MAX_LABEL_LETTERS
+    return shown if fits else f"{shown[: MAX_LABEL_LETTERS - 1]}…"
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            figure.savefig(path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise InputError(
+                f"{path}: expected a place for a picture, got {reason}. "
+                "Choose a writable folder, and a name that ends in .png, .svg or .pdf."
+            ) from error
+    if any("missing from font" in str(warning.message) for warning in caught):
+        print("[some labels have letters that the font does not]", file=sys.stderr)

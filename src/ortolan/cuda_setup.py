@@ -1,0 +1,156 @@
+"""What computing on an NVIDIA GPU needs, and what of it is there.
+
+Knows files, packages and the loader's libraries. Loads none of them: a set-up that is described
+as whole here has not been tried. Imports nothing else of Ortolan, so that a broken set-up can
+be described without the runtime.
+
+Source of the table: the dynamic section of the CUDA provider in onnxruntime-gpu 1.31.1, and what
+its `preload_dlls` looks for.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from ctypes.util import find_library
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["Part", "examine", "installed_version", "missing_part"]
+
+INSTALL = 'pip uninstall onnxruntime && pip install "ortolan[cuda]"'
+"""Both packages own the folder `onnxruntime`, so that the first has to go."""
+
+LIBRARIES = {
+    "libcudart.so.13": "nvidia-cuda-runtime~=13.0",
+    "libcublas.so.13": "nvidia-cublas~=13.0",
+    "libcublasLt.so.13": "nvidia-cublas~=13.0",
+    "libcurand.so.10": "nvidia-curand~=10.0",
+}
+"""Libraries that the provider is linked with, and the package that brings each."""
+
+OPTIONAL_LIBRARIES = {"libcudnn.so.9": "nvidia-cudnn-cu13~=9.0"}
+"""Libraries that it loads when a kernel asks for them, such as convolutions."""
+
+SYSTEM_FOLDERS = (
+    "usr/local/cuda/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib64",
+    "usr/lib/wsl/lib",
+)
+
+Finder = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One thing that is needed.
+
+    Attributes:
+        name: what it is.
+        found: what there is of it; `None` when it is missing, or as good as missing.
+        mend: what to run or to do, where it is missing.
+        is_optional: whether some models do without it.
+    """
+
+    name: str
+    found: str | None
+    mend: str
+    is_optional: bool = False
+
+
+def examine(
+    root: Path = Path("/"),
+    *,
+    packages: Path | None = None,
+    version_of: Finder | None = None,
+    loader: Finder = find_library,
+) -> Iterator[Part]:
+    """Look at each part, the driver first; what stands behind a missing one needs it.
+
+    Args:
+        root: folder that holds `proc`, `dev` and `usr`.
+        packages: folder of installed packages; those of this Python by default.
+        version_of: gives the version of an installed package.
+        loader: gives the file name of the library that a name like `cudart` stands for.
+    """
+    yield _driver(root)
+    searched = [*_package_folders(packages), *_system_folders(root)]
+    yield _library(
+        "libcuda.so.1",
+        searched,
+        loader,
+        "Install the driver of the GPU; in a container, start it with the NVIDIA runtime "
+        "(docker run --gpus all).",
+    )
+    yield _wheel(version_of or installed_version)
+    for name, package in LIBRARIES.items():
+        yield _library(name, searched, loader, f'Run: pip install "{package}"')
+    for name, package in OPTIONAL_LIBRARIES.items():
+        yield _library(name, searched, loader, f'Run: pip install "{package}"', is_optional=True)
+
+
+def missing_part() -> Part | None:
+    """The first part that this machine lacks, if any, and cannot do without."""
+    return next((part for part in examine() if part.found is None and not part.is_optional), None)
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _driver(root: Path) -> Part:
+    found = None
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
+        found = " ".join(text.partition("\n")[0].removeprefix("NVRM version:").split())
+    except (OSError, UnicodeDecodeError):
+        if (root / "dev/dxg").exists():
+            found = "that of Windows, below WSL"
+    return Part(
+        name="NVIDIA driver",
+        found=found,
+        mend="Install that of the GPU and restart; without a GPU, choose the device cpu.",
+    )
+
+
+def _wheel(version_of: Finder) -> Part:
+    gpu, cpu = version_of("onnxruntime-gpu"), version_of("onnxruntime")
+    if gpu is not None and cpu is not None:
+        return Part(
+            name="onnxruntime-gpu alone",
+            found=None,
+            mend="onnxruntime is installed as well, and each overwrites files of the other. "
+            'Run: pip uninstall onnxruntime onnxruntime-gpu && pip install "ortolan[cuda]"',
+        )
+    return Part(name="onnxruntime-gpu", found=gpu, mend=f"Run: {INSTALL}")
+
+
+def _library(
+    name: str,
+    folders: list[Path],
+    loader: Finder,
+    mend: str,
+    *,
+    is_optional: bool = False,
+) -> Part:
+    found = next((str(folder / name) for folder in folders if (folder / name).exists()), None)
+    if found is None and loader(name.removeprefix("lib").partition(".so")[0]) == name:
+        found = "known to the loader"
+    return Part(name=name, found=found, mend=mend, is_optional=is_optional)
+
+
+def _package_folders(packages: Path | None) -> list[Path]:
+    """Where packages of NVIDIA keep their libraries."""
+    roots = [packages] if packages else [Path(entry) for entry in sys.path if entry]
+    return sorted(folder for root in roots for folder in root.glob("nvidia/*/lib"))
+
+
+def _system_folders(root: Path) -> list[Path]:
+    own = os.environ.get("LD_LIBRARY_PATH", "") if root == Path("/") else ""
+    folders = [Path(entry) for entry in own.split(os.pathsep) if entry]
+    return [*folders, *(root / folder for folder in SYSTEM_FOLDERS)]

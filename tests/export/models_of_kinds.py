@@ -1,0 +1,81 @@
+"""Sources of every kind, from modules with random weights or from folders."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.export import tiny_models
+from tests.modeling import kinds
+from tokenizers.processors import TemplateProcessing
+
+from ortolan.export.source import Source, open_source
+from ortolan.modeling.config import (
+    EncoderConfig,
+    EncoderDecoderConfig,
+    Head,
+    LearnedPositions,
+    PatchInput,
+    Positions,
+    TokenInput,
+    TransformerConfig,
+)
+from ortolan.modeling.stack import Model
+from ortolan.modeling.transformer import build
+
+LEARNED = LearnedPositions()
+
+Config = TransformerConfig | EncoderConfig | EncoderDecoderConfig
+
+
+def decoder_config(context: int = 600) -> TransformerConfig:
+    return replace(tiny_models.gpt2(), context_length=context)
+
+
+def encoder_config(positions: Positions = LEARNED, head: Head | None = None) -> EncoderConfig:
+    """Texts of at most 20 tokens."""
+    words = TokenInput(vocab_size=tiny_models.VOCAB)
+    return kinds.encoder_config(positions, input=words, context_length=20, head=head)
+
+
+def image_config(channels: int = 3, head: Head | None = None) -> EncoderConfig:
+    """Images of 9 x 6 pixels."""
+    patches = PatchInput(image_size=(9, 6), patch_size=(3, 3), channels=channels, class_token=True)
+    length = patches.length
+    return kinds.encoder_config(LEARNED, input=patches, context_length=length, head=head)
+
+
+def seq2seq_config(positions: Positions = LEARNED) -> EncoderDecoderConfig:
+    """Sources and targets of at most 40 tokens; a target begins with 2."""
+    config = kinds.seq2seq_config(positions)
+    words = TokenInput(vocab_size=tiny_models.VOCAB)
+    return replace(
+        config,
+        encoder=replace(config.encoder, input=words),
+        decoder=replace(config.decoder, vocab_size=tiny_models.VOCAB),
+        decoder_start_token_id=2,
+    )
+
+
+def module_of(config: Config) -> Model:
+    return kinds.randomised(build(config))
+
+
+def source_of(config: Config, tokenizer: Path | None = None) -> Source:
+    return open_source(module_of(config), tokenizer=tokenizer, max_context=None)
+
+
+def write_plain_tokenizer(folder: Path) -> Path:
+    """A tokenizer that adds nothing to a text."""
+    path = folder / "tokenizer.json"
+    tiny_models.tokenizer().save(str(path))
+    return path
+
+
+def write_wrapping_tokenizer(folder: Path) -> Path:
+    """One that sets 1 before a text and 2 behind it."""
+    path = folder / "tokenizer.json"
+    made = tiny_models.tokenizer()
+    made.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    made.save(str(path))
+    return path

@@ -1,0 +1,153 @@
+"""Graphs of every kind of position and block against the uncached forward pass of PyTorch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.export.graph_runs import Steps, assert_close, run, sessions_of
+from tests.modeling import kinds
+from tests.modeling.kinds import BLOCK, POSITIONS, VOCAB
+
+from ortolan.modeling.config import BlockConfig, Positions, RotaryPositions
+from ortolan.modeling.stack import Model
+from ortolan.modeling.transformer import build
+
+TEXTS = np.random.default_rng(0).integers(0, VOCAB, (6, 14))
+
+SOURCES, LENGTHS = TEXTS[:2, :7], np.array([7, 3], np.int32)
+
+
+FUSED, STANDARD, PLAIN = "GroupQueryAttention", "Attention", "Softmax"
+
+
+def wide(**fields: Any) -> BlockConfig:
+    """A block whose heads have a width that the kernel takes."""
+    return replace(BLOCK, attention=replace(BLOCK.attention, head_dim=16, **fields))
+
+
+def narrow(**fields: Any) -> BlockConfig:
+    """A block whose heads are 6 wide, which it does not."""
+    return replace(BLOCK, attention=replace(BLOCK.attention, **fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of position, layers that take it, and the operator that each layer's attention is."""
+
+    positions: Positions
+    layers: Sequence[tuple[BlockConfig, str]]
+
+    @property
+    def blocks(self) -> tuple[BlockConfig, ...]:
+        return tuple(block for block, _ in self.layers)
+
+
+KINDS = {
+    "none": Kind(POSITIONS["none"], [(wide(), FUSED), (replace(wide(), placement="post"), FUSED)]),
+    "learned": Kind(
+        POSITIONS["learned-offset"],
+        [
+            (wide(num_kv_heads=2), FUSED),
+            # Heads that are added up.
+            (wide(value_dim=kinds.WIDTH, readout="sum", out_bias=False), STANDARD),
+        ],
+    ),
+    "sinusoidal": Kind(
+        POSITIONS["sinusoidal-halves"], [(wide(softcap=0.8), FUSED), (narrow(softcap=0.8), PLAIN)]
+    ),
+    "concatenated": Kind(
+        POSITIONS["concatenated-offset"],
+        [(replace(wide(), placement="pre_residual"), FUSED), (wide(value_dim=3), STANDARD)],
+    ),
+    "rotary": Kind(RotaryPositions(dim=16, theta=30.0), [(wide(num_kv_heads=2), FUSED)]),
+    "rotary of narrow heads": Kind(POSITIONS["rotary-partial"], [(narrow(), STANDARD)]),
+    "relative-bias": Kind(
+        POSITIONS["relative-bias"],
+        [(wide(softcap=0.8), FUSED), (narrow(num_kv_heads=2), STANDARD)],
+    ),
+    "relative-key": Kind(
+        POSITIONS["relative-key"],
+        [(wide(), FUSED), (wide(num_kv_heads=1, value_dim=5), STANDARD), (wide(softcap=2), PLAIN)],
+    ),
+    "alibi": Kind(POSITIONS["alibi"], [(wide(), FUSED), (narrow(softcap=0.8), PLAIN)]),
+}
+
+
+def randomised(config: Any) -> Model:
+    return kinds.randomised(build(config)).eval()
+
+
+def assert_lowered(file: Path, kind: Kind) -> None:
+    """Each layer's attention is the operator that it has to be."""
+    graph = onnx.load(str(file), load_external_data=False).graph
+    found = [n.op_type for n in graph.node if n.op_type in (FUSED, STANDARD, PLAIN)]
+    assert found == [operator for _, operator in kind.layers]
+    assert {n.op_type for n in graph.node if n.domain} <= {"FusedMatMul", FUSED}
+
+
+def logits_of(module: Model, *inputs: NDArray[Any]) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        out: NDArray[np.float32] = module(*(torch.from_numpy(given) for given in inputs)).numpy()
+    return out
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_cached_decoder_equals_the_whole_text(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    module = randomised(kinds.decoder_config(kind.positions, kind.blocks[0], blocks=kind.blocks))
+    session = sessions_of(module, ["decoder"], tmp_path)["decoder"]
+    assert_lowered(tmp_path / "decoder.onnx", kind)
+    wanted = logits_of(module, TEXTS)
+    # Two prompts of different lengths, then a token each.
+    steps, lengths = Steps(session, 2), np.array([6, 4])
+    prompt = steps(TEXTS[:2, :6], [6, 4])
+    for row, length in enumerate(lengths):
+        assert_close(prompt[row, :length], wanted[row, :length], delta=1e-4)
+    for _ in range(4):
+        got = steps(TEXTS[[0, 1], lengths][:, None], [1, 1])
+        assert_close(got[:, 0], wanted[[0, 1], lengths], delta=1e-4)
+        lengths = lengths + 1
+    # One text in pieces.
+    steps, start = Steps(session, 1), 0
+    for size in (3, 5, 1, 4, 1):
+        got = steps(TEXTS[:1, start : start + size], [size])
+        assert_close(got[0], wanted[0, start : start + size], delta=1e-4)
+        start += size
+
+
+ENCODERS = ["learned", "rotary", "rotary of narrow heads", "relative-bias", "relative-key", "alibi"]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_padded_encoder_equals_each_text_alone(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    blocks = tuple(map(kinds.bidirectional, kind.blocks))
+    module = randomised(kinds.encoder_config(kind.positions, blocks=blocks))
+    session = sessions_of(module, ["encoder"], tmp_path)["encoder"]
+    assert_lowered(tmp_path / "encoder.onnx", kind)
+    lengths = np.array([14, 1, 5], np.int32)
+    out = run(session, {"input_ids": TEXTS[:3], "lengths": lengths})["output"]
+    for row, length in enumerate(lengths):
+        wanted = logits_of(module, TEXTS[row : row + 1, :length])[0]
+        assert_close(out[row, :length], wanted, delta=1e-4)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("relative-key", 1), ("alibi", 1)])
+def test_rows_of_a_source_equal_each_alone_behind_it(name: str, layer: int, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    module = randomised(kinds.seq2seq_config(kind.positions, kind.blocks[layer]))
+    graphs = sessions_of(module, ["encoder", "decoder"], tmp_path)
+    cross = run(graphs["encoder"], {"input_ids": SOURCES, "lengths": LENGTHS})
+    steps = Steps(graphs["decoder"], 6, {**cross, "source_lengths": LENGTHS})
+    got = [steps(TEXTS[:, :4], [4] * 6)]
+    got += [steps(TEXTS[:, i : i + 1], [1] * 6) for i in range(4, 9)]
+    for row, text in enumerate(TEXTS):
+        source = SOURCES[row // 3, : LENGTHS[row // 3]][None]
+        wanted = logits_of(module, source, text[None, :9])[0]
+        assert_close(np.concatenate(got, 1)[row], wanted, delta=1e-4)

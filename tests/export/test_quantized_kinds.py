@@ -1,0 +1,177 @@
+"""Encoders and encoder-decoders in few bits, on the CPU's kernels and by standard operators."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from tests.export.conftest import traced
+from tests.export.graph_runs import Steps, run, sessions
+from tests.modeling import kinds
+
+import ortolan
+from ortolan.export import pipeline
+from ortolan.export.errors import OptionError
+from ortolan.modeling import Encoder, EncoderDecoder
+from ortolan.modeling.config import LanguageModelHead
+from ortolan.runtime import Bundle
+
+IDS = np.random.default_rng(0).integers(0, kinds.VOCAB, (3, 9))
+
+LENGTHS = np.array([9, 2, 5], np.int32)
+
+
+def encoder() -> Encoder:
+    head = LanguageModelHead(tied=True, bias=True)
+    config = kinds.encoder_config(kinds.POSITIONS["learned"], head=head)
+    return kinds.randomised(Encoder(config)).eval()
+
+
+def seq2seq() -> EncoderDecoder:
+    config = kinds.seq2seq_config(kinds.POSITIONS["relative-bias"])
+    return kinds.randomised(EncoderDecoder(config)).eval()
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "encoder": {},
+    "encoder-int8": {"precision": "int8"},
+    "encoder-int4": {"precision": "int4", "group_size": 32, "asymmetric": True},
+    "encoder-products": {"precision": "int8", "prefill_precision": "int8"},
+    "encoder-portable": {"precision": "int8", "attention": "portable"},
+    "seq2seq": {},
+    "seq2seq-int8": {"precision": "int8", "attention_maps": True},
+    "seq2seq-int4": {"precision": "int4", "method": "hqq", "exclude": ["decoder.blocks.*.down*"]},
+    "seq2seq-products": {
+        "precision": "int8",
+        "prefill_precision": "int8",
+        "attention_maps": True,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
+    @cache
+    def export(name: str) -> Bundle:
+        module = encoder() if name.startswith("encoder") else seq2seq()
+        out = tmp_path_factory.mktemp("bundles") / name
+        bounds: dict[str, Any] = {"max_kl": 5.0} if "precision" in FORMS[name] else {}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline, "trace_graph", traced)
+            bundle: Bundle = ortolan.export(module, out, **FORMS[name], **bounds)
+        return bundle
+
+    return export
+
+
+def outputs(bundle: Bundle) -> NDArray[np.float32]:
+    """Logits of every valid token."""
+    graphs = sessions(bundle)
+    given: dict[str, NDArray[Any]] = {"input_ids": IDS, "lengths": LENGTHS}
+    first = run(graphs["encoder"], given)
+    if bundle.manifest.kind == "encoder":
+        return np.concatenate([first["output"][row, :n] for row, n in enumerate(LENGTHS)])
+    steps = Steps(graphs["decoder"], len(IDS), {**first, "source_lengths": LENGTHS})
+    pieces = [steps(IDS[:, :4], [4] * 3), steps(IDS[:, 4:5], [1] * 3)]
+    logits: NDArray[np.float32] = np.concatenate(pieces, 1)
+    return logits
+
+
+def nodes(bundle: Bundle, role: str) -> Counter[str]:
+    graph = onnx.load(str(bundle.file(bundle.manifest.graphs[role].file)), load_external_data=False)
+    return Counter(node.op_type for node in graph.graph.node)
+
+
+def initializers(bundle: Bundle) -> set[str]:
+    files = [bundle.file(graph.file) for graph in bundle.manifest.graphs.values()]
+    graphs = [onnx.load(str(file), load_external_data=False).graph for file in files]
+    return {tensor.name for graph in graphs for tensor in graph.initializer}
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if "-" in name])
+def test_few_bits_give_nearly_the_same_numbers(
+    name: str, exported: Callable[[str], Bundle]
+) -> None:
+    wanted = outputs(exported(name.partition("-")[0]))
+    got = outputs(exported(name))
+    off = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+    # Random weights of large spread, in which 4 bits are off by a tenth in every layer; what is
+    # not quantized at all is off by 1e-6, and other weights by 1 and more.
+    assert 1e-4 < off < (0.6 if "int4" in name else 0.05)
+
+
+def test_table_that_both_sides_and_the_head_share_is_stored_once(
+    exported: Callable[[str], Bundle],
+) -> None:
+    bundle = exported("seq2seq-int8")
+    tables = {name for name in initializers(bundle) if "shared" in name or "embedding" in name}
+    assert tables == {f"shared.weight.{part}" for part in ("codes", "table", "scales")}
+    places = {
+        (tensor.offset, tensor.length)
+        for graph in bundle.graphs.values()
+        for tensor in graph.external
+        if tensor.name in ("shared.weight.codes", "shared.weight.table")
+    }
+    assert len(places) == 1
+    assert {t.bits for t in bundle.manifest.quantized if t.name == "shared.weight"} == {8}
+
+
+def test_tables_of_buckets_stay_whole_numbers(exported: Callable[[str], Bundle]) -> None:
+    bundle = exported("seq2seq-int4")
+    (buckets,) = [
+        tensor
+        for tensor in bundle.graphs["encoder"].external
+        if tensor.name == "encoder.relative_buckets"
+    ]
+    assert buckets.dtype == "int64"
+
+
+def test_excluded_weights_stay_in_float32(exported: Callable[[str], Bundle]) -> None:
+    bundle = exported("seq2seq-int4")
+    quantized = {tensor.name for tensor in bundle.manifest.quantized}
+    down = {f"decoder.blocks.{i}.feed_forward.down.weight" for i in range(2)}
+    assert down <= initializers(bundle)
+    assert not down & quantized
+    assert "encoder.blocks.0.feed_forward.down.weight" in quantized
+
+
+@pytest.mark.parametrize(("name", "layers"), [("encoder-products", 8), ("seq2seq-products", 10)])
+def test_products_of_integers_are_all_that_an_encoder_reads(
+    name: str, layers: int, exported: Callable[[str], Bundle]
+) -> None:
+    bundle = exported(name)
+    operators = nodes(bundle, "encoder")
+    assert operators["DynamicQuantizeMatMul"] == layers
+    # The tied head stays what it is; each bias is part of its product.
+    assert operators["MatMulNBits"] == (1 if name.startswith("encoder") else 0)
+    held = [tensor.name for tensor in bundle.manifest.quantized]
+    assert len(held) == len(set(held))
+    if name.startswith("seq2seq"):
+        assert nodes(bundle, "decoder")["DynamicQuantizeMatMul"] == 0
+        assert nodes(bundle, "attention")["DynamicQuantizeMatMul"] == layers
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (encoder, {"graphs": "split"}, r"graphs: expected unified for an encoder, got split"),
+        (seq2seq, {"graphs": "split"}, r"graphs: expected unified for an encoder-decoder"),
+        (encoder, {"prefill_precision": "int8"}, r"expected weights of int8 or int4, got unif"),
+        (
+            seq2seq,
+            {"precision": "int8", "exclude": ["blocks.*"]},
+            r"exclude: .* 'blocks\.\*', which matches none",
+        ),
+    ],
+)
+def test_option_that_a_kind_does_not_have_is_an_error(
+    kind: Callable[[], Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        ortolan.export(kind(), tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,232 @@
+"""Bundles of every kind against their certificates: sound ones pass, others are found."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.export.models_of_kinds import (
+    encoder_config,
+    image_config,
+    module_of,
+    seq2seq_config,
+    write_wrapping_tokenizer,
+)
+from torch import Tensor
+
+import ortolan
+from ortolan.export import pipeline
+from ortolan.export.errors import ParityError
+from ortolan.export.source import open_source
+from ortolan.modeling.config import (
+    ClassifierHead,
+    EmbeddingHead,
+    LanguageModelHead,
+    NormConfig,
+    RelativeBiasPositions,
+)
+from ortolan.modeling.weights import Weights
+from ortolan.runtime import certificate as certificates
+from ortolan.runtime.bundle import open_bundle
+from ortolan.runtime.certificate import Report, replay, verify
+from ortolan.runtime.manifest import File, encode
+from ortolan.runtime.session import Encoded, Engine
+
+pytestmark = pytest.mark.usefixtures("traced_once")
+
+NORM = NormConfig(kind="layer", eps=1e-5)
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "logits": lambda: encoder_config(
+        head=LanguageModelHead(tied=True, bias=True, activation="gelu", norm=NORM)
+    ),
+    "embedding": lambda: encoder_config(head=EmbeddingHead(pooling="mean")),
+    "image labels": lambda: image_config(
+        head=ClassifierHead(labels=("a", "b", "c"), pooling="first")
+    ),
+    "seq2seq": lambda: seq2seq_config(RelativeBiasPositions(buckets=8, max_distance=11)),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Bundles of `CONFIGS`, each made once."""
+
+    @cache
+    def export(name: str) -> Path:
+        out = tmp_path_factory.mktemp("kinds") / "bundle"
+        ortolan.export(module_of(CONFIGS[name]()), out)
+        return out
+
+    return export
+
+
+def changed(bundle: Path, folder: Path, role: str, name: str) -> Path:
+    """A copy of a bundle in which a weight is 2 % larger, with a manifest that knows it."""
+    opened = open_bundle(bundle)
+    (tensor,) = [each for each in opened.graphs[role].external if each.name == name]
+    folder.mkdir()
+    for file in bundle.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (location,) = opened.manifest.weights
+    blob = folder / location
+    data = bytearray(blob.read_bytes())
+    part = slice(tensor.offset, tensor.offset + tensor.length)
+    data[part] = (np.frombuffer(bytes(data[part]), np.float32) * np.float32(1.02)).tobytes()
+    blob.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    files = tuple(
+        File(name=file.name, size=file.size, sha256=digest) if file.name == blob.name else file
+        for file in opened.manifest.files
+    )
+    manifest = msgspec.structs.replace(opened.manifest, files=files)
+    (folder / "manifest.json").write_bytes(encode(manifest))
+    return folder
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sound_bundle_of_every_kind_passes(name: str, exported: Callable[[str], Path]) -> None:
+    report = verify(exported(name), threads=1)
+    assert (report.verdict, report.non_finite) == ("PASS", 0)
+    if name == "seq2seq":
+        assert (report.kind, set(report.phases)) == (
+            "encoder-decoder",
+            {"prefill", "decode", "chunked"},
+        )
+        assert report.perplexity == pytest.approx(report.reference_perplexity, rel=1e-4)
+    else:
+        assert (report.kind, report.output) == ("encoder", name.split()[-1])
+        assert set(report.phases) == {"single", "batch"}
+    stored = certificates.read(open_bundle(exported(name))).measured
+    assert stored is not None
+    assert stored.phases.keys() == report.phases.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "weight"),
+    [
+        ("logits", "encoder", "blocks.1.attention.qkv.weight"),
+        ("logits", "encoder", "head.transform.weight"),
+        ("embedding", "encoder", "blocks.0.feed_forward.up.weight"),
+        ("image labels", "encoder", "blocks.1.attention.out.weight"),
+        ("image labels", "encoder", "position_embedding.weight"),
+        ("seq2seq", "encoder", "encoder.blocks.1.feed_forward.down.weight"),
+        ("seq2seq", "encoder", "decoder.blocks.1.cross_attention.kv.weight"),
+        ("seq2seq", "decoder", "decoder.blocks.0.cross_attention.q.weight"),
+        ("seq2seq", "decoder", "decoder.position_bias.weight"),
+    ],
+)
+def test_weight_that_was_changed_is_found(
+    name: str, role: str, weight: str, exported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    report = verify(changed(exported(name), tmp_path / "bundle", role, weight), threads=1)
+    assert report.verdict == "FAIL"
+    assert report.first_divergence is not None
+
+
+def replayed(bundle: Path) -> Report:
+    opened = open_bundle(bundle)
+    return replay(Engine(opened, threads=1), certificates.read(opened))
+
+
+def test_padding_of_a_source_that_is_not_masked_is_found_while_decoding(
+    exported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode_source: Callable[..., Encoded] = Engine.encode_source
+
+    def unmasked(engine: Engine, inputs: Any) -> Encoded:
+        encoded = encode_source(engine, inputs)
+        longest = inputs["input_ids"].shape[1]
+        return replace(encoded, lengths=np.array([longest], np.int32))
+
+    monkeypatch.setattr(Engine, "encode_source", unmasked)
+    report = replayed(exported("seq2seq"))
+    assert report.verdict == "FAIL"
+    assert report.phases["prefill"].max_abs_delta < 1e-3
+    assert report.phases["decode"].max_abs_delta > 1e-2
+    assert report.first_divergence is not None
+    assert report.first_divergence.phase == "decode"
+
+
+def test_source_of_another_probe_is_found(
+    exported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode_source: Callable[..., Encoded] = Engine.encode_source
+    monkeypatch.setattr(
+        Engine,
+        "encode_source",
+        lambda engine, inputs: encode_source(
+            engine, {**inputs, "input_ids": inputs["input_ids"][:, ::-1].copy()}
+        ),
+    )
+    assert replayed(exported("seq2seq")).verdict == "FAIL"
+
+
+class Louder:
+    """Weights that are 5 % larger once the reference was computed."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        self.factor = 1.0
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.weights.shape(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self.weights.rows(name, start, stop) * self.factor
+
+
+@pytest.mark.parametrize("name", ["embedding", "seq2seq"])
+def test_export_that_goes_wrong_leaves_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of(CONFIGS[name]())
+    source = open_source(module, tokenizer=None, max_context=None)
+    louder = Louder(source.weights)
+
+    def told(step: str, done: int, total: int) -> None:
+        louder.factor = 1.0 if step == "reference" else 1.05
+
+    given = replace(source, weights=louder)
+    monkeypatch.setattr(pipeline, "open_source", lambda *_, **__: given)
+    what = "embedding within" if name == "embedding" else "logits within"
+    with pytest.raises(ParityError, match=rf"parity: expected {what} .* of PyTorch's, a mean"):
+        ortolan.export(module, tmp_path / "out", progress=told)
+    assert not (tmp_path / "out").exists()
+
+
+# --- calibration ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["logits", "image labels", "seq2seq"])
+def test_every_kind_is_calibrated_and_judged_on_a_file(name: str, tmp_path: Path) -> None:
+    path, tokenizer = tmp_path / "file", None
+    random = np.random.default_rng(0)
+    if name == "image labels":
+        with path.open("wb") as stream:
+            np.save(stream, random.integers(0, 256, (40, 9, 6, 3), np.uint8))
+    else:
+        tokenizer = write_wrapping_tokenizer(tmp_path)
+        lines = ["".join(map(chr, random.integers(65, 91, 12))) for _ in range(80)]
+        tab = "\t" if name == "seq2seq" else " "
+        path.write_text("".join(f"{line}{tab}{line[::-1]}\n" for line in lines))
+    bundle = ortolan.export(
+        module_of(CONFIGS[name]()),
+        tmp_path / "out",
+        precision="int4",
+        calibration=path,
+        tokenizer=tokenizer,
+        max_kl=20.0,
+        group_size=32,
+    )
+    methods = {weight.name: weight.method for weight in bundle.manifest.quantized}
+    assert {method for weight, method in methods.items() if "blocks." in weight} == {"gptq"}
+    certificate = certificates.read(bundle)
+    assert certificate.thresholds.mean_kl is not None
+    assert certificate.measured is not None
+    assert len(certificate.probes) == {"logits": 8, "image labels": 8, "seq2seq": 16}[name]

@@ -1,0 +1,127 @@
+"""`ortolan run` on the bundle of an encoder-decoder."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.runtime import tiny_decoder, tiny_encoder
+
+import ortolan
+from ortolan.cli import main
+from ortolan.runtime import Seq2Seq
+
+TEXT = "I live here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["ortolan", "run", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_info:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(exit_info.value.code, int)
+        return Done(status=exit_info.value.code, out=out, err=err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def path(exported: Callable[[str], Path]) -> Path:
+    return exported("marian") / "bundle"
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Seq2Seq:
+    return ortolan.load(path, Seq2Seq, threads=1)
+
+
+def test_the_text_of_a_source_streams(run: Run, path: Path, model: Seq2Seq) -> None:
+    expected = model.generate(TEXT, max_new_tokens=9)
+    done = run(path, TEXT, "-n", "9")
+    assert (done.status, done.out) == (0, expected.text + "\n")
+    assert f"[{len(expected.tokens)} tokens, " in done.err
+
+
+def test_beams_print_the_best_text(run: Run, path: Path, model: Seq2Seq) -> None:
+    expected = model.generate(TEXT, beams=4, length_penalty=2.0, max_new_tokens=9)
+    done = run(path, TEXT, "-n", "9", "--beams", "4", "--length-penalty", "2")
+    assert (done.status, done.out) == (0, expected.text + "\n")
+    assert f"{expected.finish_reason}]" in done.err
+
+
+def test_n_best_prints_a_score_and_a_text_a_line(run: Run, path: Path, model: Seq2Seq) -> None:
+    expected = model.generate(TEXT, beams=4, n_best=3, max_new_tokens=9)
+    lines = run(path, TEXT, "-n", "9", "--beams", "4", "--n-best", "3").out.splitlines()
+    assert lines[0] == f"{expected.score:.4f}\t{expected.text}"
+    assert lines[1:] == [f"{each.score:.4f}\t{each.text}" for each in expected.alternatives]
+    assert len(lines) == 3
+
+
+def test_json_holds_the_translation(run: Run, path: Path, model: Seq2Seq) -> None:
+    expected = model.generate(TEXT, beams=2, n_best=2, max_new_tokens=9)
+    found = json.loads(run(path, TEXT, "-n", "9", "--beams", "2", "--n-best", "2", "--json").out)
+    assert (found["prompt"], found["text"], found["score"]) == (TEXT, expected.text, expected.score)
+    assert found["alternatives"][0]["tokens"] == list(expected.alternatives[0].tokens)
+    greedy = json.loads(run(path, TEXT, "-n", "9", "--json").out)
+    assert greedy["tokens"] == list(model.generate(TEXT, max_new_tokens=9).tokens)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--ignore-eos",), "--ignore-eos: expected a bundle of a decoder"),
+        (("--beams", "0"), "beams: expected a whole number from 1 to 64, got 0"),
+        (("--n-best", "2"), "n_best: expected 1 without a beam search"),
+        (("--beams", "2", "--n-best", "3"), "n_best: expected a whole number from 1 to 2"),
+        (("--beams", "2", "--length-penalty", "99"), "length_penalty"),
+        (("--beams", "2", "--temperature", "1"), "sampling: expected none in a beam search"),
+        (("--beams", "2", "--stop", "a"), "stop: expected none in a beam search"),
+        (("-n", "40"), "at most 39 new tokens"),
+    ],
+)
+def test_an_option_that_means_nothing_fails_in_one_line(
+    run: Run, path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    fails(run(path, TEXT, *arguments), said)
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "at least one token"), ("a" * 40, "at most 40")])
+def test_a_text_that_does_not_fit_fails_in_one_line(
+    run: Run, path: Path, text: str, said: str
+) -> None:
+    fails(run(path, text), said)
+
+
+@pytest.mark.parametrize("option", ["--beams", "--n-best", "--length-penalty"])
+def test_an_option_of_beams_is_refused_for_a_decoder(run: Run, tmp_path: Path, option: str) -> None:
+    tokenizer = tiny_decoder.tokenizer_json()
+    decoder = tiny_decoder.write_bundle(tmp_path / "bundle", tokenizer=tokenizer)
+    fails(run(decoder.path, TEXT, option, "2"), f"{option}: expected a bundle of an encoder-dec")
+
+
+def test_an_encoder_is_refused_and_the_right_command_named(run: Run, tmp_path: Path) -> None:
+    encoder = tiny_encoder.write_bundle(tmp_path / "bundle")
+    fails(run(encoder.path, TEXT), "`ortolan classify`")
+
+
+def fails(done: Done, said: str) -> None:
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("ortolan: ")
+    assert done.err.count("\n") == 1
+    assert said in done.err

@@ -1,0 +1,135 @@
+"""Bundles of encoder-decoders against transformers: the same texts, and the same whatever way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.runtime.tiny_translators import EOS, FAMILIES, SOURCES, START, reference
+from transformers import PreTrainedModel
+
+from ortolan.runtime import Seq2Seq, Translation, open_bundle
+from ortolan.runtime.session import Engine
+from ortolan.runtime.targets import Targets
+
+NEW_TOKENS = 24
+
+SOURCE_IDS = [
+    row[:length] for row, length in zip(SOURCES.ids.tolist(), SOURCES.lengths.tolist(), strict=True)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A model of transformers and its bundle."""
+
+    reference: PreTrainedModel
+    engine: Engine
+    bundle: Seq2Seq
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest, exported: Callable[[str], Path]) -> Pair:
+    bundle = open_bundle(exported(request.param) / "bundle")
+    engine = Engine(bundle, threads=1)
+    model = Seq2Seq(bundle, engine)
+    return Pair(reference=reference(request.param), engine=engine, bundle=model)
+
+
+def by_transformers(model: PreTrainedModel, source: list[int], **asked: Any) -> Any:
+    generate: Any = model.generate
+    with torch.inference_mode():
+        return generate(
+            input_ids=torch.tensor([source]),
+            attention_mask=torch.ones(1, len(source), dtype=torch.long),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **asked,
+        )
+
+
+def without_padding(row: list[int]) -> tuple[int, ...]:
+    ends = [index for index, token in enumerate(row) if token in EOS]
+    return tuple(row[: ends[0] + 1] if ends else row)
+
+
+def test_greedy_texts_are_those_of_transformers(pair: Pair) -> None:
+    expected = [
+        without_padding(by_transformers(pair.reference, source).sequences[0, 1:].tolist())
+        for source in SOURCE_IDS
+    ]
+    alone = [pair.bundle.generate(source, max_new_tokens=NEW_TOKENS) for source in SOURCE_IDS]
+    assert [each.tokens for each in alone] == expected
+    together = pair.bundle.generate(SOURCE_IDS, max_new_tokens=NEW_TOKENS)
+    assert [each.tokens for each in together] == expected
+    assert [each.finish_reason for each in together] == [
+        "stop" if tokens[-1] in EOS else "length" for tokens in expected
+    ]
+    assert len(set(expected)) > 12, "texts that do not depend on the source"
+
+
+def test_beams_find_the_texts_and_scores_of_transformers(pair: Pair) -> None:
+    asked = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 1.2}
+    found = [by_transformers(pair.reference, source, **asked) for source in SOURCE_IDS]
+    expected = [[without_padding(row) for row in each.sequences[:, 1:].tolist()] for each in found]
+    ours: Any = {"beams": 4, "n_best": 3, "length_penalty": 1.2, "max_new_tokens": NEW_TOKENS}
+    alone = [pair.bundle.generate(source, **ours) for source in SOURCE_IDS]
+    assert [texts(each) for each in alone] == expected
+    together = pair.bundle.generate(SOURCE_IDS, **ours)
+    assert [texts(each) for each in together] == expected
+    scores = [[each.score, *(other.score for other in each.alternatives)] for each in together]
+    np.testing.assert_allclose(
+        scores, [each.sequences_scores.tolist() for each in found], rtol=1e-4, atol=1e-4
+    )
+
+
+def texts(translation: Translation) -> list[tuple[int, ...]]:
+    return [translation.tokens, *(other.tokens for other in translation.alternatives)]
+
+
+def test_logits_of_a_whole_text_are_those_of_transformers(pair: Pair) -> None:
+    ids = [START, *SOURCE_IDS[5], *SOURCE_IDS[8]][:30]
+    with torch.inference_mode():
+        expected = pair.reference(
+            input_ids=torch.tensor([SOURCE_IDS[3]]), decoder_input_ids=torch.tensor([ids])
+        ).logits[0]
+    got = pair.bundle.logits(SOURCE_IDS[3], ids)
+    limit = 1e-4 * max(1.0, float(expected.abs().max()))
+    np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=limit)
+
+
+def test_a_token_that_is_appended_changes_nothing_before_it(pair: Pair) -> None:
+    source, ids = SOURCE_IDS[4], [START, *SOURCE_IDS[8]]
+    whole = pair.bundle.logits(source, ids)
+    for length in range(1, len(ids)):
+        assert_same(pair.bundle.logits(source, ids[:length]), whole[:length])
+
+
+def test_a_text_computed_token_by_token_gives_the_logits_of_the_whole(pair: Pair) -> None:
+    source, ids = SOURCE_IDS[4], [START, *SOURCE_IDS[8]]
+    lengths = np.array([len(source)], np.int32)
+    targets = Targets(pair.engine, rows=1)
+    targets.begin(pair.engine.encode_source({"input_ids": np.array([source]), "lengths": lengths}))
+    stepped = np.concatenate([targets.step([token]).copy() for token in ids])
+    assert_same(stepped, pair.bundle.logits(source, ids))
+
+
+def assert_same(got: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    """Compare sums that were added up in another order."""
+    limit = 1e-5 * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=limit)
+
+
+def test_many_sources_of_any_length_give_what_each_gives_alone(pair: Pair) -> None:
+    # more rows than are computed together, and searches that end one after the other
+    asked: Any = {"beams": 3, "early_stopping": True, "max_new_tokens": 12}
+    together = pair.bundle.generate(SOURCE_IDS * 2, **asked)
+    alone = [pair.bundle.generate(source, **asked) for source in SOURCE_IDS]
+    assert [each.tokens for each in together] == [each.tokens for each in alone] * 2
+    assert len({len(each.tokens) for each in alone}) > 1

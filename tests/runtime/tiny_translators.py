@@ -1,0 +1,68 @@
+"""Encoder-decoders of transformers whose random weights give varied texts.
+
+With weights of one size alone, a text of such a model is one token over and over, whatever the
+source: beams of it would show nothing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.export.tiny_models import tokenizer
+from tests.modeling.tiny_encoders import BART, MARIAN, T5, ragged
+from tests.modeling.tiny_models import reference_model
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+from transformers import PreTrainedModel
+
+import ortolan
+
+START = 1
+
+SOURCES = ragged(*(1 + 7 * index % 19 for index in range(20)))
+"""20 sources of 1 to 19 tokens."""
+
+EOS = tuple(range(2, 40, 3))
+"""Many ids end a text, since a random model rarely chooses a certain one."""
+
+FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "marian": ("MarianMTModel", MARIAN, 0),
+    "bart": ("BartForConditionalGeneration", BART, 1),
+    # transformers makes a cache of as many layers as the encoder has
+    "t5": ("T5ForConditionalGeneration", T5 | {"num_decoder_layers": T5["num_layers"]}, 0),
+}
+"""Class, config and seed."""
+
+
+def translator(family: str) -> PreTrainedModel:
+    """A random model whose next token depends on the source and on the last token."""
+    architecture, values, seed = FAMILIES[family]
+    if family == "t5":
+        return reference_model(values, architecture=architecture, spread=0.45)
+    model = reference_model(values, architecture=architecture, seed=seed)
+    constants = [(name, b) for name, b in model.named_buffers() if name == "final_logits_bias"]
+    with torch.no_grad():
+        for name, parameter in [*model.named_parameters(), *constants]:
+            if isinstance(parameter, nn.Parameter) and not parameter.requires_grad:
+                continue  # a fixed table
+            if name.endswith("bias"):
+                parameter.mul_(0.1)
+            elif "decoder.layers" in name and parameter.dim() == 2:
+                parameter.mul_(0.3 if "attn" in name else 3.0)
+    return model
+
+
+def reference(family: str) -> PreTrainedModel:
+    """Such a model, as `write_bundle` exports it."""
+    model = translator(family)
+    model.generation_config.eos_token_id = list(EOS)
+    return model
+
+
+def write_bundle(family: str, folder: Path) -> None:
+    """Export such a model to `folder / "bundle"`, with a tokenizer of one letter a token."""
+    reference(family).save_pretrained(folder / "checkpoint")
+    made = tokenizer()
+    made.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    made.save(str(folder / "checkpoint" / "tokenizer.json"))
+    ortolan.export(folder / "checkpoint", folder / "bundle")

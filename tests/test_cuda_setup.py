@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import pytest
+
+from ortolan import cuda_setup
+from ortolan.cuda_setup import LIBRARIES, OPTIONAL_LIBRARIES, Part, examine, missing_part
+
+VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:12:36 UTC 2025"
+
+
+def parts(
+    root: Path, *, wheels: dict[str, str] | None = None, loads: tuple[str, ...] = ()
+) -> dict[str, Part]:
+    known = {name.removeprefix("lib").partition(".so")[0]: name for name in loads}
+    found = examine(
+        root, packages=root / "packages", version_of=(wheels or {}).get, loader=known.get
+    )
+    return {part.name: part for part in found}
+
+
+def touch(path: Path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_on_an_empty_machine_everything_is_missing_and_says_what_to_do(tmp_path: Path) -> None:
+    found = parts(tmp_path)
+    assert next(iter(found)) == "NVIDIA driver"
+    assert {"onnxruntime-gpu", "libcuda.so.1", *LIBRARIES, *OPTIONAL_LIBRARIES} < set(found)
+    assert all(part.found is None and part.mend for part in found.values())
+
+
+def test_a_driver_is_found_with_its_version(tmp_path: Path) -> None:
+    touch(tmp_path / "proc/driver/nvidia/version", f"{VERSION}\nGCC version: gcc 14\n")
+    driver = parts(tmp_path)["NVIDIA driver"].found
+    assert driver is not None
+    assert "580.65.06" in driver
+    assert "GCC" not in driver
+
+
+def test_below_windows_the_driver_is_that_of_windows(tmp_path: Path) -> None:
+    touch(tmp_path / "dev/dxg")
+    assert "WSL" in (parts(tmp_path)["NVIDIA driver"].found or "")
+
+
+def test_libraries_are_found_beside_the_packages_in_the_system_and_by_the_loader(
+    tmp_path: Path,
+) -> None:
+    touch(tmp_path / "packages/nvidia/cu13/lib/libcublas.so.13")
+    touch(tmp_path / "usr/local/cuda/lib64/libcudart.so.13")
+    found = parts(tmp_path, loads=("libcurand.so.10",))
+    there = {name for name, part in found.items() if part.found}
+    assert there == {"libcublas.so.13", "libcudart.so.13", "libcurand.so.10"}
+
+
+def test_a_library_of_another_version_is_missing(tmp_path: Path) -> None:
+    touch(tmp_path / "usr/lib64/libcublas.so.12")
+    assert parts(tmp_path, loads=("libcublas.so.12",))["libcublas.so.13"].found is None
+
+
+def test_the_cpu_wheel_alone_is_replaced(tmp_path: Path) -> None:
+    wheel = parts(tmp_path, wheels={"onnxruntime": "1.31.1"})["onnxruntime-gpu"]
+    assert wheel.found is None
+    assert 'pip uninstall onnxruntime && pip install "ortolan[cuda]"' in wheel.mend
+
+
+def test_the_gpu_wheel_alone_is_found(tmp_path: Path) -> None:
+    found = parts(tmp_path, wheels={"onnxruntime-gpu": "1.31.1"})
+    assert found["onnxruntime-gpu"].found == "1.31.1"
+
+
+def test_both_wheels_are_as_good_as_none(tmp_path: Path) -> None:
+    found = parts(tmp_path, wheels={"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"})
+    wheel = found["onnxruntime-gpu alone"]
+    assert wheel.found is None
+    assert "pip uninstall onnxruntime onnxruntime-gpu" in wheel.mend
+
+
+def test_an_optional_part_is_not_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Part(name="a", found="yes", mend="")
+    optional = Part(name="b", found=None, mend="", is_optional=True)
+    needed = Part(name="c", found=None, mend="")
+    monkeypatch.setattr(cuda_setup, "examine", lambda: iter([there, optional, needed]))
+    assert missing_part() == needed
+    monkeypatch.setattr(cuda_setup, "examine", lambda: iter([there, optional]))
+    assert missing_part() is None
