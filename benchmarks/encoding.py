@@ -25,6 +25,7 @@ import report
 import rounds
 from catalog import TRANSFORMERS, Peer, ortolan
 from prepare import RESULTS, ROOT, Checkpoint, all_versions, environment, program, say
+from script import count, exit_status
 
 SHAPE = "bert-22m"
 VOCABULARY = 30522
@@ -53,13 +54,13 @@ PEERS = (
 """Each with its precision; the first is compared with the others."""
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure encoders side by side.")
-    parser.add_argument("--texts", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("-r", "--rounds", type=int, default=7)
+    parser.add_argument("--texts", type=count, default=256)
+    parser.add_argument("--tokens", type=count, default=64)
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("-r", "--rounds", type=count, default=7)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(arguments)
@@ -136,15 +137,5 @@ def side_by_side(asked: argparse.Namespace) -> None:
     say(f"wrote {path} and, beside it, .md")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks; 2 if that cannot be done."""
-    try:
-        side_by_side(parse(arguments))
-    except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
-        say(f"error: {error}")
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(side_by_side, parse()))

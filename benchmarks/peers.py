@@ -18,7 +18,6 @@ is for quality.py.
 import argparse
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +38,7 @@ from prepare import (
     say,
     trained_checkpoint,
 )
+from script import count, exit_status, names
 
 FIRST_ORDINARY_ID = 3  # below stand special tokens, which some peers treat apart
 BUSY = 0.5  # load average above which times say little
@@ -60,19 +60,6 @@ def make_prompt(checkpoint: Path, *, tokens: int, new_tokens: int) -> list[int]:
     return random.Random(0).choices(range(FIRST_ORDINARY_ID, config["vocab_size"]), k=tokens)
 
 
-def count(text: str) -> int:
-    """Parse a number of tokens or rounds."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
-    return number
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Parse the names of peers."""
-    return tuple(text.split(","))
-
-
 def chosen(wanted: Sequence[str] | None, precision: str) -> tuple[Peer, ...]:
     """Return the peers to measure at a precision: all that have it, or those that are named.
 
@@ -86,7 +73,7 @@ def chosen(wanted: Sequence[str] | None, precision: str) -> tuple[Peer, ...]:
     return tuple(able[name] for name in wanted or able)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure Ortolan and its peers side by side.")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -168,15 +155,5 @@ def publish(
     say(f"wrote {path} and, beside it, .md and .png")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks; 2 if that cannot be done."""
-    try:
-        side_by_side(parse(arguments))
-    except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
-        say(f"error: {error}")
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(side_by_side, parse()))

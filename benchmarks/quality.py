@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -31,9 +30,9 @@ from divergence import Predictions, Quality
 from ortolan.modeling.bpe import encode
 from ortolan.modeling.corpora.stdlib import read_corpus
 from ortolan.modeling.recipe import StdlibData, read_recipe
-from peers import count, names
 from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
 from rounds import Program, Worker
+from script import count, exit_status, names
 
 METHODS = ("rtn", "hqq", "gptq")
 GROUP_SIZES = (32, 64, 128)
@@ -209,7 +208,7 @@ def chosen(wanted: Sequence[str] | None) -> list[Setting]:
     return [setting for setting in SETTINGS if setting.peer.name in (wanted or known)]
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure what quantization costs in quality.")
     parser.add_argument("checkpoint", type=Path, help="folder with a checkpoint and its recipe")
@@ -269,15 +268,5 @@ def compare(asked: argparse.Namespace) -> None:
     say(f"wrote {path} and, beside it, .md")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks; 2 if that cannot be done."""
-    try:
-        compare(parse(arguments))
-    except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
-        say(f"error: {error}")
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(compare, parse()))

@@ -10,7 +10,6 @@ BLEU; writes them to benchmarks/results/.
 """
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from catalog import TRANSFORMERS, Peer, ortolan
 from ortolan.modeling.corpora.numerals import Pair, pairs
 from ortolan.modeling.recipe import NumeralsData, read_recipe
 from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
+from script import count, exit_status
 
 NEW_TOKENS = 96
 """More than any held-out sentence has."""
@@ -42,7 +42,7 @@ CTRANSLATE2 = Peer(
         precision: ("{bin}/python", "-m", "workers.to_ctranslate2", "{checkpoint}", "{model}", kind)
         for precision, kind in (("int8", "int8"), ("fp32", "float32"))
     },
-    options={"int8": ("compute_type=int8",), "fp32": ("compute_type=float32",)},
+    options={"int8": ("compute_type=count8",), "fp32": ("compute_type=float32",)},
     worker="workers.ctranslate",
     versions=("ctranslate2",),
 )
@@ -84,14 +84,14 @@ class Row:
     bleu: float
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure translators side by side.")
     parser.add_argument("checkpoint", type=Path, help="folder of a Marian checkpoint")
-    parser.add_argument("--sentences", type=int, default=200)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("-r", "--rounds", type=int, default=5)
+    parser.add_argument("--sentences", type=count, default=200)
+    parser.add_argument("--batch", type=count, nargs="+", default=[1, 32])
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("-r", "--rounds", type=count, default=5)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(arguments)
@@ -208,15 +208,5 @@ def side_by_side(asked: argparse.Namespace) -> None:
     say(f"wrote {path} and, beside it, .md")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks; 2 if that cannot be done."""
-    try:
-        side_by_side(parse(arguments))
-    except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
-        say(f"error: {error}")
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(side_by_side, parse()))
