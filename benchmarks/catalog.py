@@ -112,7 +112,14 @@ GENAI_PRUNED = replace(
 LLAMA_CPP = Peer(
     name="llama.cpp",
     requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy"),
-    build={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},  # for this processor, not for any
+    build={
+        # For this processor, not for any: by the compiler's own flags, so that AMX can be left out.
+        # Its kernels for that end the process at the first prompt (0.3.36, Xeon with AMX).
+        "CMAKE_ARGS": "-DGGML_NATIVE=OFF",
+        **dict.fromkeys(
+            ("CFLAGS", "CXXFLAGS"), "-march=native -mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+        ),
+    },
     convert={
         precision: ("{bin}/python", "-m", "workers.to_gguf", "{checkpoint}", "{model}", kind)
         for precision, kind in (("fp32", "ALL_F32"), ("int4", "MOSTLY_Q4_0"))

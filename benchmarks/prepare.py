@@ -54,7 +54,8 @@ def environment(peer: Peer) -> Path:
     folder = ENVIRONMENTS / peer.requirements[0].partition("==")[0]
     programs = folder / "bin"
     constraints = constraints_for(peer.requirements)
-    named = "\n".join((*peer.requirements, *peer.without))
+    built = (f"{name}={value}" for name, value in peer.build.items())
+    named = "\n".join((*peer.requirements, *peer.without, *built))
     wanted = named + hashlib.sha256(constraints.encode()).hexdigest()
     stamp = folder / "installed"
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
@@ -64,7 +65,9 @@ def environment(peer: Peer) -> Path:
         chosen.write_text(constraints, encoding="utf-8")
         variables = {**environ, **peer.build}
         pip = f"{programs}/pip"
-        commands = [[pip, "install", "--quiet", "-c", str(chosen), *peer.requirements]]
+        # pip's cache knows a wheel by its version, not by the flags that it was built with.
+        cache = ["--no-cache-dir"] if peer.build else []
+        commands = [[pip, "install", "--quiet", *cache, "-c", str(chosen), *peer.requirements]]
         commands += [[pip, "uninstall", "--quiet", "--yes", name] for name in peer.without]
         for command in commands:
             # Its chatter goes to stderr: stdout is for the table.
