@@ -38,7 +38,7 @@ from ortolan.runtime.interface import (
 from ortolan.runtime.manifest import MAPS_ROLE, Graph
 from ortolan.runtime.packed import Packed
 from ortolan.runtime.process_memory import return_free_memory
-from ortolan.runtime.threads import checked_threads
+from ortolan.runtime.threads import chosen_threads
 
 try:
     import onnxruntime as ort  # type: ignore[import-untyped]
@@ -122,7 +122,7 @@ class Engine:
         self.manifest = bundle.manifest
         choice = choose_device(device, bundle.manifest.devices, available_providers())
         self.device, self.device_reason = choice.device, choice.reason
-        self.threads = checked_threads(threads)
+        self.threads = chosen_threads(threads, bundle.manifest)
         check_layout(bundle.manifest)
         known = anonymous_memory()
         graphs = bundle.manifest.graphs

@@ -59,6 +59,7 @@ def _together(parts: list[Encoded], manifest: Manifest) -> Encoded:
         shape[0], shape[axis] = len(parts), longest
         whole = np.zeros(shape, values[0].dtype)
         for index, value in enumerate(values):
-            whole[(index, *(slice(0, size) for size in value.shape[1:]))] = value[0]
+            place = tuple(slice(0, size) for size in value.shape[1:])
+            whole[index][place] = value[0]
         joined.append(whole)
     return Encoded.of(lengths, joined)

@@ -162,12 +162,12 @@ def test_sources_of_a_batch_are_read_through_integers_as_each_is_alone(
     exported: Callable[[str], Bundle],
 ) -> None:
     engine = Engine(exported("seq2seq-products"), threads=1)
-    feeds = {"input_ids": IDS, "lengths": LENGTHS}
+    feeds: dict[str, NDArray[Any]] = {"input_ids": IDS, "lengths": LENGTHS}
     together = encode(engine, feeds)
     mixed = engine.encode_source(feeds)
     for row, length in enumerate(LENGTHS):
-        one = {"input_ids": IDS[row : row + 1, :length], "lengths": LENGTHS[row : row + 1]}
-        alone = engine.encode_source(one)
+        ids, own_length = IDS[row : row + 1, :length], LENGTHS[row : row + 1]
+        alone = engine.encode_source({"input_ids": ids, "lengths": own_length})
         for all_, own in zip(together.states, alone.states, strict=True):
             # Computed over a copy of the same ids: not a bit differs.
             assert (all_.numpy()[row, :, :length] == own.numpy()[0]).all()
