@@ -41,5 +41,6 @@ class Constraints:
 
     def suppress(self, logits: NDArray[np.float32]) -> None:
         """Rule tokens out in place: logits `(..., V)`."""
-        if self.suppressed:
-            logits[..., self.suppressed] = -math.inf
+        # one by one: an index of several takes longer than a step of a tiny model leaves for it
+        for token in self.suppressed:
+            logits[..., token] = -math.inf

@@ -45,7 +45,9 @@ def checked_ids(ids: TokenIds, *, vocab_size: int, what: str) -> list[int]:
     checked = list(ids)
     for position, token in enumerate(checked):
         # bool is an int in Python, and never an id
-        if isinstance(token, bool) or not isinstance(token, int | np.integer):
+        if type(token) is not int and (
+            isinstance(token, bool) or not isinstance(token, int | np.integer)
+        ):
             raise InputError(
                 f"{what}: expected token ids, got {type(token).__name__} at position {position}. "
                 "Give a list of integers."

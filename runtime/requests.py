@@ -26,6 +26,8 @@ __all__ = [
 Cancel = Callable[[], bool] | Event
 """A function or an event, asked between any two calls of the model."""
 
+_GREEDY = Sampling()
+
 
 def open_tokenizer(bundle: Bundle) -> Tokenizer | None:
     """The tokenizer of a bundle, where it has one."""
@@ -43,7 +45,7 @@ def sampling_of(sampling: Sampling | None, temperature: float | None) -> Samplin
         SamplingError: the temperature is out of range.
     """
     if temperature is None:
-        return Sampling() if sampling is None else sampling
+        return _GREEDY if sampling is None else sampling
     if sampling is not None:
         raise InputError(
             "temperature: expected it within `sampling`, got both. "

@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+_NO_IDS, _NO_BIAS = np.empty(0, np.intp), np.empty(0, np.float32)
+"""Shared by all samplers without a bias: making arrays takes longer than choosing a token."""
+
+
 class Sampler:
     """Chooses the tokens of one generation; remembers what the penalties and the seed need."""
 
@@ -62,8 +66,10 @@ class Sampler:
         # made when it is first used: seeding takes longer than a step of a small model
         self._bits: np.random.PCG64 | None = None
 
-        self._bias_ids = np.array(sorted(sampling.logit_bias), dtype=np.intp)
-        self._bias = np.array([sampling.logit_bias[int(i)] for i in self._bias_ids], np.float32)
+        self._bias_ids, self._bias = _NO_IDS, _NO_BIAS
+        if sampling.logit_bias:
+            self._bias_ids = np.array(sorted(sampling.logit_bias), dtype=np.intp)
+            self._bias = np.array([sampling.logit_bias[int(i)] for i in self._bias_ids], np.float32)
         if self._bias_ids.size and self._bias_ids[-1] >= vocab_size:
             raise SamplingError(
                 f"logit_bias: expected ids below {vocab_size}, got {self._bias_ids[-1]}. "
@@ -79,7 +85,8 @@ class Sampler:
             self._generated = _Tally(vocab_size)
         tallies = (self._seen, self._generated)
         self._adjusts = self._bias_ids.size > 0 or tallies != (None, None)
-        self._scratch_V = np.empty(vocab_size if self._adjusts else 0, np.float32)
+        self._is_greedy = sampling.temperature == 0
+        self._scratch_V = np.empty(vocab_size, np.float32) if self._adjusts else _NO_BIAS
 
     def next(self, logits_V: NDArray[np.float32]) -> int:
         """Choose the next token and remember it as generated.
@@ -92,7 +99,7 @@ class Sampler:
             SamplingError: bias and penalties push a finite logit out of float32.
         """
         scores_V = self._adjusted(logits_V)
-        if self._sampling.temperature == 0:
+        if self._is_greedy:
             token = int(scores_V.argmax())
             # argmax stops at a NaN and finds +inf, so one value speaks for the whole row
             if not -math.inf < scores_V.item(token) < math.inf:

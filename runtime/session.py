@@ -38,7 +38,7 @@ from ortolan.runtime.interface import (
 from ortolan.runtime.manifest import MAPS_ROLE, Graph
 from ortolan.runtime.packed import Packed
 from ortolan.runtime.process_memory import return_free_memory
-from ortolan.runtime.threads import checked_threads
+from ortolan.runtime.threads import chosen_threads
 
 try:
     import onnxruntime as ort  # type: ignore[import-untyped]
@@ -84,6 +84,11 @@ class Encoded:
     lengths: NDArray[np.int32]
     states: tuple[Any, ...]
 
+    @classmethod
+    def of(cls, lengths: NDArray[np.int32], states: Sequence[NDArray[Any]]) -> "Encoded":
+        """States over the memory of arrays."""
+        return cls(lengths=lengths, states=tuple(map(_share, states)))
+
     @property
     def size_bytes(self) -> int:
         """Memory of the states."""
@@ -92,8 +97,7 @@ class Encoded:
     def take(self, sources: Sequence[int]) -> "Encoded":
         """Copy some of the sources."""
         kept = [np.take(state.numpy(), sources, axis=0) for state in self.states]
-        lengths = self.lengths[np.asarray(sources)]
-        return Encoded(lengths=lengths, states=tuple(map(_share, kept)))
+        return Encoded.of(self.lengths[np.asarray(sources)], kept)
 
 
 class Engine:
@@ -118,7 +122,7 @@ class Engine:
         self.manifest = bundle.manifest
         choice = choose_device(device, bundle.manifest.devices, available_providers())
         self.device, self.device_reason = choice.device, choice.reason
-        self.threads = checked_threads(threads)
+        self.threads = chosen_threads(threads, bundle.manifest)
         check_layout(bundle.manifest)
         known = anonymous_memory()
         graphs = bundle.manifest.graphs
@@ -173,14 +177,13 @@ class Engine:
         """
         self.check_process()
         read = [state for state in self.manifest.states if state.update == "source"]
-        feeds = {name: _share(array) for name, array in inputs.items()}
-        names = [state.output for state in read]
-        values = self._sessions[ENCODER].run_with_ort_values(names, feeds)
+        # arrays: calls with OrtValues take longer than the encoder of a small model
+        values = self._sessions[ENCODER].run([state.output for state in read], dict(inputs))
         lengths = inputs.get(LENGTHS)
         if lengths is None:  # images have no padding
-            shape = values[0].shape()
+            shape = values[0].shape
             lengths = np.full(shape[0], shape[read[0].shape.index("source")], np.int32)
-        return Encoded(lengths=lengths, states=tuple(values))
+        return Encoded.of(lengths, values)
 
     def attention(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
         """Compute what attends to what. The graph is opened at the first call.

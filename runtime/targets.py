@@ -27,11 +27,13 @@ KEPT_BYTES = 64 << 20
 class _Rows:
     """Rows with a step of their own, bound to their buffers as far as `capacity`."""
 
-    __slots__ = ("cache", "capacity", "identity", "step")
+    __slots__ = ("cache", "capacity", "identity", "ids_B", "logits_BV", "step")
 
     def __init__(self, engine: Engine, cache: Cache) -> None:
         self.cache = cache
         self.step = Step(engine, batch=cache.batch, new_tokens=1, positions=1)
+        self.ids_B = self.step.ids[:, 0]
+        self.logits_BV = self.step.logits[:, 0]
         self.identity = np.arange(cache.batch)
         self.capacity = 0
 
@@ -87,14 +89,13 @@ class Targets:
         if length > rows.capacity:
             self._rebind(length)
         step = rows.step
-        step.ids[:, 0] = tokens
+        rows.ids_B[:] = tokens
         step.last_index.fill(self._length)
         step.total.fill(length)
         step.run()
         self._length = length
         rows.cache.lengths[:] = [length] * rows.cache.batch
-        logits_BV: NDArray[np.float32] = step.logits[:, 0]
-        return logits_BV
+        return rows.logits_BV
 
     def reorder(self, parents: Sequence[int]) -> None:
         """Let each row go on from what another was: row `b` from `parents[b]`."""

@@ -4,6 +4,11 @@ Two threads on the two halves of one core slow each other down when both multipl
 threads beyond a container's quota are stopped for a part of every period. So the default number
 of threads is the number of physical cores, within the affinity mask and the quota.
 
+The steps of a small translator are done before a second thread has woken up: one thread is its
+default. On two cores a model of 2.2 million parameters was slower with two threads in float32
+and in 8 bits, greedily and with beams, one by one and in batches (`benchmarks/translation.py
+models/numerals --threads 1`, and 2).
+
 Knows Linux's /sys and the quotas of control groups. Does not know onnxruntime, nor what else runs
 on the machine.
 """
@@ -13,11 +18,29 @@ from pathlib import Path
 
 from ortolan.runtime.control_groups import group_folders, read_small
 from ortolan.runtime.errors import InputError
+from ortolan.runtime.manifest import Manifest
 
-__all__ = ["MAX_THREADS", "checked_threads", "physical_cores"]
+__all__ = ["MAX_THREADS", "SMALL_BYTES", "checked_threads", "chosen_threads", "physical_cores"]
 
 MAX_THREADS = 1024
 """Threads of one session; beyond this the number is a mistake."""
+
+
+SMALL_BYTES = 10_000_000
+"""Weights of a small translator at most: as large as the largest measured."""
+
+
+def chosen_threads(threads: int | None, manifest: Manifest) -> int:
+    """How many threads to use for a bundle: those asked for, or its default.
+
+    Raises:
+        InputError: not a number of threads.
+    """
+    if threads is None and manifest.kind == "encoder-decoder":
+        weights = sum(file.size for file in manifest.files if file.name in manifest.weights)
+        if weights <= SMALL_BYTES:
+            return 1
+    return checked_threads(threads)
 
 
 def checked_threads(threads: int | None) -> int:

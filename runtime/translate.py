@@ -2,7 +2,7 @@
 
 Knows ids, rows, when to stop, and time. Does not know what a source was made from.
 
-The sources of one call are encoded together. A row that has ended goes on being fed its last
+A row that has ended goes on being fed its last
 token, and what it gives is not looked at, until so many have ended that the rest is cheaper to
 put together anew.
 """
@@ -19,6 +19,7 @@ from ortolan.runtime.beam_search import BeamOptions, BeamSearch, Scored
 from ortolan.runtime.constraints import Constraints
 from ortolan.runtime.row import Row
 from ortolan.runtime.session import Engine
+from ortolan.runtime.sources import encode
 from ortolan.runtime.targets import Shelf, Targets
 
 __all__ = ["Found", "Translator"]
@@ -75,7 +76,7 @@ class Translator:
         try:
             if cancelled():
                 return
-            source = self._engine.encode_source(feeds)
+            source = encode(self._engine, feeds)
             encode_s = time.monotonic() - started_at
             tokens = [self._start] * len(rows)
             with self._shelf.targets(source, rows=len(rows)) as targets:
@@ -125,7 +126,7 @@ class Translator:
         started_at = time.monotonic()
         sources, beams = len(next(iter(feeds.values()))), options.beams
         searches = [_Search(options, index * beams) for index in range(sources)]
-        source = self._engine.encode_source(feeds)
+        source = encode(self._engine, feeds)
         encoded_at = first_at = time.monotonic()
         tokens = [self._start] * (sources * beams)
         parents = list(range(sources * beams))

@@ -30,6 +30,7 @@ from ortolan.runtime.errors import ForkedError
 from ortolan.runtime.manifest import TextSource
 from ortolan.runtime.memory_plan import bytes_per_token
 from ortolan.runtime.session import Engine, Step
+from ortolan.runtime.threads import SMALL_BYTES, chosen_threads, physical_cores
 
 SOURCE = [5, 40, 7, 31, 8]
 
@@ -127,6 +128,22 @@ def test_seeds_of_a_list_count_up(model: Seq2Seq) -> None:
     ]
     assert [each.tokens for each in together] == [each.tokens for each in alone]
     assert len({each.tokens for each in together}) == 3
+
+
+def test_a_small_translator_runs_on_one_thread_unless_asked(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    (name,) = manifest.weights
+    files = tuple(
+        msgspec.structs.replace(file, size=SMALL_BYTES + 1) if file.name == name else file
+        for file in manifest.files
+    )
+    larger = msgspec.structs.replace(manifest, files=files)
+    assert chosen_threads(None, manifest) == Engine(bundle).threads == 1
+    assert chosen_threads(3, manifest) == 3
+    assert chosen_threads(None, larger) == physical_cores()
+    assert chosen_threads(None, msgspec.structs.replace(manifest, kind="decoder")) == (
+        physical_cores()
+    )
 
 
 # --- tokens that are forced or ruled out -------------------------------------------------------
