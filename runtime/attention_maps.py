@@ -71,7 +71,7 @@ def attention_maps(
         text: text, ids, or an image where the encoder takes images.
         target: what a decoder behind an encoder writes, as text or as ids with their end; by
             default what it writes greedily.
-        threads: threads within one operator; `None` for the physical cores.
+        threads: threads within one operator; `None` for the default of `load`.
 
     Raises:
         BundleError: the bundle is missing or damaged.

@@ -1,4 +1,4 @@
-"""How many physical cores this process may use.
+"""How many threads to compute with, and how many physical cores this process may use.
 
 Two threads on the two halves of one core slow each other down when both multiply matrices, and
 threads beyond a container's quota are stopped for a part of every period. So the default number

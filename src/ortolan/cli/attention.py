@@ -40,7 +40,7 @@ def _numbers(
     type=click.Choice(["self", "cross"]),
     help="Among tokens, or of the target on the source; cross where there is one.",
 )
-@click.option("--threads", type=int, help="The physical cores by default.")
+@click.option("--threads", type=int, help="The physical cores by default; 1 for small translators.")
 def command(
     bundle: Path,
     text: str,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--threads", type=int, help="The physical cores by default.")
+@click.option("--threads", type=int, help="The physical cores by default; 1 for small translators.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> int:
     """Prove that BUNDLE computes on this machine what PyTorch computed when it was exported.
