@@ -2,7 +2,15 @@ import pytest
 
 from ortolan.export.options import Form, Kind, Rounding, resolve
 
-INT4 = Form("int4", "unified", "fused", None, attention_maps=False)
+INT4 = Form(
+    device="cpu",
+    precision="int4",
+    graphs="unified",
+    attention="fused",
+    prefill_precision=None,
+    attention_maps=False,
+    allow_cpu_nodes=False,
+)
 DEFAULT = Rounding(None, None, asymmetric=False, head_bits=None, exclude=())
 
 
