@@ -85,9 +85,8 @@ def export(
     Args:
         source: a Hugging Face checkpoint folder, or a model of `ortolan.modeling`.
         out: the folder of the bundle.
-        device: what to run on. A bundle for `cuda` has no node that computes elsewhere.
-        precision: of the weights. With int8 and int4, cache and activations are float32 for the
-            CPU and float16 for CUDA.
+        device: what to run on.
+        precision: of the weights; `options.DTYPES` has that of cache and activations.
         graphs: one graph for every step, or one for prefill and one for decoding.
         attention: `portable` adds bodies of standard operators for other tools.
         prefill_precision: of weights for prefill alone, or of all that an encoder has.
@@ -110,25 +109,30 @@ def export(
         OrtolanError: see `export.errors`, and for the source `modeling.errors`.
     """
     model = open_source(source, tokenizer=tokenizer, max_context=max_context)
-    options = resolve(
+    form = Form(
+        device, precision, graphs, attention, prefill_precision, attention_maps, allow_cpu_nodes
+    )
+    rounding = Rounding(method, group_size, asymmetric, head_bits, tuple(exclude))
+    options = _resolve(model, form, rounding, max_kl, calibration)
+    data, inputs = _learned_from(model, options, calibration, calibration_sequences)
+    return _make(Path(out), model, options, data, inputs, force=force, report=progress or _silent)
+
+
+def _resolve(
+    model: Source,
+    form: Form,
+    rounding: Rounding,
+    max_kl: float | None,
+    calibration: str | Path | None,
+) -> Options:
+    """What was asked for, with defaults that depend on the model."""
+    return resolve(
         kind_of(model.config),
-        Form(
-            device=device,
-            precision=precision,
-            graphs=graphs,
-            attention=attention,
-            prefill_precision=prefill_precision,
-            attention_maps=attention_maps,
-            allow_cpu_nodes=allow_cpu_nodes,
-        ),
-        Rounding(method, group_size, asymmetric, head_bits, tuple(exclude)),
+        form,
+        rounding,
         max_kl=max_kl,
         can_calibrate=can_calibrate(model, calibration, own_recipe(model)),
     )
-    data, inputs = _learned_from(model, options, calibration, calibration_sequences)
-    with staged(Path(out).absolute(), force=force) as folder:
-        _build(folder, model, options, data, inputs, progress or _silent)
-    return open_bundle(out)
 
 
 def _learned_from(
@@ -137,6 +141,22 @@ def _learned_from(
     """What to judge by, and what of it to calibrate on."""
     data = _calibration(model, options, calibration, own_recipe(model))
     return data, _inputs(model, options, data, count)
+
+
+def _make(
+    out: Path,
+    model: Source,
+    options: Options,
+    data: Calibration | None,
+    inputs: Inputs,
+    *,
+    force: bool,
+    report: Progress,
+) -> Bundle:
+    """A bundle in its place, whole or not at all."""
+    with staged(out.absolute(), force=force) as folder:
+        _build(folder, model, options, data, inputs, report)
+    return open_bundle(out)
 
 
 def _build(
