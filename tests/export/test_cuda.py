@@ -5,6 +5,7 @@ which every bfloat16 is a float32 of the same value, computes what PyTorch compu
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,18 @@ from tests.export import tiny_models
 from tests.export.graph_runs import Steps, assert_close, opened, run
 from tests.export.models_of_kinds import encoder_config, image_config, module_of, seq2seq_config
 from tests.export.test_options import FORM, ROUNDING
-from torch import Tensor, nn
+from torch import Tensor
 
 import ortolan
 from ortolan.export.errors import ExportError, PlacementError
 from ortolan.export.options import resolve
 from ortolan.export.placement import check_placement
-from ortolan.export.quantize.rtn import quantize
 from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.rtn import quantize
 from ortolan.export.quantize.stream import Part, Quantized, write_codes
 from ortolan.export.weights import BlobWriter
-from ortolan.modeling.config import EmbeddingHead, RelativeBiasPositions
+from ortolan.modeling.config import EmbeddingHead, EncoderDecoderConfig, RelativeBiasPositions
+from ortolan.modeling.stack import Model
 from ortolan.runtime import Bundle, DeviceError, certificate, verify
 from ortolan.runtime.onnx_schema import parse_model
 from ortolan.runtime.onnx_types import node_kinds
@@ -38,23 +40,34 @@ from ortolan.runtime.placement import placement
 
 BFLOAT16, FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
 
-MODULES: dict[str, Callable[[], nn.Module]] = {
+
+def one_layer(config: Any) -> Any:
+    """The same model with a layer of each kind: tracing is what takes the time here."""
+    if isinstance(config, EncoderDecoderConfig):
+        sides = one_layer(config.encoder), one_layer(config.decoder)
+        return replace(config, encoder=sides[0], decoder=sides[1])
+    return replace(config, blocks=config.blocks[:1])
+
+
+MODULES: dict[str, Callable[[], Model]] = {
     "llama": lambda: tiny_models.decoder(tiny_models.llama(layers=1)),
-    "gpt2": lambda: tiny_models.decoder(tiny_models.gpt2()),
+    "gpt2": lambda: tiny_models.decoder(one_layer(tiny_models.gpt2())),
     "mistral": lambda: tiny_models.decoder(tiny_models.mistral()),
     "qwen2": lambda: tiny_models.decoder(tiny_models.qwen2()),
     "encoder": lambda: module_of(
-        encoder_config(head=EmbeddingHead(pooling="mean", normalised=True))
+        one_layer(encoder_config(head=EmbeddingHead(pooling="mean", normalised=True)))
     ),
-    "images": lambda: module_of(image_config()),
-    "seq2seq": lambda: module_of(seq2seq_config(RelativeBiasPositions(buckets=8, max_distance=11))),
+    "images": lambda: module_of(one_layer(image_config())),
+    "seq2seq": lambda: module_of(
+        one_layer(seq2seq_config(RelativeBiasPositions(buckets=8, max_distance=11)))
+    ),
 }
 
 DECODERS = ("llama", "gpt2", "mistral", "qwen2")
 
 IN_FLOAT32 = {
     # Pixels come in float32.
-    "images": {"CastLike"},
+    "images": {"Cast", "CastLike", "Shape"},
     # Sums of many, lengths, and what is squared.
     "encoder": {"ReduceSum", "Div", "Cast", "ReduceL2", "Clip", "Shape", "Expand"},
 }
@@ -148,12 +161,11 @@ def test_twin_of_a_decoder_equals_pytorch_step_by_step(
     got = [steps(IDS[:, :4], [4] * 3), *(steps(IDS[:, i : i + 1], [1] * 3) for i in range(4, 9))]
     with torch.inference_mode():
         wanted: Tensor = rounded(name)(torch.from_numpy(IDS))
+    assert wanted.std() > 0.1  # not a model that says the same everywhere
     assert_close(np.concatenate(got, 1), wanted.numpy(), delta=1e-4)
 
 
-def test_twins_of_encoders_equal_pytorch(
-    exported: Callable[[str], Bundle], tmp_path: Path
-) -> None:
+def test_twins_of_encoders_equal_pytorch(exported: Callable[[str], Bundle], tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).normal(size=(2, 3, 9, 6)).astype(np.float32)
     pixels = torch.from_numpy(pixels).to(torch.bfloat16).float().numpy()
     given: dict[str, dict[str, NDArray[Any]]] = {
@@ -172,7 +184,7 @@ def test_twins_of_an_encoder_decoder_equal_pytorch(
     exported: Callable[[str], Bundle], tmp_path: Path
 ) -> None:
     bundle = exported("seq2seq")
-    given = {"input_ids": IDS, "lengths": LENGTHS}
+    given: dict[str, NDArray[Any]] = {"input_ids": IDS, "lengths": LENGTHS}
     source = run(twin(bundle, "encoder", tmp_path), given)
     decoder = twin(bundle, "decoder", tmp_path)
     steps = Steps(decoder, len(IDS), {**source, "source_lengths": LENGTHS})
@@ -180,6 +192,7 @@ def test_twins_of_an_encoder_decoder_equal_pytorch(
     ids, lengths = torch.from_numpy(IDS), torch.from_numpy(LENGTHS)
     with torch.inference_mode():
         wanted: Tensor = rounded("seq2seq")(ids, ids, lengths)
+    assert wanted.std() > 0.1  # not a model that says the same everywhere
     assert_close(np.concatenate(got, 1), wanted.numpy(), delta=1e-4)
 
 

@@ -81,6 +81,4 @@ def test_devices_are_those_that_compute_the_graphs(
 )
 def test_what_a_device_has_no_kernel_for_is_refused(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        resolve(
-            "decoder", FORM._replace(**wanted), ROUNDING, max_kl=None, can_calibrate=False
-        )
+        resolve("decoder", FORM._replace(**wanted), ROUNDING, max_kl=None, can_calibrate=False)
