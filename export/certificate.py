@@ -31,6 +31,8 @@ THRESHOLDS = {
     "fp32": Thresholds(mean_kl=1e-6, mean_cosine=1e-8, max_abs_delta=1e-4, near_tie=1e-3),
     # Ten bits of mantissa in weights, cache and activations.
     "fp16": Thresholds(mean_kl=1e-4, mean_cosine=1e-4, max_abs_delta=2e-2, near_tie=5e-2),
+    # Seven bits. PyTorch's own bfloat16 is at 1.4e-4 nats on models/pythonic (docs/adr/0009).
+    "bf16": Thresholds(mean_kl=2e-3, mean_cosine=2e-3, max_abs_delta=1.6e-1, near_tie=4e-1),
     # Rounded weights compute something else; beyond these the model is not the same any more.
     "int8": Thresholds(mean_kl=0.02, mean_cosine=0.01),
     "int4": Thresholds(mean_kl=0.5, mean_cosine=0.1),

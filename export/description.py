@@ -1,19 +1,28 @@
 """The manifest of a bundle: what export knows of it, as data."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+
+import torch
 
 from ortolan import __version__
 from ortolan.export.bundle import describe_files
-from ortolan.export.options import DEVICES, Options
+from ortolan.export.options import Options
 from ortolan.export.source import Source
 from ortolan.export.store import Stored
 from ortolan.export.trace import cache_names, cross_names, map_names
 from ortolan.modeling.config import AttentionConfig, EncoderDecoderConfig, TransformerConfig
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.manifest import Manifest, Provenance, State
+from ortolan.runtime.manifest_fields import StateType
+
+_DTYPES: Mapping[torch.dtype, StateType] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+"""As the manifest names them."""
 
 
 def describe(folder: Path, model: Source, options: Options, stored: Stored) -> Manifest:
@@ -24,7 +33,7 @@ def describe(folder: Path, model: Source, options: Options, stored: Stored) -> M
         kind=options.kind,
         precision=options.precision,
         attention=options.attention,
-        devices=DEVICES[options.precision],
+        devices=options.devices,
         context_length=model.context_length,
         vocab_size=model.vocab_size,
         graphs=options.graph_files,
@@ -44,11 +53,12 @@ def describe(folder: Path, model: Source, options: Options, stored: Stored) -> M
         source=model.takes,
         output=model.gives,
         attention_maps=tuple(map_names(model.config)) if options.attention_maps else (),
+        unverified=options.unverified,
     )
 
 
 def _states(model: Source, options: Options) -> tuple[State, ...]:
-    dtype: Literal["float32", "float16"] = "float16" if options.precision == "fp16" else "float32"
+    dtype = _DTYPES[options.dtype]
     match model.config:
         case TransformerConfig() as decoder:
             return tuple(_cache(decoder, dtype))
@@ -58,7 +68,7 @@ def _states(model: Source, options: Options) -> tuple[State, ...]:
             return ()
 
 
-def _cache(config: TransformerConfig, dtype: Literal["float32", "float16"]) -> Iterator[State]:
+def _cache(config: TransformerConfig, dtype: StateType) -> Iterator[State]:
     """What a decoder extends, two a layer."""
     given, taken = (cache_names(prefix, config) for prefix in ("past_key_values", "present"))
     attentions = [block.attention for block in config.blocks]
@@ -73,7 +83,7 @@ def _cache(config: TransformerConfig, dtype: Literal["float32", "float16"]) -> I
         )
 
 
-def _source(config: TransformerConfig, dtype: Literal["float32", "float16"]) -> Iterator[State]:
+def _source(config: TransformerConfig, dtype: StateType) -> Iterator[State]:
     """Keys and values of a source, two a layer."""
     attentions = [block.cross_attention for block in config.blocks if block.cross_attention]
     for name, (heads, width) in zip(cross_names(config), _shapes(attentions), strict=True):

@@ -4,6 +4,7 @@ OrtolanError
 └── ExportError
     ├── OptionError        options that cannot be honoured
     ├── OutputError        the place of the bundle: taken, locked, not writable
+    ├── PlacementError     nodes that the device has no kernel for
     └── ParityError        the bundle does not compute what PyTorch computes
 """
 
@@ -28,6 +29,12 @@ class OutputError(ExportError):
     """The bundle cannot be put where it was asked for; what stood there is untouched."""
 
     code: ClassVar[str] = "output"
+
+
+class PlacementError(ExportError):
+    """The device that a bundle is made for has no kernel for some of its nodes."""
+
+    code: ClassVar[str] = "placement"
 
 
 class ParityError(ExportError):

@@ -5,7 +5,7 @@ Knows names and tables. Does not know how anything is done.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -17,27 +17,37 @@ from ortolan.runtime.manifest import Graph
 from ortolan.runtime.manifest_fields import MAPS_ROLE
 
 Kind = Literal["decoder", "encoder", "encoder-decoder"]
-Precision = Literal["fp32", "fp16", "int8", "int4"]
+Device = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Graphs = Literal["unified", "split"]
 Attention = Literal["fused", "portable"]
 GroupSize = Literal[32, 64, 128]
 HeadBits = Literal[4, 8]
 
-DTYPES: Mapping[Precision, torch.dtype] = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "int8": torch.float32,
-    "int4": torch.float32,
+DTYPES: Mapping[Device, Mapping[Precision, torch.dtype]] = {
+    "cpu": {
+        "fp32": torch.float32,
+        "fp16": torch.float16,
+        "int8": torch.float32,
+        "int4": torch.float32,
+    },
+    # Its kernel of GroupQueryAttention takes 16-bit floats only.
+    "cuda": {
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+        "int8": torch.float16,
+        "int4": torch.float16,
+    },
 }
-"""Of activations, of the cache, and of weights that are not quantized."""
+"""Of activations, of the cache, and of weights that are not quantized; of each device, the
+precisions that it has kernels for."""
 
-DEVICES: Mapping[Precision, tuple[str, ...]] = {
-    # The CUDA kernel of GroupQueryAttention takes 16-bit floats only.
-    "fp32": ("cpu",),
-    "fp16": ("cpu", "cuda"),
-    "int8": ("cpu",),
-    "int4": ("cpu",),
+REPLAYED: Mapping[torch.dtype, bool] = {
+    torch.float32: True,
+    torch.float16: True,  # slowly: most of it in float32, between conversions
+    torch.bfloat16: False,  # onnxruntime refuses the graph: no product, no attention
 }
+"""Whether the CPU computes graphs of a type, so that an export can prove them."""
 
 BITS: Mapping[Precision, Literal[4, 8]] = {"int8": 8, "int4": 4}
 
@@ -72,18 +82,22 @@ class Options:
 
     Attributes:
         kind: of the model.
+        device: what the graphs are made for.
         attention_maps: there is a graph of what each token attends to.
         quantization: how weights are stored; `None` where they are floats.
+        allow_cpu_nodes: nodes that the device has no kernel for may be computed on the CPU.
         prefill_precision: of the products of the graph that takes whole texts, where it has
             weights of its own: a decoder's prefill graph, or an encoder.
         max_kl: the largest mean divergence that is accepted; `None` for the precision's own.
     """
 
     kind: Kind
+    device: Device
     precision: Precision
     graphs: Graphs
     attention: Attention
     attention_maps: bool
+    allow_cpu_nodes: bool
     quantization: Quantization | None
     prefill_precision: Literal["int8"] | None
     max_kl: float | None
@@ -91,7 +105,24 @@ class Options:
     @property
     def dtype(self) -> torch.dtype:
         """Of what is not quantized."""
-        return DTYPES[self.precision]
+        return DTYPES[self.device][self.precision]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Where the bundle runs, what it was made for first."""
+        if self.device == "cuda" and REPLAYED[self.dtype]:
+            return ("cuda", "cpu")
+        return (self.device,)
+
+    @property
+    def unverified(self) -> str | None:
+        """Why the export cannot prove the bundle; `None` where it can."""
+        if "cpu" in self.devices:
+            return None
+        return (
+            f"the CPU has no kernels for {str(self.dtype).removeprefix('torch.')}; run "
+            "`ortolan verify` on the device"
+        )
 
     @property
     def graph_files(self) -> dict[str, Graph]:
@@ -119,11 +150,13 @@ class Options:
 class Form(NamedTuple):
     """What a bundle shall be, as it was asked for."""
 
+    device: Device
     precision: Precision
     graphs: Graphs
     attention: Attention
     prefill_precision: Literal["int8"] | None
     attention_maps: bool
+    allow_cpu_nodes: bool
 
 
 class Rounding(NamedTuple):
@@ -179,10 +212,12 @@ def resolve(
         )
     options = Options(
         kind=kind,
+        device=form.device,
         precision=form.precision,
         graphs=form.graphs,
         attention=form.attention,
         attention_maps=form.attention_maps,
+        allow_cpu_nodes=form.allow_cpu_nodes,
         quantization=quantization,
         prefill_precision=form.prefill_precision,
         max_kl=max_kl,
@@ -223,7 +258,8 @@ def _quantization(
 
 def _check_choices(form: Form, rounding: Rounding) -> None:
     for name, value, choices in (
-        ("precision", form.precision, tuple(DTYPES)),
+        ("device", form.device, tuple(DTYPES)),
+        ("precision", form.precision, get_args(Precision)),
         ("graphs", form.graphs, ("unified", "split")),
         ("attention", form.attention, ("fused", "portable")),
         ("prefill precision", form.prefill_precision, (None, "int8")),
@@ -233,6 +269,18 @@ def _check_choices(form: Form, rounding: Rounding) -> None:
         if value not in choices:
             names = ", ".join(str(choice) for choice in choices if choice is not None)
             raise OptionError(f"{name}: expected one of {names}, got {value!r}.")
+    if form.precision not in DTYPES[form.device]:
+        able = next(device for device, dtypes in DTYPES.items() if form.precision in dtypes)
+        raise OptionError(
+            f"precision: expected one of {', '.join(DTYPES[form.device])} for the device "
+            f"{form.device}, which has no kernels for others, got {form.precision}. "
+            f"Choose one of these, or --device {able}."
+        )
+    if form.allow_cpu_nodes and form.device == "cpu":
+        raise OptionError(
+            "allow_cpu_nodes: expected another device than the CPU, got cpu. Leave it out, or "
+            "add --device cuda."
+        )
 
 
 def _check_graphs(options: Options) -> None:
@@ -253,6 +301,11 @@ def _check_prefill(options: Options) -> None:
         raise OptionError(
             f"prefill precision: expected {form} of int8 or int4, got {options.graphs} of "
             f"{options.precision}. Add {advice}--precision int4."
+        )
+    if options.device != "cpu":
+        raise OptionError(
+            f"prefill precision: expected the device cpu, got {options.device}, which has no "
+            "products of int8 activations. Leave one of the two out."
         )
     if options.attention == "portable":
         raise OptionError(

@@ -27,6 +27,7 @@ from ortolan.export.inputs import Inputs
 from ortolan.export.options import (
     CALIBRATION_SEQUENCES,
     Attention,
+    Device,
     Form,
     Graphs,
     GroupSize,
@@ -38,11 +39,12 @@ from ortolan.export.options import (
     resolve,
 )
 from ortolan.export.passes import tidy
+from ortolan.export.placement import check_placement
 from ortolan.export.portable import attach_bodies
 from ortolan.export.probes import make_probes
 from ortolan.export.quantize.plan import Method
 from ortolan.export.source import Source, open_source
-from ortolan.export.store import Stored, store
+from ortolan.export.store import Lowered, Stored, lower, store
 from ortolan.export.trace import trace_graph
 from ortolan.export.weights import Blob, bind
 from ortolan.modeling.stack import Model
@@ -58,11 +60,13 @@ def export(
     source: str | Path | Model,
     out: str | Path,
     *,
+    device: Device = "cpu",
     precision: Precision = "fp32",
     graphs: Graphs = "unified",
     attention: Attention = "fused",
     prefill_precision: Literal["int8"] | None = None,
     attention_maps: bool = False,
+    allow_cpu_nodes: bool = False,
     method: Method | None = None,
     group_size: GroupSize | None = None,
     asymmetric: bool = False,
@@ -81,16 +85,18 @@ def export(
     Args:
         source: a Hugging Face checkpoint folder, or a model of `ortolan.modeling`.
         out: the folder of the bundle.
-        precision: of the weights. Cache and activations are float32 with int8 and int4.
+        device: what to run on.
+        precision: of the weights; `options.DTYPES` has that of cache and activations.
         graphs: one graph for every step, or one for prefill and one for decoding.
         attention: `portable` adds bodies of standard operators for other tools.
         prefill_precision: of weights for prefill alone, or of all that an encoder has.
         attention_maps: write a graph of what each token attends to.
+        allow_cpu_nodes: let the CPU compute what the device has no kernel for.
         method: how codes are found; `options.resolve` has the default.
         group_size: values that share a scale; 128 by default.
         asymmetric: store a zero point for each group as well.
         head_bits: of head and embedding; 4 where a decoder is calibrated to int4, else 8.
-        exclude: patterns of weights to keep in float32, such as `blocks.0.*`.
+        exclude: patterns of weights not to round, such as `blocks.0.*`.
         max_kl: fail where the mean divergence from PyTorch is larger.
         calibration: a file to calibrate and judge by; what a recipe in `source` names by default.
         calibration_sequences: how many texts of 256 tokens to calibrate on.
@@ -103,17 +109,30 @@ def export(
         OrtolanError: see `export.errors`, and for the source `modeling.errors`.
     """
     model = open_source(source, tokenizer=tokenizer, max_context=max_context)
-    options = resolve(
+    form = Form(
+        device, precision, graphs, attention, prefill_precision, attention_maps, allow_cpu_nodes
+    )
+    rounding = Rounding(method, group_size, asymmetric, head_bits, tuple(exclude))
+    options = _resolve(model, form, rounding, max_kl, calibration)
+    data, inputs = _learned_from(model, options, calibration, calibration_sequences)
+    return _make(Path(out), model, options, data, inputs, force=force, report=progress or _silent)
+
+
+def _resolve(
+    model: Source,
+    form: Form,
+    rounding: Rounding,
+    max_kl: float | None,
+    calibration: str | Path | None,
+) -> Options:
+    """What was asked for, with defaults that depend on the model."""
+    return resolve(
         kind_of(model.config),
-        Form(precision, graphs, attention, prefill_precision, attention_maps),
-        Rounding(method, group_size, asymmetric, head_bits, tuple(exclude)),
+        form,
+        rounding,
         max_kl=max_kl,
         can_calibrate=can_calibrate(model, calibration, own_recipe(model)),
     )
-    data, inputs = _learned_from(model, options, calibration, calibration_sequences)
-    with staged(Path(out).absolute(), force=force) as folder:
-        _build(folder, model, options, data, inputs, progress or _silent)
-    return open_bundle(out)
 
 
 def _learned_from(
@@ -124,6 +143,22 @@ def _learned_from(
     return data, _inputs(model, options, data, count)
 
 
+def _make(
+    out: Path,
+    model: Source,
+    options: Options,
+    data: Calibration | None,
+    inputs: Inputs,
+    *,
+    force: bool,
+    report: Progress,
+) -> Bundle:
+    """A bundle in its place, whole or not at all."""
+    with staged(out.absolute(), force=force) as folder:
+        _build(folder, model, options, data, inputs, report)
+    return open_bundle(out)
+
+
 def _build(
     folder: Path,
     model: Source,
@@ -132,14 +167,17 @@ def _build(
     inputs: Inputs,
     report: Progress,
 ) -> None:
-    """Write a whole bundle into a folder, and prove it there."""
+    """Write a whole bundle into a folder, and prove it there if the CPU can compute it."""
     certificate = _reference(model, options, data, report)
-    traced = _trace(model, options, report)
-    stored = store(traced, model, options, inputs, folder, report)
-    _write_graphs(traced, stored.blob, options, folder)
+    lowered = lower(_trace(model, options, report), options)
+    check_placement(lowered.graphs, options)
+    stored = store(lowered, model, options, inputs, folder, report)
+    _write_graphs(lowered, stored.blob, options, folder)
     for name, path in model.companions.items():
         shutil.copyfile(path, folder / name)
     _write_certified(folder, model, options, stored, certificate)
+    if options.unverified is not None:
+        return  # the manifest says so, and the certificate holds the reference
     report("verify", 0, 1)
     measured = _verify(folder)
     if measured.verdict == "FAIL":
@@ -198,8 +236,8 @@ def _inputs(model: Source, options: Options, data: Calibration | None, count: in
     return cut_inputs(data, model, count=count)
 
 
-def _write_graphs(traced: dict[str, ir.Model], blob: Blob, options: Options, folder: Path) -> None:
-    for role, ir_model in traced.items():
+def _write_graphs(lowered: Lowered, blob: Blob, options: Options, folder: Path) -> None:
+    for role, ir_model in lowered.graphs.items():
         bind(ir_model, blob)
         proto = ir.to_proto(ir_model)
         if options.attention == "portable":

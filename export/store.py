@@ -3,7 +3,7 @@
 Knows which weights are floats, which are codes, and who finds the codes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,21 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """Graphs as they will be written, and which of the weights that they read are codes.
+
+    Attributes:
+        graphs: by role.
+        schemes: of the weights in groups.
+        channels: names of the weights of products of integers.
+    """
+
+    graphs: Mapping[str, ir.Model]
+    schemes: Mapping[str, Scheme]
+    channels: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """What was written.
 
@@ -43,26 +58,14 @@ class Stored:
     quantized: tuple[QuantizedTensor, ...]
 
 
-def store(
-    traced: Mapping[str, ir.Model],
-    model: Source,
-    options: Options,
-    inputs: Inputs,
-    folder: Path,
-    report: Progress,
-) -> Stored:
-    """Rewrite graphs for the precision that was asked for, and write what they read.
+def lower(traced: Mapping[str, ir.Model], options: Options) -> Lowered:
+    """Rewrite graphs for the precision that was asked for.
 
     Args:
         traced: graphs by role, tidied; rewritten in place.
-        model: where weights come from.
         options: what was asked for.
-        inputs: what to calibrate on, if the method does.
-        folder: where to write.
-        report: told of every chunk and, while calibrating, of every layer.
 
     Raises:
-        ExportError: a value does not fit the precision.
         OptionError: an exclusion names no weight.
     """
     models = list(traced.values())
@@ -73,23 +76,50 @@ def store(
     # What only products of integers read has no codes besides.
     read = {name for ir_model in models for name in ir_model.graph.initializers}
     schemes = {name: scheme for name, scheme in schemes.items() if name in read}
-    portable = options.attention == "portable"
-    rewrite = QuantizePortable(schemes) if portable else QuantizeWeights(schemes)
+    rewrite = _REWRITES[options.attention](schemes)
     for ir_model in models:
         rewrite(ir_model)
+    return Lowered(graphs=traced, schemes=schemes, channels=channels)
+
+
+_REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
+
+
+def store(
+    lowered: Lowered,
+    model: Source,
+    options: Options,
+    inputs: Inputs,
+    folder: Path,
+    report: Progress,
+) -> Stored:
+    """Write what graphs read.
+
+    Args:
+        lowered: the graphs.
+        model: where weights come from.
+        options: what was asked for.
+        inputs: what to calibrate on, if the method does.
+        folder: where to write.
+        report: told of every chunk and, while calibrating, of every layer.
+
+    Raises:
+        ExportError: a value does not fit the precision.
+    """
+    models = list(lowered.graphs.values())
     total = initializer_bytes(models)
     with BlobWriter(
         folder, total=total, progress=lambda done, all_: report("weights", done, all_)
     ) as writer:
         quantized: list[QuantizedTensor] = []
         if options.quantization is not None:
-            found = _find(model, options.quantization, schemes, inputs, report)
-            if portable:
+            found = _find(model, options.quantization, lowered.schemes, inputs, report)
+            if options.attention == "portable":
                 wanted = {name for ir_model in models for name in ir_model.graph.initializers}
-                quantized += write_portable(writer, found, wanted)
+                quantized += write_portable(writer, found, wanted, dtype=options.dtype)
             else:
-                quantized += write_codes(writer, found)
-            quantized += write_channels(writer, model.weights, channels)
+                quantized += write_codes(writer, found, dtype=options.dtype)
+            quantized += write_channels(writer, model.weights, lowered.channels)
         write_rest(writer, models, model.weights, model.tables, dtype=options.dtype)
         return Stored(blob=writer.finish(), quantized=tuple(quantized))
 

@@ -140,6 +140,22 @@ def write_rest(
                 writer.add(name, _chunks(name, static_shape(value), rows, kept))
 
 
+def narrowed(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in another type.
+
+    Raises:
+        ExportError: one that is finite is not in float16, whose largest number is 65504.
+    """
+    converted = values.to(dtype)
+    if dtype == torch.float16 and not bool(converted.isfinite().all()):
+        raise ExportError(
+            f"{name}: expected values that fit float16, got "
+            f"{float(values.float().abs().max()):.3g}. Export with --precision bf16 for a GPU, "
+            "or fp32 for the CPU."
+        )
+    return converted
+
+
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, row-major."""
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
@@ -176,10 +192,4 @@ def _chunks(
     step = max(1, CHUNK_BYTES // row_bytes)
     for start in range(0, shape[0], step):
         stored = rows(start, min(start + step, shape[0]))
-        converted = stored.to(dtype)
-        if dtype == torch.float16 and not bool(converted.isfinite().all()):
-            raise ExportError(
-                f"{name}: expected values that fit float16, got "
-                f"{float(stored.float().abs().max()):.3g}. Export with --precision fp32."
-            )
-        yield raw(converted)
+        yield raw(narrowed(name, stored, dtype))

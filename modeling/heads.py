@@ -20,14 +20,18 @@ from ortolan.modeling.norms import norm
 
 
 def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
-    """One vector of each text, `(B, E)`; what lies behind its length does not count."""
+    """One vector of each text, `(B, E)`; what lies behind its length does not count.
+
+    Sums and lengths are float32: bfloat16 counts to 256 only, and float16 reaches 65504.
+    """
     if pooling == "first":
         return x_BTE[:, 0]
     if lengths is None:
         return x_BTE.mean(1)
     slots_T = torch.arange(x_BTE.shape[1], device=x_BTE.device)
     inside_BT1 = (slots_T < lengths[:, None])[..., None]
-    return x_BTE.masked_fill(~inside_BT1, 0.0).sum(1) / lengths[:, None].to(x_BTE.dtype)
+    sum_BE = x_BTE.masked_fill(~inside_BT1, 0.0).float().sum(1)
+    return (sum_BE / lengths[:, None].float()).to(x_BTE.dtype)
 
 
 class LanguageModel(nn.Module):
@@ -90,9 +94,9 @@ class Embedder(nn.Module):
         self.config = config
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
-        """`(B, T, E)` to `(B, E)`."""
+        """`(B, T, E)` to `(B, E)`; float32 where it is normalised, whose squares need the range."""
         x_BE = pool(x_BTE, lengths, self.config.pooling)
-        return F.normalize(x_BE, dim=-1) if self.config.normalised else x_BE
+        return F.normalize(x_BE.float(), dim=-1) if self.config.normalised else x_BE
 
 
 def encoder_head(config: EncoderConfig) -> nn.Module | None:

@@ -102,7 +102,7 @@ class Stack(Model):
                 slots_T = torch.arange(keys, device=positions_BS.device)
                 distance_BST = (positions_BS[..., None] - slots_T).abs()
                 slopes_H = cast(Tensor, self._buffers["alibi_slopes"])
-                return Relative(bias=-slopes_H[:, None, None] * distance_BST[:, None])
+                return Relative(bias=slopes_H[:, None, None] * -distance_BST[:, None])
             case _:
                 return None
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.errors import ContextLengthError, InputError
+from ortolan.runtime.errors import ContextLengthError, DeviceError, InputError
 from ortolan.runtime.manifest import State
 
 __all__ = ["CAPACITY_STEP", "Cache", "Snapshot"]
@@ -223,6 +223,11 @@ class Cache:
         # valid part by 0, and 0 times NaN is NaN.
         sizes = {"batch": self.batch, "capacity": capacity}
         shape = [sizes[size] if isinstance(size, str) else size for size in state.shape]
+        if state.dtype == "bfloat16":
+            raise DeviceError(
+                f"state {state.name!r}: expected a type that the CPU has, got bfloat16. "
+                "Run the bundle on the device that it was made for."
+            )
         if state.dtype == "float16":
             return np.zeros(shape, np.float16)
         return np.zeros(shape, np.float32)

@@ -10,7 +10,7 @@ import msgspec
 
 from ortolan.runtime.bundle import Bundle
 from ortolan.runtime.kinds import gives, takes
-from ortolan.runtime.manifest import QuantizedTensor
+from ortolan.runtime.manifest import Manifest, QuantizedTensor
 from ortolan.runtime.memory_plan import MemoryPlan, bytes_per_token, plan_memory
 from ortolan.runtime.onnx_graph import GraphSummary
 
@@ -51,6 +51,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         takes: what goes in, in words.
         gives: what comes out, in words.
         labels: those of a classifier.
+        unverified: why the export proved nothing; `None` where it did.
         attention_maps: names of the maps that `ortolan attention` draws.
         weight_bytes: on disk; the runtime maps them.
         prefill_only_bytes: of these, what no graph but that for prefill reads.
@@ -69,6 +70,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     model_type: str
     devices: tuple[str, ...]
+    unverified: str | None
     context_length: int
     vocab_size: int
     total_bytes: int
@@ -83,18 +85,28 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     quantized: tuple[QuantizedTensor, ...]
 
 
-def describe(bundle: Bundle, *, context: int | None = None, batch: int = 1) -> Description:
+def describe(
+    bundle: Bundle, *, context: int | None = None, batch: int = 1, device: str | None = None
+) -> Description:
     """Describe a bundle.
 
     Args:
         bundle: opened and checked.
         context: tokens to plan memory for; the model's whole context by default.
         batch: rows to plan memory for.
+        device: `cpu` or `cuda`, to plan memory of; the one that the bundle was made for by
+            default.
     """
     manifest = bundle.manifest
     length = manifest.context_length if context is None else context
     files = {file.name: file.size for file in manifest.files}
-    plan = plan_memory(manifest, bundle.graphs, context=length, batch=batch)
+    plan = plan_memory(
+        manifest,
+        bundle.graphs,
+        context=length,
+        batch=batch,
+        device=_device_of(manifest) if device is None else device,
+    )
     reads = {role: _places(graph) for role, graph in bundle.graphs.items()}
     others = set().union(*(places for role, places in reads.items() if role != "prefill"))
     return Description(
@@ -106,6 +118,7 @@ def describe(bundle: Bundle, *, context: int | None = None, batch: int = 1) -> D
         precision=manifest.precision,
         model_type=manifest.provenance.model_type,
         devices=manifest.devices,
+        unverified=manifest.unverified,
         context_length=manifest.context_length,
         vocab_size=manifest.vocab_size,
         total_bytes=sum(files.values()),
@@ -119,6 +132,11 @@ def describe(bundle: Bundle, *, context: int | None = None, batch: int = 1) -> D
         files=files,
         quantized=tuple(sorted(manifest.quantized, key=lambda tensor: -tensor.error)),
     )
+
+
+def _device_of(manifest: Manifest) -> str:
+    """The device that a bundle was made for, among those that memory is planned for."""
+    return "cuda" if manifest.devices[0] == "cuda" else "cpu"
 
 
 def _places(graph: GraphSummary) -> set[tuple[str, int, int]]:

@@ -49,6 +49,7 @@ MAPS_ROLE = "attention"
 FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
+StateType = Literal["float32", "float16", "bfloat16"]
 TokenId = Annotated[int, Meta(ge=0, lt=limits.MAX_VOCABULARY)]
 
 
@@ -82,7 +83,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     input: Label
     output: Label
     shape: tuple[int | str, ...]
-    dtype: Literal["float32", "float16"]
+    dtype: StateType
     update: Literal["append", "replace", "source"]
 
 
@@ -216,9 +217,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The contents of manifest.json.
 
     Attributes:
-        precision: of the weights; what is not in `quantized` is float32 where it is an integer.
+        precision: of the weights; where it is an integer, what is not in `quantized` has the type
+            of the states.
         prefill_precision: of the weights of the prefill graph, where they are others.
-        devices: kinds of device the graphs were made for, such as `cpu`.
+        devices: kinds of device that compute the graphs, first the one that they were made for.
         context_length: most tokens of one conversation.
         graphs: role to graph; see `GRAPH_ROLES` and `MAPS_ROLE`.
         weights: file names of the blobs that the graphs refer to.
@@ -229,11 +231,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         source: what an encoder takes.
         output: what an encoder gives that has no decoder.
         attention_maps: outputs of the graph `attention`, such as `decoder.0.cross`.
+        unverified: why the export could not replay the certificate; `None` where it did.
     """
 
     schema: Literal[1]
     kind: Literal["decoder", "encoder", "encoder-decoder"]
-    precision: Literal["fp32", "fp16", "int8", "int4"]
+    precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
     attention: Literal["fused", "portable"]
     devices: Annotated[tuple[Label, ...], Meta(min_length=1, max_length=limits.MAX_DEVICES)]
     context_length: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
@@ -251,3 +254,4 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: TextSource | ImageSource | None = None
     output: Output | None = None
     attention_maps: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_STATES)] = ()
+    unverified: Label | None = None

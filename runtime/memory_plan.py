@@ -1,7 +1,7 @@
 """The memory that a bundle takes, from its manifest and graphs alone, and whether it is there.
 
-Knows bytes. Loads no session and asks no device; what is planned here for a processor's memory
-can be planned for another device's.
+Knows bytes. Loads no session and asks no device: what a GPU would hold is planned from the same
+manifest, and nothing is refused for it.
 
 What is refused on the CPU, and what is not:
 
@@ -14,6 +14,9 @@ What is refused on the CPU, and what is not:
 4. A request counts with the tokens that are asked for by number. Without `max_new_tokens` only
    the prompt and one token do, since most texts end before the context does.
 5. Free swap counts as memory. Outside of Linux nothing is known, and nothing refused.
+
+On a GPU weights lie in its memory, where nobody drops them: they count. Copies that its kernels
+make are not known from here, nor what its libraries take for themselves.
 """
 
 from collections.abc import Mapping
@@ -48,7 +51,10 @@ WIDE_TENSORS = 4
 SMALL_BYTES = 64 << 20
 """Requests of less than this are not looked at: reading what is left would take longer."""
 
-_ITEM_BYTES = {"float32": 4, "float16": 2}
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+_ACTIVATION_BYTES = {"cpu": 4, "cuda": 2}
+"""The CPU computes float16 in float32 for the most part; graphs for CUDA have 16 bits."""
 
 _PRODUCTS = frozenset({"ai.onnx::Gemm", "ai.onnx::MatMul", "com.microsoft::FusedMatMul"})
 """Operators whose CPU kernels pack a float32 matrix into a copy of their own."""
@@ -58,9 +64,10 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes by what takes them.
 
     Attributes:
+        device: whose memory it is.
         context: tokens of every row.
         batch: rows.
-        weights: mapped files.
+        weights: mapped files, or their copies in the memory of a GPU.
         packed: copies of them that kernels hold, at most.
         copied: of `packed`, what is certain.
         cache: states that a decoder carries.
@@ -70,6 +77,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         workspace: an allowance for activations.
     """
 
+    device: str
     context: int
     batch: int
     weights: int
@@ -90,6 +98,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         """What the rows take beside the loaded model."""
         return self.cache + self.source + self.logits
 
+    @property
+    def certain(self) -> int:
+        """What must be there, and stays: on the CPU without the weights, which are mapped."""
+        weights = 0 if self.device == "cpu" else self.weights
+        return weights + self.copied + self.conversation
+
 
 def plan_memory(
     manifest: Manifest,
@@ -98,6 +112,7 @@ def plan_memory(
     context: int,
     batch: int = 1,
     is_packed: bool = False,
+    device: str = "cpu",
 ) -> MemoryPlan:
     """Plan the memory of a bundle.
 
@@ -107,22 +122,25 @@ def plan_memory(
         context: tokens of every row.
         batch: rows.
         is_packed: whether copies of the weights are mapped too (`ortolan pack`).
+        device: `cpu` or `cuda`.
     """
+    copies = device == "cpu" and not is_packed
     loaded = [graph for role, graph in graphs.items() if role != MAPS_ROLE]
     sizes = {file.name: file.size for file in manifest.files}
     is_decoder = manifest.output is None
     source = bytes_per_token(manifest.states, "source") * _source_tokens(manifest)
     return MemoryPlan(
+        device=device,
         context=context,
         batch=batch,
         weights=sum(sizes[name] for name in manifest.weights),
-        packed=0 if is_packed else sum(_read_bytes(graph) for graph in loaded),
-        copied=0 if is_packed else sum(_copied_bytes(graph) for graph in loaded),
+        packed=sum(_read_bytes(graph) for graph in loaded) if copies else 0,
+        copied=sum(_copied_bytes(graph) for graph in loaded) if copies else 0,
         cache=batch * _cache_bytes(manifest.states, context),
         source=batch * source,
         logits=batch * 4 * manifest.vocab_size if is_decoder else 0,
         workspace=(CHUNK_TOKENS if is_decoder else BATCH_TOKENS)
-        * 4
+        * _ACTIVATION_BYTES[device]
         * WIDE_TENSORS
         * max((_width(graph, manifest) for graph in loaded), default=0),
     )
@@ -145,9 +163,8 @@ def check_load(bundle: Bundle, *, is_packed: bool, root: Path = Path("/")) -> No
         MemoryPlanError: the certain copies of its weights are more than the memory that is left.
     """
     plan = plan_memory(bundle.manifest, bundle.graphs, context=1, is_packed=is_packed)
-    needed = plan.copied + plan.conversation
     _check(
-        needed,
+        plan.certain,
         what="load",
         mend="Run `ortolan pack` on the bundle, which maps these copies, or export it with "
         "--precision int4 or int8.",

@@ -8,11 +8,12 @@ weights. onnxruntime places much of it on the CPU on purpose, since sizes are ne
 
 A node without a kernel on the device goes to the CPU, and what it takes and gives is copied
 there and back in every step; without a kernel on either, onnxruntime refuses the graph, or, for
-some operators, puts others in their place. Half floats on the CPU are the exception: nodes
-without a kernel for them compute in float32, between conversions.
+some operators, puts others in their place. float16 on the CPU is the exception: nodes without a
+kernel for it compute in float32, between conversions. For bfloat16 there is no such way.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -23,13 +24,11 @@ from ortolan.runtime.kernel_table import KERNELS, TYPES, Kernels
 from ortolan.runtime.onnx_schema import parse_function, parse_model, text
 from ortolan.runtime.onnx_types import NodeKind, node_kinds
 
-__all__ = ["Misplaced", "Placement", "placement"]
+__all__ = ["Misplaced", "Placement", "place", "placement"]
 
 Fallback = Literal["body", "cpu", "float32", "none", "unknown"]
 
 _COUNTING = frozenset({"bool", "int32", "int64"})
-
-_HALVES = frozenset({"float16", "bfloat16"})
 
 _NEVER_RUN = {"ai.onnx::CastLike": "ai.onnx::Cast"}
 """Operators that stand for another one at run time."""
@@ -79,12 +78,26 @@ def placement(bundle: Bundle, device: str) -> Placement:
         DeviceError: another device.
         BundleFileError: a graph was changed meanwhile.
     """
+    graphs = bundle.manifest.graphs.items()
+    return place({role: bundle.read(graph.file) for role, graph in graphs}, device)
+
+
+def place(graphs: Mapping[str, bytes], device: str) -> Placement:
+    """Place the nodes of graphs that are in no bundle yet.
+
+    Args:
+        graphs: the bytes of ONNX files, by role.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        DeviceError: another device.
+    """
     if device not in Kernels._fields:
         raise DeviceError(f"device: expected cpu or cuda, got {device!r}.")
     placed = shapes = 0
     misplaced = []
-    for role, graph in bundle.manifest.graphs.items():
-        model = parse_model(bundle.read(graph.file))
+    for role, data in graphs.items():
+        model = parse_model(data)
         bodies = frozenset(_name_of(function) for function in model.functions)
         kinds: Counter[tuple[str, str, Fallback]] = Counter()
         for kind, count in node_kinds(model.graph).items():
@@ -118,4 +131,4 @@ def _fallback(kind: NodeKind, device: str, bodies: frozenset[str]) -> Fallback |
         return "body"
     if kernels is None or kind.dtype not in TYPES:
         return "unknown"
-    return "float32" if device == "cpu" and kind.dtype in _HALVES else "none"
+    return "float32" if device == "cpu" and kind.dtype == "float16" else "none"

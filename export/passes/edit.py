@@ -56,6 +56,13 @@ def static_shape(value: ir.Value) -> tuple[int, ...]:
     return tuple(value.shape.numpy())
 
 
+def type_of(value: ir.Value) -> ir.DataType:
+    """The type of the elements of an initializer."""
+    if value.dtype is None:
+        raise ValueError(f"{value.name}: expected an initializer with a type, got none")
+    return value.dtype
+
+
 def lower_readers(
     graph: ir.Graph, plan: Mapping[str, Scheme], *, product: Lower, look_up: Lower
 ) -> bool:

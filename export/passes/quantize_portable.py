@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from ortolan.export.passes.edit import add_initializer, lower_readers, static_shape
+from ortolan.export.passes.edit import add_initializer, lower_readers, static_shape, type_of
 from ortolan.export.quantize.blocks import Scheme
 
 COLUMNS, COLUMN_SCALES, COLUMN_ZEROS = ".columns", ".column_scales", ".column_zeros"
@@ -52,7 +52,7 @@ def _product(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -
     name = weight.name
     stored = [
         add_initializer(graph, f"{name}{COLUMNS}", dtype, (columns, rows)),
-        add_initializer(graph, f"{name}{COLUMN_SCALES}", ir.DataType.FLOAT, grid),
+        add_initializer(graph, f"{name}{COLUMN_SCALES}", type_of(weight), grid),
     ]
     if not scheme.symmetric:
         stored.append(add_initializer(graph, f"{name}{COLUMN_ZEROS}", dtype, grid))
@@ -68,7 +68,7 @@ def _look_up(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -
     name = weight.name
     tables = [
         add_initializer(graph, f"{name}{ROWS}", dtype, (rows, columns)),
-        add_initializer(graph, f"{name}{ROW_SCALES}", ir.DataType.FLOAT, grid),
+        add_initializer(graph, f"{name}{ROW_SCALES}", type_of(weight), grid),
     ]
     if not scheme.symmetric:
         tables.append(add_initializer(graph, f"{name}{ROW_ZEROS}", dtype, grid))

@@ -13,11 +13,13 @@ from ortolan.export.passes.edit import (
     insert_constant,
     lower_readers,
     static_shape,
+    type_of,
 )
 from ortolan.export.quantize.blocks import Scheme
 
-ACCURACY_LEVEL = 4
-"""Activations in 8 bits: the only level with fast kernels for 8-bit weights."""
+ACCURACY_LEVELS = {ir.DataType.FLOAT: 4}
+"""By type of the activations. Those in float32 are rounded to 8 bits: the CPU has no other fast
+kernels for 8-bit weights. Others are for a GPU, which has no levels."""
 
 CODES, TABLE, SCALES, ZEROS = ".codes", ".table", ".scales", ".zeros"
 """What replaces an initializer, by suffix of its name. `.table` is `.codes` in another shape."""
@@ -48,17 +50,15 @@ def _product(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -
     rows, columns = static_shape(weight)
     shape = (rows, scheme.groups(columns), scheme.group * scheme.bits // 8)
     codes = add_initializer(graph, f"{weight.name}{CODES}", ir.DataType.UINT8, shape)
+    attributes = {"K": columns, "N": rows, "bits": scheme.bits, "block_size": scheme.group}
+    dtype = type_of(weight)
+    if dtype in ACCURACY_LEVELS:
+        attributes["accuracy_level"] = ACCURACY_LEVELS[dtype]
     product = ir.Node(
         "com.microsoft",
         "MatMulNBits",
         [node.inputs[0], codes, *_grid(graph, weight, scheme)],
-        [
-            ir.AttrInt64("K", columns),
-            ir.AttrInt64("N", rows),
-            ir.AttrInt64("bits", scheme.bits),
-            ir.AttrInt64("block_size", scheme.group),
-            ir.AttrInt64("accuracy_level", ACCURACY_LEVEL),
-        ],
+        [ir.AttrInt64(name, value) for name, value in attributes.items()],
         num_outputs=1,
     )
     graph.insert_before(node, product)
@@ -93,11 +93,11 @@ def _look_up(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -
 
 
 def _grid(graph: ir.Graph, weight: ir.Value, scheme: Scheme) -> list[ir.Value]:
-    """Scales and zero points, one of each a group."""
+    """Scales, in the type of the activations, and zero points, one of each a group."""
     rows, columns = static_shape(weight)
     groups = scheme.groups(columns)
     name = weight.name
-    scales = add_initializer(graph, f"{name}{SCALES}", ir.DataType.FLOAT, (rows, groups))
+    scales = add_initializer(graph, f"{name}{SCALES}", type_of(weight), (rows, groups))
     if scheme.symmetric:
         return [scales]
     packed = -(-groups * scheme.bits // 8)

@@ -5,7 +5,7 @@ Shape letters: N rows of a weight, K its columns.
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from ortolan.export.quantize.blocks import (
 )
 from ortolan.export.quantize.channel import quantize_channels
 from ortolan.export.quantize.plan import Method
-from ortolan.export.weights import BlobWriter, raw
+from ortolan.export.weights import BlobWriter, narrowed, raw
 from ortolan.modeling.weights import Weights, read_weight
 from ortolan.runtime.manifest import QuantizedTensor
 from ortolan.runtime.process_memory import return_free_memory
@@ -86,17 +86,32 @@ def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
         yield weights.rows(name, start, min(start + step, count)).float()
 
 
-def write_codes(writer: BlobWriter, quantized: Iterable[Quantized]) -> list[QuantizedTensor]:
-    """Write codes, scales and zero points of some weights, and say how far they are off."""
+def write_codes(
+    writer: BlobWriter, quantized: Iterable[Quantized], *, dtype: torch.dtype
+) -> list[QuantizedTensor]:
+    """Write codes, scales and zero points of some weights, and say how far they are off.
+
+    Args:
+        writer: where to.
+        quantized: the weights.
+        dtype: of the scales.
+
+    Raises:
+        ExportError: a scale that `dtype` cannot hold.
+    """
     written = []
     for weight in quantized:
-        written.append(_write(writer, weight))
+        written.append(_write(writer, _with_scales(weight, dtype), dtype))
         return_free_memory()
     return written
 
 
 def write_portable(
-    writer: BlobWriter, quantized: Iterable[Quantized], wanted: Container[str]
+    writer: BlobWriter,
+    quantized: Iterable[Quantized],
+    wanted: Container[str],
+    *,
+    dtype: torch.dtype,
 ) -> list[QuantizedTensor]:
     """The same in the layouts of standard operators, whole weights at a time.
 
@@ -104,23 +119,28 @@ def write_portable(
         writer: where to.
         quantized: the weights.
         wanted: names of the initializers that the graphs have.
+        dtype: of the scales.
+
+    Raises:
+        ExportError: a scale that `dtype` cannot hold.
     """
     written = []
     for weight in quantized:
         name = weight.name
-        described, codes = _whole(weight)
+        described, codes = _whole(_with_scales(weight, dtype))
+        scales = codes.scales.to(dtype)
         written.append(described)
         if f"{name}{COLUMNS}" in wanted:
             columns = pack_columns(codes)
             writer.add(f"{name}{COLUMNS}", [raw(columns.weights)])
-            writer.add(f"{name}{COLUMN_SCALES}", [raw(columns.scales)])
+            writer.add(f"{name}{COLUMN_SCALES}", [raw(scales.T)])
             if columns.zeros is not None:
                 writer.add(f"{name}{COLUMN_ZEROS}", [raw(columns.zeros)])
         if f"{name}{ROWS}" in wanted:
             # Signed codes stand for themselves where there are no zero points.
             middle = weight.scheme.middle if codes.zeros is None else 0
             writer.add(f"{name}{ROWS}", [raw(codes.values - middle)])
-            writer.add(f"{name}{ROW_SCALES}", [raw(codes.scales)])
+            writer.add(f"{name}{ROW_SCALES}", [raw(scales)])
             if codes.zeros is not None:
                 writer.add(f"{name}{ROW_ZEROS}", [raw(codes.zeros)])
     return written
@@ -154,7 +174,18 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _write(writer: BlobWriter, weight: Quantized) -> QuantizedTensor:
+def _with_scales(weight: Quantized, dtype: torch.dtype) -> Quantized:
+    """The weight with its scales rounded to a type, so that what they change is in its error."""
+
+    def parts() -> Iterator[Part]:
+        for part in weight.parts:
+            scales = narrowed(f"{weight.name}{SCALES}", part.codes.scales, dtype).float()
+            yield replace(part, codes=replace(part.codes, scales=scales))
+
+    return weight if dtype == torch.float32 else replace(weight, parts=parts())
+
+
+def _write(writer: BlobWriter, weight: Quantized, dtype: torch.dtype) -> QuantizedTensor:
     scales: list[Tensor] = []
     zeros: list[Tensor] = []
     loss = _Loss()
@@ -171,7 +202,7 @@ def _write(writer: BlobWriter, weight: Quantized) -> QuantizedTensor:
     name = weight.name
     writer.add(f"{name}{CODES}", codes())
     writer.alias(f"{name}{TABLE}", f"{name}{CODES}")
-    writer.add(f"{name}{SCALES}", [raw(torch.cat(scales))])
+    writer.add(f"{name}{SCALES}", [raw(torch.cat(scales).to(dtype))])
     if zeros:
         writer.add(f"{name}{ZEROS}", [raw(torch.cat(zeros))])
     return _describe(weight, loss)

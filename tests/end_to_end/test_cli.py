@@ -104,6 +104,22 @@ def test_inspect_names_the_nodes_that_cuda_has_no_kernel_for(ortolan: Run, bundl
     assert about["memory"]["cache"] == 3 * 96 * about["cache_bytes_per_token"]
 
 
+def test_bundle_in_bfloat16_is_made_here_and_not_run(
+    ortolan: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    out, options = tmp_path / "bundle", ("--device", "cuda", "--precision", "bf16")
+    done = ortolan("export", checkpoint, out, *options)
+    assert "not verified: the CPU has no kernels for bfloat16" in done.stdout.decode()
+    text = ortolan("inspect", out, "--device", "cuda").stdout.decode()
+    assert "run `ortolan verify` on the device" in text
+    assert "none without one" in text
+    assert "memory of cuda" in text
+    for command in ("run", "verify"):
+        assert "device 'auto': expected" in fails_in_one_line(ortolan, command, out)
+    refused = fails_in_one_line(ortolan, "export", checkpoint, tmp_path / "b", *options[:2])
+    assert "for the device cuda" in refused
+
+
 @pytest.mark.parametrize("command", ["run", "verify", "bench"])
 def test_cuda_fails_in_one_line_that_names_the_device(
     ortolan: Run, bundle: Path, command: str

@@ -1,9 +1,21 @@
+from typing import Any
+
 import pytest
 
+from ortolan.export.errors import OptionError
 from ortolan.export.options import Form, Kind, Rounding, resolve
 
-INT4 = Form("int4", "unified", "fused", None, attention_maps=False)
-DEFAULT = Rounding(None, None, asymmetric=False, head_bits=None, exclude=())
+FORM = Form(
+    device="cpu",
+    precision="fp32",
+    graphs="unified",
+    attention="fused",
+    prefill_precision=None,
+    attention_maps=False,
+    allow_cpu_nodes=False,
+)
+INT4 = FORM._replace(precision="int4")
+ROUNDING = Rounding(None, None, asymmetric=False, head_bits=None, exclude=())
 
 
 @pytest.mark.parametrize(
@@ -18,13 +30,55 @@ DEFAULT = Rounding(None, None, asymmetric=False, head_bits=None, exclude=())
 def test_default_of_int4_is_calibrated_where_it_can_be(
     kind: Kind, can_calibrate: bool, method: str, head_bits: int
 ) -> None:
-    options = resolve(kind, INT4, DEFAULT, max_kl=None, can_calibrate=can_calibrate)
+    options = resolve(kind, INT4, ROUNDING, max_kl=None, can_calibrate=can_calibrate)
     assert options.quantization is not None
     assert (options.quantization.method, options.quantization.head.bits) == (method, head_bits)
 
 
 def test_head_of_an_encoder_has_the_bits_that_were_asked_for() -> None:
-    rounding = DEFAULT._replace(head_bits=4)
+    rounding = ROUNDING._replace(head_bits=4)
     options = resolve("encoder", INT4, rounding, max_kl=None, can_calibrate=True)
     assert options.quantization is not None
     assert options.quantization.head.bits == 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices", "is_proven"),
+    [
+        ({"precision": "fp16"}, ("cpu",), True),
+        ({"precision": "int4"}, ("cpu",), True),
+        ({"device": "cuda", "precision": "fp16"}, ("cuda", "cpu"), True),
+        ({"device": "cuda", "precision": "int8"}, ("cuda", "cpu"), True),
+        ({"device": "cuda", "precision": "bf16"}, ("cuda",), False),
+    ],
+)
+def test_devices_are_those_that_compute_the_graphs(
+    wanted: dict[str, Any], devices: tuple[str, ...], is_proven: bool
+) -> None:
+    form = FORM._replace(**wanted)
+    options = resolve("decoder", form, ROUNDING, max_kl=None, can_calibrate=False)
+    assert options.devices == devices
+    assert (options.unverified is None) == is_proven
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"device": "tpu"}, "device: expected one of cpu, cuda, got 'tpu'"),
+        ({"device": "cuda"}, "expected one of fp16, bf16, int8, int4 for the device cuda, .* fp32"),
+        ({"precision": "bf16"}, "for the device cpu, .* got bf16. .* or --device cuda"),
+        ({"allow_cpu_nodes": True}, "allow_cpu_nodes: expected another device .* got cpu"),
+        (
+            {
+                "device": "cuda",
+                "precision": "int4",
+                "graphs": "split",
+                "prefill_precision": "int8",
+            },
+            "prefill precision: expected the device cpu, got cuda",
+        ),
+    ],
+)
+def test_what_a_device_has_no_kernel_for_is_refused(wanted: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        resolve("decoder", FORM._replace(**wanted), ROUNDING, max_kl=None, can_calibrate=False)

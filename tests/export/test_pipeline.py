@@ -131,7 +131,7 @@ def test_bundle_is_whole_and_tells_what_it_is(exported: Export) -> None:
     case = exported("llama-fp16")
     manifest = open_bundle(case.bundle.path, full_check=True).manifest
     assert (manifest.precision, manifest.attention) == ("fp16", "fused")
-    assert manifest.devices == ("cpu", "cuda")
+    assert manifest.devices == ("cuda", "cpu")
     assert manifest.vocab_size == 97
     assert manifest.provenance.versions["torch"] == torch.__version__
     assert manifest.provenance.versions["ortolan"] == ortolan.__version__
@@ -158,7 +158,10 @@ def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "int3"}, r"precision: expected one of fp32, fp16, int8, int4, got 'int3'"),
+        (
+            {"precision": "int3"},
+            r"precision: expected one of fp32, .*, bf16, int8, int4, got 'int3'",
+        ),
         ({"precision": "int4", "method": "awq"}, r"method: expected one of rtn, hqq, gptq, got"),
         ({"precision": "int4", "group_size": 48}, r"group: expected one of 32, 64, 128, got 48"),
         ({"precision": "int4", "method": "gptq"}, r"method: expected a text and a tokenizer"),

@@ -177,7 +177,7 @@ CASES = {
     "llama-split-portable": Case(
         config=llama, options={"graphs": "split", "attention": "portable"}
     ),
-    "llama-fp16": Case(config=llama, options={"precision": "fp16"}),
+    "llama-fp16": Case(config=llama, options={"device": "cuda", "precision": "fp16"}),
     # Fewer rows of the learned table than the model has.
     "gpt2-portable": Case(config=gpt2, options={"attention": "portable", "max_context": 300}),
     "mistral-bf16": Case(config=mistral, dtype=torch.bfloat16),

@@ -57,6 +57,11 @@ def test_cuda_has_no_attention_with_a_cache_in_float32() -> None:
     assert KERNELS["com.microsoft::GroupQueryAttention"].cuda == {"float16", "bfloat16"}
 
 
+def test_cuda_computes_in_float16_all_that_it_computes_in_bfloat16() -> None:
+    for kernels in KERNELS.values():
+        assert "bfloat16" not in kernels.cuda or "float16" in kernels.cuda
+
+
 def test_columns_hold_types_of_the_table_only() -> None:
     for kernels in KERNELS.values():
         assert kernels.cpu | kernels.cuda <= TYPES

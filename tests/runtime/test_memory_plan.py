@@ -56,6 +56,20 @@ def test_packed_weights_are_mapped_and_not_copied(bundle: Bundle) -> None:
     assert plan.packed == plan.copied == 0
 
 
+def test_on_a_gpu_weights_count_and_lie_there_once(bundle: Bundle) -> None:
+    states = tuple(
+        msgspec.structs.replace(state, dtype="bfloat16") for state in bundle.manifest.states
+    )
+    manifest = msgspec.structs.replace(bundle.manifest, states=states)
+    plan = plan_memory(manifest, bundle.graphs, context=10, batch=3, device="cuda")
+    mapped = plan_memory(manifest, bundle.graphs, context=10, batch=3)
+    assert plan.packed == plan.copied == 0
+    assert plan.cache == mapped.cache == 3 * 10 * PER_TOKEN // 2
+    assert plan.workspace == mapped.workspace // 2
+    assert plan.certain == plan.weights + plan.cache + plan.logits
+    assert mapped.certain == mapped.copied + plan.cache + plan.logits
+
+
 def state(shape: tuple[int | str, ...], update: Literal["replace", "source"]) -> State:
     return State(name="s", input="s", output="t", shape=shape, dtype="float16", update=update)
 

@@ -131,6 +131,13 @@ def test_halves_compute_on_cuda_and_in_float32_on_the_cpu(tmp_path: Path) -> Non
     assert misplaced.fallback == "float32"
 
 
+def test_bfloat16_has_no_way_around_on_the_cpu(tmp_path: Path) -> None:
+    kinds = {"x": TensorProto.BFLOAT16, "w": TensorProto.BFLOAT16}
+    opened = bundle(tmp_path, model(kinds, [node("MatMul", ["x", "w"], ["y"])]))
+    (misplaced,) = placement(opened, "cpu").misplaced
+    assert misplaced.fallback == "none"
+
+
 def test_what_neither_device_has_and_what_the_table_lacks_differ(tmp_path: Path) -> None:
     graph = model(
         {"x": TensorProto.BFLOAT16, "y": FLOAT},

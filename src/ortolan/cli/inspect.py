@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="List the nodes that this device has no kernel for.",
+    help="Plan its memory, and list the nodes that it has no kernel for.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -39,7 +39,7 @@ def command(
     from ortolan.runtime.placement import placement
 
     opened = open_bundle(bundle)
-    about = describe(opened, context=context, batch=batch)
+    about = describe(opened, context=context, batch=batch, device=device)
     placed = None if device is None else placement(opened, device)
     if as_json:
         print_json({**msgspec.to_builtins(about), "placement": msgspec.to_builtins(placed)})
@@ -48,6 +48,7 @@ def command(
         [
             ("model", f"{about.model_type} {about.kind}, {about.precision}"),
             ("devices", ", ".join(about.devices)),
+            *([("parity", f"not verified: {about.unverified}")] if about.unverified else []),
             ("takes", about.takes),
             ("gives", f"{about.gives}{_some(about.labels)}"),
             *_tokens(about),
@@ -91,7 +92,9 @@ def _tokens(about: Description) -> list[tuple[str, str]]:
 def _memory(about: Description) -> list[tuple[str, str]]:
     """What the model takes, and a conversation where it has any."""
     plan = about.memory
-    parts = [f"weights {size(plan.weights)} mapped", f"copies of them {size(plan.packed)}"]
+    parts = [f"weights {size(plan.weights)} {'mapped' if plan.device == 'cpu' else 'copied'}"]
+    if plan.device == "cpu":
+        parts.append(f"copies of them {size(plan.packed)}")
     rows = []
     if about.kind == "encoder":
         what = "at most "
@@ -103,7 +106,11 @@ def _memory(about: Description) -> list[tuple[str, str]]:
         what = f"{times}{plan.context} tokens: at most "
         parts += [f"cache {size(plan.cache + plan.source)}", f"logits {size(plan.logits)}"]
     parts.append(f"activations {size(plan.workspace)}")
-    return [*rows, ("memory", f"{what}{size(plan.total)}"), ("", ", ".join(parts))]
+    return [
+        *rows,
+        (f"memory of {plan.device}", f"{what}{size(plan.total)}"),
+        ("", ", ".join(parts)),
+    ]
 
 
 def _lowering(kind: AttentionKind) -> str:
