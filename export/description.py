@@ -29,7 +29,7 @@ def describe(folder: Path, model: Source, options: Options, stored: Stored) -> M
     """The manifest of the files that lie in a folder."""
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
     return Manifest(
-        schema=1,
+        schema=2,
         kind=options.kind,
         precision=options.precision,
         attention=options.attention,

@@ -33,7 +33,7 @@ __all__ = [
 NAME = "manifest.json"
 """The one file of a bundle that the manifest does not list."""
 
-SCHEMA = 1
+SCHEMA = 2
 """The schema this version reads and writes."""
 
 GRAPH_ROLES: dict[str, tuple[frozenset[str], ...]] = {
@@ -234,7 +234,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         unverified: why the export could not replay the certificate; `None` where it did.
     """
 
-    schema: Literal[1]
+    schema: Literal[2]
     kind: Literal["decoder", "encoder", "encoder-decoder"]
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
     attention: Literal["fused", "portable"]

@@ -185,9 +185,9 @@ def test_inspect_says_kind_inputs_outputs_and_maps(ortolan: Run, bundles: Path) 
     text = ortolan("inspect", bundles / "labels").stdout.decode()
 
     assert "tiny encoder, fp32" in text
-    assert f"takes    texts of at most {MAX_TOKENS} tokens" in text
-    assert "gives    3 labels and their probabilities: no, perhaps, yes" in text
-    assert "maps     1: encoder.0.self" in text
+    assert f"takes          texts of at most {MAX_TOKENS} tokens" in text
+    assert "gives          3 labels and their probabilities: no, perhaps, yes" in text
+    assert "maps           1: encoder.0.self" in text
     assert "attention: 1 x spelled out in plain operators" in text
     about = json.loads(ortolan("inspect", bundles / "images", "--json").stdout)
     assert about["takes"] == "images, RGB, of 4 by 6 pixels"

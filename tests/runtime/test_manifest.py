@@ -61,7 +61,7 @@ def test_encoded_manifest_decodes_to_itself() -> None:
 
 
 def test_encoding_is_indented_and_ends_with_a_newline() -> None:
-    assert DATA.startswith(b'{\n  "schema": 1,\n  "kind": "decoder",\n')
+    assert DATA.startswith(b'{\n  "schema": 2,\n  "kind": "decoder",\n')
     assert DATA.endswith(b"}\n")
 
 
@@ -103,7 +103,7 @@ def test_missing_field_is_refused(keys: tuple[str | int, ...]) -> None:
     optional = {
         *("sequence", "min_new_tokens", "bos", "eos", "pad"),
         *("start", "forced_first", "forced_last", "suppressed"),
-        *("prefill_precision", "quantized", "source", "output", "attention_maps"),
+        *("prefill_precision", "quantized", "source", "output", "attention_maps", "unverified"),
     }
     for field in set(reached(json.loads(DATA), keys)) - optional:
         assert field in error_of(changed(without(keys, field)))
@@ -118,7 +118,7 @@ def test_repeated_field_is_refused(keys: tuple[str | int, ...]) -> None:
 
 
 def test_field_repeated_in_escaped_letters_is_refused() -> None:
-    data = changed(lambda document: document.update(another=1))
+    data = changed(lambda document: document.update(another=2))
 
     assert "'schema' twice" in error_of(data.replace(b'"another"', rb'"\u0073chema"'))
 
@@ -172,11 +172,11 @@ def test_value_of_the_wrong_kind_is_refused(keys: tuple[str | int, ...], value: 
     error_of(changed(put(*keys, value=value)))
 
 
-@pytest.mark.parametrize("schema", [0, 2, -1])
+@pytest.mark.parametrize("schema", [0, 1, 3, -1])
 def test_other_schema_is_named_before_anything_else(schema: int) -> None:
     data = json.dumps({"schema": schema, "whatever": []}).encode()
 
-    assert f"expected schema 1, got {schema}" in error_of(data)
+    assert f"expected schema 2, got {schema}" in error_of(data)
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000])
@@ -346,7 +346,7 @@ def with_states(count: int) -> Change:
     ],
 )
 def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int], Change]) -> None:
-    assert decode(changed(make(limit))).schema == 1
+    assert decode(changed(make(limit))).schema == 2
     error_of(changed(make(limit + 1)))
 
 

@@ -56,7 +56,7 @@ def files_of(graph: ModelProto) -> dict[str, bytes]:
 
 def manifest_of(files: dict[str, bytes]) -> Manifest:
     return Manifest(
-        schema=1,
+        schema=2,
         kind="decoder",
         precision="fp32",
         attention="fused",

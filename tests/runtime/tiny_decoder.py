@@ -99,7 +99,7 @@ def write_bundle(
     for name, data in contents.items():
         (folder / name).write_bytes(data)
     manifest = Manifest(
-        schema=1,
+        schema=2,
         kind="decoder",
         precision="fp32",
         attention="fused",

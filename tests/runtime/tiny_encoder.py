@@ -144,7 +144,7 @@ def write_bundle(
     if has_tokenizer:
         contents["tokenizer.json"] = tokenizer_json()
     manifest = Manifest(
-        schema=1,
+        schema=2,
         kind="encoder",
         precision="fp32",
         attention="fused",
