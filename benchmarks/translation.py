@@ -42,7 +42,7 @@ CTRANSLATE2 = Peer(
         precision: ("{bin}/python", "-m", "workers.to_ctranslate2", "{checkpoint}", "{model}", kind)
         for precision, kind in (("int8", "int8"), ("fp32", "float32"))
     },
-    options={"int8": ("compute_type=count8",), "fp32": ("compute_type=float32",)},
+    options={"int8": ("compute_type=int8",), "fp32": ("compute_type=float32",)},
     worker="workers.ctranslate",
     versions=("ctranslate2",),
 )
