@@ -2,9 +2,8 @@
 
 Knows ids, rows, when to stop, and time. Does not know what a source was made from.
 
-A row that has ended goes on being fed its last
-token, and what it gives is not looked at, until so many have ended that the rest is cheaper to
-put together anew.
+A row that has ended goes on being fed its last token, and what it gives is not looked at, until so
+many have ended that the rest is cheaper to put together anew.
 """
 
 import time
