@@ -66,15 +66,6 @@ INT8_PREFILL_FROM = 16
 
 CALIBRATION_SEQUENCES = 32
 
-GRAPHS: Mapping[Kind, Mapping[str, Graph]] = {
-    "encoder": {"encoder": Graph(file="encoder.onnx")},
-    "encoder-decoder": {
-        "encoder": Graph(file="encoder.onnx"),
-        "decoder": Graph(file="decoder.onnx"),
-    },
-}
-"""Of kinds whose graphs cannot be chosen."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -127,7 +118,9 @@ class Options:
     @property
     def graph_files(self) -> dict[str, Graph]:
         """Each graph by its role."""
-        files = self._step_files if self.kind == "decoder" else dict(GRAPHS[self.kind])
+        files = {} if self.kind == "decoder" else {"encoder": Graph(file="encoder.onnx")}
+        if self.kind != "encoder":
+            files |= self._step_files
         if self.attention_maps:
             files[MAPS_ROLE] = Graph(file="attention.onnx")
         return files
@@ -136,7 +129,7 @@ class Options:
     def _step_files(self) -> dict[str, Graph]:
         if self.graphs == "unified":
             return {"decoder": Graph(file="decoder.onnx")}
-        if self.prefill_precision is None:
+        if self.prefill_precision is None or self.kind != "decoder":
             return {
                 "prefill": Graph(file="prefill.onnx", min_new_tokens=2),
                 "decode": Graph(file="decode.onnx", sequence=1),
@@ -284,10 +277,10 @@ def _check_choices(form: Form, rounding: Rounding) -> None:
 
 
 def _check_graphs(options: Options) -> None:
-    if options.kind != "decoder" and options.graphs == "split":
+    if options.kind == "encoder" and options.graphs == "split":
         raise OptionError(
-            f"graphs: expected unified for an {options.kind}, got split. Only the graph of a "
-            "decoder by itself can be cut in two: leave --graphs out."
+            "graphs: expected unified for an encoder, got split. Only the graph of a decoder can "
+            "be cut in two: leave --graphs out."
         )
 
 

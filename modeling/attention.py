@@ -4,6 +4,8 @@ Shape letters: B batch, S new tokens, T tokens of the source, E model width, H q
 U value width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +22,11 @@ from ortolan.modeling.ops import (
     cross_attention_weights,
     cross_states,
 )
+
+
+def same(x: Tensor) -> Tensor:
+    """All tokens, as they are."""
+    return x
 
 
 class SelfAttention(nn.Module):
@@ -85,12 +92,16 @@ class SelfAttention(nn.Module):
         past: LayerCache,
         step: Step,
         relative: Relative | None = None,
+        pick: Callable[[Tensor], Tensor] = same,
     ) -> tuple[Tensor, LayerCache]:
-        """The same for new tokens behind a cache, which comes back extended."""
+        """The same for new tokens behind a cache, which comes back extended.
+
+        Of what attention gives, `(B, S, H * U)`, only the tokens that `pick` takes are read out.
+        """
         attended, present = cached_attention(
             self.qkv(x_BSE), past, step, rotary, spec=self.config, relative=self._own(relative)
         )
-        return self.out(attended), present
+        return self.out(pick(attended)), present
 
     def _own(self, relative: Relative | None) -> Relative | None:
         """What the stack knows of distances, with this layer's table."""

@@ -1,13 +1,14 @@
 """One layer: attention, perhaps to a source too, and feed-forward.
 
-Shape letters: B batch, S new tokens, T tokens of the source, E model width.
+Shape letters: B batch, S new tokens, N of them to go on with, T tokens of the source, E model
+width.
 """
 
 from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ortolan.modeling.attention import CrossAttention, SelfAttention
+from ortolan.modeling.attention import CrossAttention, SelfAttention, same
 from ortolan.modeling.cache import LayerCache, Step
 from ortolan.modeling.config import BlockConfig
 from ortolan.modeling.feed_forward import feed_forward
@@ -71,17 +72,22 @@ class Block(nn.Module):
         *,
         source: LayerCache | None = None,
         source_lengths: Tensor | None = None,
+        pick: Callable[[Tensor], Tensor] = same,
     ) -> tuple[Tensor, LayerCache]:
-        """The same for new tokens behind a cache, which comes back extended."""
+        """The same for new tokens behind a cache, which comes back extended.
+
+        With `pick`, which takes `(B, N, ...)` from `(B, S, ...)`, all tokens enter the cache and
+        what follows is computed for these alone: `(B, S, E)` to `(B, N, E)`.
+        """
         present = past
 
         def attend(x: Tensor) -> Tensor:
             nonlocal present
-            out, present = self.attention.step(x, rotary, past, step, relative)
+            out, present = self.attention.step(x, rotary, past, step, relative, pick)
             return out
 
-        x_BSE = self._residual(x_BSE, self.attention_norm, attend)
-        return self._rest(x_BSE, source, source_lengths), present
+        x_BNE = self._residual(x_BSE, self.attention_norm, attend, pick)
+        return self._rest(x_BNE, source, source_lengths), present
 
     def _rest(self, x_BSE: Tensor, source: LayerCache | None, lengths: Tensor | None) -> Tensor:
         """What follows the self-attention."""
@@ -95,14 +101,19 @@ class Block(nn.Module):
         return self._residual(x_BSE, self.feed_forward_norm, self.feed_forward)
 
     def _residual(
-        self, x: Tensor, normalise: nn.Module, sublayer: Callable[[Tensor], Tensor]
+        self,
+        x: Tensor,
+        normalise: nn.Module,
+        sublayer: Callable[[Tensor], Tensor],
+        pick: Callable[[Tensor], Tensor] = same,
     ) -> Tensor:
+        """A sublayer and what goes around it, for the tokens that both let through."""
         match self.placement:
             case "pre":
-                return x + sublayer(normalise(x))
+                return pick(x) + sublayer(normalise(x))
             case "pre_residual":
                 normed: Tensor = normalise(x)
-                return normed + sublayer(normed)
+                return pick(normed) + sublayer(normed)
             case "post":
-                out: Tensor = normalise(x + sublayer(x))
+                out: Tensor = normalise(pick(x) + sublayer(x))
                 return out

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ortolan.modeling.cache import LayerCache, Step
 from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.sizes import Size, is_one, is_same
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -26,8 +27,6 @@ _Attributes = dict[
     str, int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]
 ]
 """What `symbolic` takes; a dict is invariant, so every kind must be named."""
-
-Size = int | torch.SymInt
 
 OPSET = 24
 
@@ -165,9 +164,13 @@ def fold(q: Tensor, sources: Tensor, *, spec: AttentionConfig) -> Tensor:
         sources: of shape `(B, ...)`.
         spec: heads and width.
     """
+    batch = sources.shape[0]
+    if is_one(q.shape[1]) and is_same(q.shape[0], batch):
+        # One query a source: with nothing to fold, nothing has to change places either.
+        one = (batch, spec.num_heads, 1, spec.head_dim)
+        return _reshape(q, _constant([-1, *one[1:]]), one)
     heads = [-1, spec.num_heads, spec.head_dim]
     shape = torch.cat((_size(sources, 0), _constant(heads)))
-    batch = sources.shape[0]
     rows = (q.shape[0] * q.shape[1]) // batch
     folded = _reshape(q, shape, (batch, rows, *heads[1:]))
     return folded.transpose(1, 2)
@@ -176,6 +179,8 @@ def fold(q: Tensor, sources: Tensor, *, spec: AttentionConfig) -> Tensor:
 def unfold(out_BHNU: Tensor, q: Tensor) -> Tensor:
     """What `(B, H, G * S, U)` are to the rows of `q`: `(G * B, S, H * U)`."""
     width = out_BHNU.shape[1] * out_BHNU.shape[3]
+    if is_one(q.shape[1]) and is_same(q.shape[0], out_BHNU.shape[0]):
+        return _reshape(out_BHNU, _constant([-1, 1, width]), (*q.shape[:2], width))
     if width == q.shape[-1]:
         shape = _size(q, 0, 3)
     else:

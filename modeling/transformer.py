@@ -5,13 +5,14 @@ V vocabulary, N positions asked for.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ortolan.modeling.attention import CrossAttention
+from ortolan.modeling.attention import CrossAttention, same
 from ortolan.modeling.cache import LayerCache, Source, Step
 from ortolan.modeling.config import (
     EncoderConfig,
@@ -23,6 +24,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.embeddings import input_embedding
 from ortolan.modeling.heads import LanguageModel, encoder_head
+from ortolan.modeling.sizes import is_one
 from ortolan.modeling.stack import Model, Stack
 from ortolan.modeling.weights import EMBEDDING, HEAD
 
@@ -97,17 +99,23 @@ class Decoder(Stack):
         x_BSE = self.embed(input_ids, positions)
         relative = self.relative(positions, step.reach(cache[0].key.shape[2]))
         lengths = None if source is None else source.lengths
+        pick = same if logit_positions is None else partial(_select, positions_BN=logit_positions)
         present = []
-        for block, past, states in zip(self.layers, cache, self._states(source), strict=True):
+        layers = zip(self.layers, cache, self._states(source), strict=True)
+        for number, (block, past, states) in enumerate(layers, 1):
             x_BSE, extended = block.step(
-                x_BSE, self.rotary, past, step, relative, source=states, source_lengths=lengths
+                x_BSE,
+                self.rotary,
+                past,
+                step,
+                relative,
+                source=states,
+                source_lengths=lengths,
+                # Behind the keys and values of the last layer, nobody asks for the other tokens.
+                pick=pick if number == len(self.blocks) else same,
             )
             present.append(extended)
-        # The norm first: it is one node with the sum before it, and cheap where rows are many.
-        x_BSE = self.final_norm(x_BSE)
-        if logit_positions is not None:
-            x_BSE = _select(x_BSE, logit_positions)
-        return self.project(x_BSE), present
+        return self.logits(x_BSE), present
 
     def logits(self, x_BSE: Tensor) -> Tensor:
         """The stream that leaves the blocks, `(B, S, E)`, to logits `(B, S, V)`."""
@@ -300,6 +308,8 @@ def build(config: ModelConfig) -> Model:
 
 def _select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
     """Rows of each text, `(B, N, E)`."""
+    if is_one(x_BSE.shape[1]) and is_one(positions_BN.shape[1]):
+        return x_BSE
     if torch.onnx.is_in_onnx_export():
         # One node; `gather` would spell out an index for every channel.
         return torch.onnx.ops.symbolic(

@@ -39,9 +39,15 @@ SCHEMA = 2
 GRAPH_ROLES: dict[str, tuple[frozenset[str], ...]] = {
     "decoder": (frozenset({"decoder"}), frozenset({"prefill", "decode"})),
     "encoder": (frozenset({"encoder"}),),
-    "encoder-decoder": (frozenset({"encoder", "decoder"}),),
+    "encoder-decoder": (
+        frozenset({"encoder", "decoder"}),
+        frozenset({"encoder", "prefill", "decode"}),
+    ),
 }
-"""The sets of graphs that a bundle may have, by kind; a decoder's are unified or split."""
+"""The sets of graphs that a bundle may have, by kind; a decoder's are unified or split.
+
+Behind an encoder, `decode` takes one token of one row for each source.
+"""
 
 MAPS_ROLE = "attention"
 """A graph that any kind may have besides: what each token attends to."""

@@ -19,7 +19,7 @@ On a GPU weights lie in its memory, where nobody drops them: they count. Copies 
 make are not known from here, nor what its libraries take for themselves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,7 @@ from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.manifest import MAPS_ROLE, Manifest, State, TextSource
 from ortolan.runtime.onnx_graph import GraphSummary
 from ortolan.runtime.process_memory import available_memory, free_swap
+from ortolan.runtime.scores import CHUNK, chunk_tokens, query_heads, score_bytes
 
 __all__ = [
     "MemoryPlan",
@@ -38,9 +39,6 @@ __all__ = [
     "plan_memory",
     "size",
 ]
-
-CHUNK_TOKENS = 512
-"""Most new tokens of one call of a decoder (`ortolan.runtime.steps`)."""
 
 BATCH_TOKENS = 4096
 """Most tokens of one call of an encoder (`ortolan.runtime.encoder`)."""
@@ -139,11 +137,19 @@ def plan_memory(
         cache=batch * _cache_bytes(manifest.states, context),
         source=batch * source,
         logits=batch * 4 * manifest.vocab_size if is_decoder else 0,
-        workspace=(CHUNK_TOKENS if is_decoder else BATCH_TOKENS)
+        workspace=(CHUNK if is_decoder else BATCH_TOKENS)
         * _ACTIVATION_BYTES[device]
         * WIDE_TENSORS
-        * max((_width(graph, manifest) for graph in loaded), default=0),
+        * max((_width(graph, manifest) for graph in loaded), default=0)
+        + (_scores(manifest, loaded, context) if is_decoder and device == "cpu" else 0),
     )
+
+
+def _scores(manifest: Manifest, graphs: Iterable[GraphSummary], context: int) -> int:
+    """What attention holds of the last part of a prompt as long as the context."""
+    heads = query_heads(graphs, manifest.states)
+    new_tokens = min(context, chunk_tokens(heads, max(0, context - CHUNK)))
+    return score_bytes(heads, new_tokens, context)
 
 
 def bytes_per_token(states: tuple[State, ...], axis: str) -> int:

@@ -37,7 +37,7 @@ from ortolan.runtime.requests import (
 from ortolan.runtime.sampling_options import Sampling
 from ortolan.runtime.seq2seq import Seq2Seq
 from ortolan.runtime.session import Engine, onnxruntime_version
-from ortolan.runtime.steps import CHUNK, feed
+from ortolan.runtime.steps import chunks, feed
 
 __all__ = ["Model", "Prompt", "load"]
 
@@ -318,8 +318,7 @@ class Model:
             )
         logits_SV = np.empty((len(tokens), self.manifest.vocab_size), np.float32)
         cache = self._engine.cache()
-        for start in range(0, len(tokens), CHUNK):
-            part = tokens[start : start + CHUNK]
+        for start, part in chunks(self._engine, cache, tokens):
             rows = logits_SV[start : start + len(part)]
             feed(self._engine, cache, part, positions=range(len(part)), logits_RV=rows)
             if not np.isfinite(rows.max(axis=-1)).all():

@@ -129,7 +129,7 @@ class PackedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     processor: tuple[str, ...]
     bundle: Sha256
     blob: File
-    graphs: Annotated[tuple[PackedGraph, ...], Meta(max_length=2)]
+    graphs: Annotated[tuple[PackedGraph, ...], Meta(max_length=3)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

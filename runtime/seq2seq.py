@@ -40,7 +40,7 @@ from ortolan.runtime.requests import (
 from ortolan.runtime.row import Request
 from ortolan.runtime.sampling_options import Sampling
 from ortolan.runtime.session import Engine
-from ortolan.runtime.steps import CHUNK, feed
+from ortolan.runtime.steps import chunks, feed
 from ortolan.runtime.translate import Found, Translator
 from ortolan.runtime.translation import Translation, from_row, from_search
 
@@ -272,8 +272,7 @@ class Seq2Seq:
         logits_SV = np.empty((len(tokens), self.manifest.vocab_size), np.float32)
         cache = self._engine.cache()
         cache.reserve(len(tokens))
-        for start in range(0, len(tokens), CHUNK):
-            part = tokens[start : start + CHUNK]
+        for start, part in chunks(self._engine, cache, tokens):
             rows = logits_SV[start : start + len(part)]
             positions = range(len(part))
             feed(self._engine, cache, part, positions=positions, logits_RV=rows, source=encoded)

@@ -38,6 +38,7 @@ from ortolan.runtime.interface import (
 from ortolan.runtime.manifest import MAPS_ROLE, Graph
 from ortolan.runtime.packed import Packed
 from ortolan.runtime.process_memory import return_free_memory
+from ortolan.runtime.scores import query_heads, whole_scores
 from ortolan.runtime.threads import chosen_threads
 
 try:
@@ -58,6 +59,8 @@ __all__ = [
 ]
 
 _ERRORS_ONLY = 3
+
+_SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -109,6 +112,7 @@ class Engine:
         device: the device in use.
         device_reason: why it is this one.
         threads: threads within one operator.
+        heads: of the widest attention.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class Engine:
         choice = choose_device(device, bundle.manifest.devices, available_providers())
         self.device, self.device_reason = choice.device, choice.reason
         self.threads = chosen_threads(threads, bundle.manifest)
+        self.heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
         check_layout(bundle.manifest)
         known = anonymous_memory()
         graphs = bundle.manifest.graphs
@@ -147,9 +152,10 @@ class Engine:
         states = tuple(state for state in self.manifest.states if state.update != "source")
         return Cache(states, batch=batch, context_length=self.manifest.context_length)
 
-    def session(self, new_tokens: int) -> Any:
-        """The onnxruntime session for steps of that many new tokens."""
-        return self._many if new_tokens >= self._many_from else self._few
+    def session(self, new_tokens: int, *, rows_per_source: int = 1) -> Any:
+        """The onnxruntime session for steps of that many new tokens in each row."""
+        is_few = new_tokens < self._many_from and rows_per_source == 1
+        return self._few if is_few else self._many
 
     def encode(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
         """Compute the outputs of the encoder.
@@ -266,9 +272,10 @@ class Step:
         new_tokens: int,
         positions: int,
         logits: NDArray[np.float32] | None = None,
+        rows_per_source: int = 1,
     ) -> None:
         self._engine = engine
-        self._session = engine.session(new_tokens)
+        self._session = engine.session(new_tokens, rows_per_source=rows_per_source)
         self._binding: Any = None
         self.ids = np.zeros((batch, new_tokens), np.int64)
         self.last_index = np.zeros(batch, np.int32)
@@ -297,7 +304,7 @@ class Step:
         self._binding = binding
 
     def bind_source(self, source: Encoded) -> None:
-        """Bind what the decoder reads of its sources; each has `B / sources` rows, one by one.
+        """Bind what the decoder reads of its sources; each has `rows_per_source` rows, one by one.
 
         The step is bound already, and stays bound to everything else.
         """
@@ -376,7 +383,10 @@ def _options(bundle: Bundle, *, threads: int) -> Any:
 
 def _load(graph: Graph, data: bytes, options: Any) -> Any:
     try:
-        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        with whole_scores():
+            return ort.InferenceSession(
+                data, options, ["CPUExecutionProvider"], disabled_optimizers=_SLOW_FUSIONS
+            )
     except Exception as error:  # onnxruntime's own classes have no common base
         raise GraphError(
             f"{graph.file}: expected a graph that onnxruntime {ort.__version__} can run, got: "

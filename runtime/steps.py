@@ -8,18 +8,16 @@ a batch of 1, and work can be cancelled only between calls. Decode takes one tok
 Shape letters: B rows, R positions, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.cache import Cache
+from ortolan.runtime.scores import CHUNK, chunk_tokens
 from ortolan.runtime.session import Encoded, Engine, Step
 
-__all__ = ["CHUNK", "Decoder", "feed", "prefill"]
-
-CHUNK = 512
-"""New tokens of one prefill call: near full speed, and cancelled within about a second."""
+__all__ = ["Decoder", "chunks", "feed", "prefill"]
 
 
 def feed(
@@ -66,6 +64,28 @@ def feed(
     return logits
 
 
+def chunks(
+    engine: Engine, cache: Cache, ids: Sequence[int], *, row: int = 0, most: int = CHUNK
+) -> Iterator[tuple[int, Sequence[int]]]:
+    """Cut tokens into what one call takes, while the row grows by them.
+
+    Args:
+        engine: says how many fit into a call.
+        cache: of the row.
+        ids: what to cut.
+        row: which row of the cache.
+        most: new tokens of one call at most.
+
+    Yields:
+        Where each part begins, and the part.
+    """
+    start = 0
+    while start < len(ids):
+        size = min(most, chunk_tokens(engine.heads, cache.lengths[row]))
+        yield start, ids[start : start + size]
+        start += size
+
+
 def prefill(
     engine: Engine,
     cache: Cache,
@@ -96,10 +116,9 @@ def prefill(
     """
     cache.reserve(cache.lengths[row] + len(ids))
     logits: NDArray[np.float32] | None = None
-    for start in range(0, len(ids), chunk):
+    for _, part in chunks(engine, cache, ids, row=row, most=chunk):
         if cancelled():
             return None
-        part = ids[start : start + chunk]
         # One position of every chunk, though only the last chunk's is of use: not every kernel
         # is to be trusted with an empty tensor, and one row of logits is nothing beside a chunk.
         last = [len(part) - 1]

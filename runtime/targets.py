@@ -29,9 +29,11 @@ class _Rows:
 
     __slots__ = ("cache", "capacity", "identity", "ids_B", "logits_BV", "step")
 
-    def __init__(self, engine: Engine, cache: Cache) -> None:
+    def __init__(self, engine: Engine, cache: Cache, per_source: int) -> None:
         self.cache = cache
-        self.step = Step(engine, batch=cache.batch, new_tokens=1, positions=1)
+        self.step = Step(
+            engine, batch=cache.batch, new_tokens=1, positions=1, rows_per_source=per_source
+        )
         self.ids_B = self.step.ids[:, 0]
         self.logits_BV = self.step.logits[:, 0]
         self.identity = np.arange(cache.batch)
@@ -44,19 +46,21 @@ class Targets:
     Not to be used from two threads at once.
     """
 
-    __slots__ = ("_all", "_engine", "_length", "_rows", "_source", "_source_bytes")
+    __slots__ = ("_all", "_engine", "_length", "_per_source", "_rows", "_source", "_source_bytes")
 
-    def __init__(self, engine: Engine, *, rows: int) -> None:
+    def __init__(self, engine: Engine, *, sources: int, per_source: int) -> None:
         self._engine = engine
-        self._rows = self._all = _Rows(engine, engine.cache(batch=rows))
+        self._per_source = per_source
+        cache = engine.cache(batch=sources * per_source)
+        self._rows = self._all = _Rows(engine, cache, per_source)
         self._source: Encoded | None = None
         self._source_bytes = 0
         self._length = 0
 
     @property
-    def size(self) -> int:
-        """Rows to begin with."""
-        return self._all.cache.batch
+    def size(self) -> tuple[int, int]:
+        """Sources to begin with, and rows of each."""
+        return self._all.cache.batch // self._per_source, self._per_source
 
     @property
     def size_bytes(self) -> int:
@@ -114,7 +118,7 @@ class Targets:
         if self._source is not None:
             self._source = self._source.take(sources)
         self.reorder([*rows, *self._rows.identity[len(rows) :].tolist()])
-        self._rows = _Rows(self._engine, self._rows.cache.part(len(rows)))
+        self._rows = _Rows(self._engine, self._rows.cache.part(len(rows)), self._per_source)
 
     def _rebind(self, length: int) -> None:
         rows = self._rows
@@ -136,12 +140,15 @@ class Shelf:
         self._kept: Targets | None = None
 
     @contextmanager
-    def targets(self, source: Encoded, *, rows: int) -> Iterator[Targets]:
-        """Lend targets for a number of rows behind sources; after an error they are not kept."""
+    def targets(self, source: Encoded, *, per_source: int = 1) -> Iterator[Targets]:
+        """Lend targets with a number of rows for each source; after an error they are not kept."""
+        sources = len(source.lengths)
         with self._lock:
             kept, self._kept = self._kept, None
-        is_fit = kept is not None and kept.size == rows
-        targets = kept if kept is not None and is_fit else Targets(self._engine, rows=rows)
+        if kept is not None and kept.size == (sources, per_source):
+            targets = kept
+        else:
+            targets = Targets(self._engine, sources=sources, per_source=per_source)
         targets.begin(source)
         yield targets
         if targets.size_bytes <= KEPT_BYTES:

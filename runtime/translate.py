@@ -78,7 +78,7 @@ class Translator:
             source = encode(self._engine, feeds)
             encode_s = time.monotonic() - started_at
             tokens = [self._start] * len(rows)
-            with self._shelf.targets(source, rows=len(rows)) as targets:
+            with self._shelf.targets(source) as targets:
                 going = list(enumerate(rows))
                 while going and not cancelled():
                     logits_BV = targets.step(tokens)
@@ -129,7 +129,7 @@ class Translator:
         encoded_at = first_at = time.monotonic()
         tokens = [self._start] * (sources * beams)
         parents = list(range(sources * beams))
-        with self._shelf.targets(source, rows=sources * beams) as targets:
+        with self._shelf.targets(source, per_source=beams) as targets:
             going = searches
             while going and not cancelled():
                 logits_BV = targets.step(tokens)

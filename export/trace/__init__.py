@@ -53,7 +53,7 @@ def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dt
             return trace_encoder(config, dtype=dtype)
         case EncoderDecoderConfig(), "encoder":
             return trace_source_encoder(config, dtype=dtype)
-        case EncoderDecoderConfig(), "decoder":
-            return trace_target_decoder(config, dtype=dtype)
+        case EncoderDecoderConfig(), "decoder" | "prefill" | "decode":
+            return trace_target_decoder(config, dtype=dtype, sequence=graph.sequence)
         case _:
             raise ValueError(f"{role}: no graph of {type(config).__name__}")

@@ -13,6 +13,7 @@ from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderDecoder
 from ortolan.modeling.cache import LayerCache, Source
 from ortolan.modeling.config import EncoderDecoderConfig, TransformerConfig
+from ortolan.modeling.sizes import is_one
 
 
 class _SourceGraph(Entry):
@@ -38,6 +39,9 @@ class _TargetGraph(Entry):
     ) -> tuple[Tensor, list[LayerCache]]:
         model = cast(EncoderDecoder, self.model)
         step = make_step(model.config.decoder, seqlens_k, total, cache)
+        if is_one(input_ids.shape[1]):
+            for each in (source_lengths, *(key for key, _ in cross)):
+                torch._check(each.shape[0] == input_ids.shape[0])  # type: ignore[no-untyped-call]
         source = Source(layers(cross), source_lengths)
         logits, present = model.step(input_ids, step, layers(cache), source, logit_positions)
         return logits.float(), present
@@ -58,18 +62,27 @@ def trace_source_encoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) ->
     return trace(config, dtype, _SourceGraph, signature)
 
 
-def trace_target_decoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace a step of the decoder; cache and cross states are in `dtype`, logits in float32."""
+def trace_target_decoder(
+    config: EncoderDecoderConfig, *, dtype: torch.dtype, sequence: int | None = None
+) -> ir.Model:
+    """Trace a step of the decoder; cache and cross states are in `dtype`, logits in float32.
+
+    Args:
+        config: what to trace.
+        dtype: of weights, activations, cache and cross states.
+        sequence: new tokens of a step, if their number is fixed; then a source has one row.
+    """
     decoder = config.decoder
 
     def signature() -> Signature:
-        # Twice the sources, so that no size is mistaken for another.
-        step, axes = step_example(decoder, dtype, None, batch=6)
-        cross = _cross_example(decoder, dtype)
-        states = {0: "sources", 2: "source"}
+        # Else twice the sources, so that no size is mistaken for another.
+        sources, axis = (3, "sources") if sequence is None else (6, "batch")
+        step, axes = step_example(decoder, dtype, sequence, batch=6)
+        cross = _cross_example(decoder, dtype, sources)
+        states = {0: axis, 2: "source"}
         return Signature(
-            arguments=(*step[:4], torch.zeros(3, dtype=torch.int32), step[4], cross),
-            axes=(*axes[:4], {0: "sources"}, axes[4], [(states, states) for _ in cross]),
+            arguments=(*step[:4], torch.zeros(sources, dtype=torch.int32), step[4], cross),
+            axes=(*axes[:4], {0: axis}, axes[4], [(states, states) for _ in cross]),
             inputs=[
                 *STEP_INPUTS,
                 SOURCE_LENGTHS,
@@ -82,8 +95,10 @@ def trace_target_decoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) ->
     return trace(config, dtype, _TargetGraph, signature)
 
 
-def _cross_example(config: TransformerConfig, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    sources, tokens = 3, 5
+def _cross_example(
+    config: TransformerConfig, dtype: torch.dtype, sources: int
+) -> list[tuple[Tensor, Tensor]]:
+    tokens = 5
     made = []
     for block in config.blocks:
         if block.cross_attention is None:

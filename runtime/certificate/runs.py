@@ -38,8 +38,8 @@ from ortolan.runtime.steps import Decoder, feed, prefill
 
 __all__ = ["BLOCK", "Rows", "compute", "groups", "total_positions"]
 
-BLOCK = 128
-"""Positions whose logits are in memory at once: 64 MiB with a vocabulary of 128 Ki."""
+BLOCK = 256
+"""Positions whose logits are in memory at once: 128 MiB with a vocabulary of 128 Ki."""
 
 TAIL = 64
 """Tokens at the end of a long probe that are decoded one by one."""

@@ -82,3 +82,19 @@ def test_devices_are_those_that_compute_the_graphs(
 def test_what_a_device_has_no_kernel_for_is_refused(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         resolve("decoder", FORM._replace(**wanted), ROUNDING, max_kl=None, can_calibrate=False)
+
+
+def test_a_translator_can_be_split_and_an_encoder_cannot() -> None:
+    form = FORM._replace(graphs="split")
+    options = resolve("encoder-decoder", form, ROUNDING, max_kl=None, can_calibrate=False)
+    sequences = {role: graph.sequence for role, graph in options.graph_files.items()}
+    assert sequences == {"encoder": None, "prefill": None, "decode": 1}
+    with pytest.raises(OptionError, match="graphs: expected unified for an encoder, got split"):
+        resolve("encoder", form, ROUNDING, max_kl=None, can_calibrate=False)
+
+
+def test_int8_products_of_a_translator_are_those_of_its_encoder() -> None:
+    form = FORM._replace(graphs="split", precision="int8", prefill_precision="int8")
+    options = resolve("encoder-decoder", form, ROUNDING, max_kl=None, can_calibrate=False)
+    assert options.graph_files["prefill"].min_new_tokens == 2
+    assert options.graph_files["decode"].sequence == 1

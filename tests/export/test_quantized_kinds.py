@@ -182,7 +182,6 @@ def test_sources_of_a_batch_are_read_through_integers_as_each_is_alone(
     ("kind", "options", "message"),
     [
         (encoder, {"graphs": "split"}, r"graphs: expected unified for an encoder, got split"),
-        (seq2seq, {"graphs": "split"}, r"graphs: expected unified for an encoder-decoder"),
         (encoder, {"prefill_precision": "int8"}, r"expected weights of int8 or int4, got unif"),
         (
             seq2seq,

@@ -96,6 +96,21 @@ def in_chunks(module: Decoder, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_logits_of_some_tokens_are_those_of_all(name: str) -> None:
+    # The last layer computes only what is asked for: every token enters the cache all the same.
+    module, ids = decoder(decoder_config(*CASES[name])), text(9)
+    asked = torch.tensor([[8, 0, 5]])
+    with torch.inference_mode():
+        empty = garbage(module.config, batch=1, capacity=12)
+        every, cache = module.step(ids, after(9), empty)
+        some, same = module.step(ids, after(9), empty, asked)
+        assert_close(some, every[:, asked[0]])
+        for whole, part in zip(cache, same, strict=True):
+            assert_close(part.key, whole.key)
+            assert_close(part.value, whole.value)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_an_encoder_equals_the_formulas_whatever_pads_it(name: str) -> None:
     config = encoder_config(*CASES[name])
     module = encoder(config)

@@ -110,9 +110,18 @@ def test_a_ragged_prompt_of_the_decoder_equals_its_rows_alone(name: str, tmp_pat
         new = TARGETS.gather(1, torch.tensor(lengths)[:, None])
         grown = steps(*(length + 1 for length in lengths))
         last, _ = module.step(new, grown, cache, source)
+        asked = torch.tensor(lengths)[:, None] - 1
+        ends, _ = module.step(
+            TARGETS[:, :9],
+            steps(*lengths),
+            garbage(empty_cache(module.config.decoder, batch=4, capacity=16)),
+            source,
+            asked,
+        )
     for row, length in enumerate(lengths):
         assert_same_logits(prompt[row, :length], whole[row, :length])
         assert_same_logits(last[row, 0], whole[row, length])
+        assert_same_logits(ends[row, 0], whole[row, length - 1])
 
 
 def garbage(cache: list[LayerCache]) -> list[LayerCache]:

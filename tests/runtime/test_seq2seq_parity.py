@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.runtime.tiny_translators import EOS, FAMILIES, SOURCES, START, reference
+from tests.runtime.tiny_translators import EOS, FORMS, SOURCES, START, family_of, reference
 from transformers import PreTrainedModel
 
 from ortolan.runtime import Seq2Seq, Translation, open_bundle
@@ -32,12 +32,12 @@ class Pair:
     bundle: Seq2Seq
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=FORMS)
 def pair(request: pytest.FixtureRequest, exported: Callable[[str], Path]) -> Pair:
     bundle = open_bundle(exported(request.param) / "bundle")
     engine = Engine(bundle, threads=1)
     model = Seq2Seq(bundle, engine)
-    return Pair(reference=reference(request.param), engine=engine, bundle=model)
+    return Pair(reference=reference(family_of(request.param)), engine=engine, bundle=model)
 
 
 def by_transformers(model: PreTrainedModel, source: list[int], **asked: Any) -> Any:
@@ -114,7 +114,7 @@ def test_a_token_that_is_appended_changes_nothing_before_it(pair: Pair) -> None:
 def test_a_text_computed_token_by_token_gives_the_logits_of_the_whole(pair: Pair) -> None:
     source, ids = SOURCE_IDS[4], [START, *SOURCE_IDS[8]]
     lengths = np.array([len(source)], np.int32)
-    targets = Targets(pair.engine, rows=1)
+    targets = Targets(pair.engine, sources=1, per_source=1)
     targets.begin(pair.engine.encode_source({"input_ids": np.array([source]), "lengths": lengths}))
     stepped = np.concatenate([targets.step([token]).copy() for token in ids])
     assert_same(stepped, pair.bundle.logits(source, ids))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import TinyDecoder, write_bundle
@@ -15,7 +16,7 @@ from tests.runtime.tiny_decoder import TinyDecoder, write_bundle
 from ortolan.runtime.bundle import Bundle, open_bundle
 from ortolan.runtime.errors import GraphError, InputError, ManifestError
 from ortolan.runtime.manifest import Graph
-from ortolan.runtime.session import Engine
+from ortolan.runtime.session import Engine, save_packed
 from ortolan.runtime.steps import Decoder, feed
 from ortolan.runtime.threads import physical_cores
 
@@ -199,3 +200,13 @@ def test_a_forked_child_is_refused_and_exits(tiny: TinyDecoder, leave: str) -> N
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_sums_and_norms_are_not_fused_into_slower_nodes(
+    exported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    bundle = open_bundle(exported("marian") / "bundle")
+    path = save_packed(bundle, bundle.manifest.graphs["encoder"], tmp_path, weights="weights.bin")
+    operators = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+    assert "LayerNormalization" in operators
+    assert "SkipLayerNormalization" not in operators

@@ -39,13 +39,13 @@ def test_buffers_are_kept_for_a_request_of_the_same_shape_unless_it_failed(
     shelf = Shelf(engine)
 
     def lent(rows: int) -> Targets:
-        with shelf.targets(source, rows=rows) as targets:
+        with shelf.targets(source, per_source=rows) as targets:
             return targets
 
     assert lent(2) is lent(2)
     assert lent(2) is not lent(3)
     kept = lent(3)
-    with pytest.raises(RuntimeError), shelf.targets(source, rows=3):
+    with pytest.raises(RuntimeError), shelf.targets(source, per_source=3):
         raise RuntimeError
     assert lent(3) is not kept
     kept = lent(3)
@@ -55,14 +55,14 @@ def test_buffers_are_kept_for_a_request_of_the_same_shape_unless_it_failed(
 
 
 def test_rows_go_on_from_their_parents(engine: Engine) -> None:
-    targets = Targets(engine, rows=3)
+    targets = Targets(engine, sources=1, per_source=3)
     targets.begin(encoded(engine))
     histories = [[1, 10, 20], [1, 11, 21], [1, 12, 22]]
     for column in zip(*histories, strict=True):
         targets.step(column)
     targets.reorder([2, 0, 0])
     got = targets.step([30, 31, 32])
-    alone = Targets(engine, rows=1)
+    alone = Targets(engine, sources=1, per_source=1)
     for row, history in enumerate([[1, 12, 22, 30], [1, 10, 20, 31], [1, 10, 20, 32]]):
         alone.begin(encoded(engine))
         for token in history:
@@ -74,7 +74,7 @@ def test_rows_that_are_kept_go_on_alone_until_the_next_sources(engine: Engine) -
     lengths = np.array([5, 2, 4], np.int32)
     ids = np.array([SOURCE, [60, 61, 0, 0, 0], [9, 8, 7, 6, 0]])
     source = engine.encode_source({"input_ids": ids, "lengths": lengths})
-    targets = Targets(engine, rows=6)
+    targets = Targets(engine, sources=3, per_source=2)
     for _ in range(2):
         targets.begin(source)
         targets.step([1] * 6)

@@ -5,7 +5,7 @@ source: beams of it would show nothing.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tests.export.tiny_models import tokenizer
@@ -59,10 +59,20 @@ def reference(family: str) -> PreTrainedModel:
     return model
 
 
-def write_bundle(family: str, folder: Path) -> None:
+FORMS = (*FAMILIES, "marian-split", "t5-split")
+"""Families, with the graphs of a bundle where these are not unified."""
+
+
+def family_of(form: str) -> str:
+    """The family of a form."""
+    return form.partition("-")[0]
+
+
+def write_bundle(form: str, folder: Path) -> None:
     """Export such a model to `folder / "bundle"`, with a tokenizer of one letter a token."""
-    reference(family).save_pretrained(folder / "checkpoint")
+    reference(family_of(form)).save_pretrained(folder / "checkpoint")
     made = tokenizer()
     made.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     made.save(str(folder / "checkpoint" / "tokenizer.json"))
-    ortolan.export(folder / "checkpoint", folder / "bundle")
+    graphs: Literal["split", "unified"] = "split" if form.endswith("-split") else "unified"
+    ortolan.export(folder / "checkpoint", folder / "bundle", graphs=graphs)

@@ -1,0 +1,249 @@
+"""Kernels on this machine: what onnxruntime chooses by itself, and another form of the same.
+
+    python benchmarks/kernels.py
+    python benchmarks/kernels.py --threads 1 -r 3
+
+Runs both forms of a computation on the same inputs, checks that they agree and lets them take
+turns. Prints the medians of one computation, and of the share of the first form's time that the
+second one takes (docs/adr/0011-kernels-that-are-chosen.md).
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from itertools import starmap
+from math import ceil
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from onnx import NodeProto, ValueInfoProto, helper
+
+import report
+from script import count, exit_status
+
+Arrays = dict[str, NDArray[Any]]
+Shape = tuple[int, ...]
+MakeNode = Callable[[list[str], list[str]], NodeProto]
+
+NORMS = ((1, 192), (16, 192), (64, 384), (128, 576), (1, 2048), (128, 2048))
+GELUS = ((1, 512), (16, 512), (128, 1536))
+ATTENTIONS = (
+    (16, 0, 9, 3, 64),
+    (128, 0, 4, 4, 32),
+    (128, 0, 32, 8, 64),
+    (512, 0, 32, 8, 64),
+    (512, 1536, 32, 8, 64),
+    (512, 7680, 32, 8, 64),
+    (8, 2048, 32, 8, 64),
+    (512, 512, 16, 4, 128),
+)
+"""New tokens, tokens before them, heads, key/value heads and their width."""
+
+CHAIN = 16
+COPIES = 2  # of attention, which takes long enough
+MICROSOFT = "com.microsoft"
+SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+TOLERANCE = 1e-3  # roundings add up along a chain
+TURN_S = 0.02
+PAUSE_S = 0.1  # the threads of the session before keep spinning for a moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One computation of one size.
+
+    Attributes:
+        size: as it stands in the table.
+        forms: nodes of what onnxruntime chooses, and of what Ortolan's runtime chooses.
+        copies: how often a form computes it in one call, so that they share the cost of the call.
+        inputs: arrays by name.
+        outputs: arrays by name; one that is an input as well is written in place.
+    """
+
+    size: str
+    forms: tuple[Sequence[NodeProto], Sequence[NodeProto]]
+    copies: int
+    inputs: Arrays
+    outputs: Arrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A form in a session of its own, and the arrays that it reads and writes."""
+
+    session: Any
+    binding: Any
+    inputs: Arrays
+    outputs: Arrays
+
+    def seconds(self, calls: int) -> float:
+        """Time of one of some calls."""
+        start = time.perf_counter()
+        for _ in range(calls):
+            self.session.run_with_iobinding(self.binding)
+        return (time.perf_counter() - start) / calls
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Measure forms of a computation side by side.")
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("-r", "--rounds", type=count, default=7)
+    return parser.parse_args(arguments)
+
+
+def drawn(shapes: Mapping[str, Shape]) -> Arrays:
+    """Random arrays."""
+    random = np.random.default_rng(0)
+    return {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def norm(rows: int, width: int) -> Case:
+    """Sums, each with its norm."""
+    operands = {"skip": (1, rows, width), "scale": (width,), "bias": (width,)}
+    one = partial(helper.make_node, "SkipLayerNormalization", domain=MICROSOFT, epsilon=1e-5)
+    other = partial(helper.make_node, "LayerNormalization", epsilon=1e-5)
+    return fusion(one, other, rows, width, operands=operands)
+
+
+def gelu(rows: int, width: int) -> Case:
+    """Biases, each with its Gelu."""
+    one = partial(helper.make_node, "BiasGelu", domain=MICROSOFT)
+    other = partial(helper.make_node, "Gelu")
+    return fusion(one, other, rows, width, operands={"bias": (width,)})
+
+
+def fusion(
+    one: MakeNode, other: MakeNode, rows: int, width: int, *, operands: Mapping[str, Shape]
+) -> Case:
+    """A chain of fused nodes; or of an Add of the first operand and a node with the others."""
+    first, *others = operands
+    fused, apart = [], []
+    for i in range(CHAIN):
+        x, total, y = f"x{i}", f"sum{i}", f"x{i + 1}"
+        fused.append(one([x, *operands], [y]))
+        apart += [helper.make_node("Add", [x, first], [total]), other([total, *others], [y])]
+    shape = (1, rows, width)
+    return Case(
+        size=f"{rows}x{width}",
+        forms=(fused, apart),
+        copies=CHAIN,
+        inputs=drawn({"x0": shape, **operands}),
+        outputs={f"x{CHAIN}": np.empty(shape, np.float32)},
+    )
+
+
+def attention(new_tokens: int, before: int, heads: int, kv_heads: int, width: int) -> Case:
+    """Attention behind a cache; all copies write the same to the same places of it."""
+    total = before + new_tokens
+    cache = (1, kv_heads, total, width)
+    packed = (1, new_tokens, (heads + 2 * kv_heads) * width)
+    inputs = drawn({"packed": packed, "past_key": cache, "past_value": cache})
+    inputs |= {"last": np.array([total - 1], np.int32), "total": np.array(total, np.int32)}
+    read = ["packed", "", "", "past_key", "past_value", "last", "total"]
+    make = partial(helper.make_node, "GroupQueryAttention", read, domain=MICROSOFT)
+    nodes, outputs = [], {}
+    for i in range(COPIES):
+        y, key, value = f"y{i}", f"key{i}", f"value{i}"
+        nodes.append(make([y, key, value], num_heads=heads, kv_num_heads=kv_heads))
+        outputs[y] = np.empty((1, new_tokens, heads * width), np.float32)
+        outputs |= {key: inputs["past_key"], value: inputs["past_value"]}
+    return Case(
+        size=f"{new_tokens} behind {before}, {heads}/{kv_heads} heads of {width}",
+        forms=(nodes, nodes),
+        copies=COPIES,
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+@contextmanager
+def switched(value: str) -> Iterator[None]:
+    """Set what onnxruntime reads when it makes the kernel of GroupQueryAttention."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = value
+    try:
+        yield
+    finally:
+        del os.environ[SWITCH]
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+def declared(arrays: Arrays) -> list[ValueInfoProto]:
+    """Inputs or outputs of a graph."""
+    kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in arrays.items()}
+    return [helper.make_tensor_value_info(name, kinds[name], arrays[name].shape) for name in kinds]
+
+
+def bind(case: Case, form: int, *, threads: int) -> Bound:
+    """Open the first or the second form."""
+    # Together, so that an array that is read and written stays one.
+    inputs, outputs = deepcopy((case.inputs, case.outputs))
+    model = helper.make_model(
+        helper.make_graph(case.forms[form], "form", declared(inputs), declared(outputs)),
+        opset_imports=[helper.make_opsetid("", 24), helper.make_opsetid(MICROSOFT, 1)],
+        ir_version=10,
+    )
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    # Otherwise it would fuse what is apart.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # What has no attention does not mind.
+    with switched(str(form)):
+        data = model.SerializeToString()
+        session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+    for name, array in outputs.items():
+        binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+    return Bound(session=session, binding=binding, inputs=inputs, outputs=outputs)
+
+
+def row(case: Case, *, threads: int, rounds: int) -> list[str]:
+    """Let both forms take turns; return a row of the table."""
+    forms = [bind(case, form, threads=threads) for form in (0, 1)]
+    calls = [ceil(TURN_S / min(form.seconds(1) for _ in range(2))) for form in forms]
+    for name, expected in forms[0].outputs.items():
+        found = forms[1].outputs[name]
+        if not np.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
+            apart = np.abs(found - expected).max()
+            raise ValueError(f"{case.size}: {name}: expected equal outputs, got {apart} apart")
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        for form in (0, 1) if number % 2 == 0 else (1, 0):
+            time.sleep(PAUSE_S)
+            forms[form].seconds(1)
+            times[form].append(forms[form].seconds(calls[form]) / case.copies)
+    share = median(second / first for first, second in zip(*times, strict=True))
+    return [case.size, *(f"{1e6 * median(taken):.1f}" for taken in times), f"{share:.2f}"]
+
+
+def side_by_side(asked: argparse.Namespace) -> None:
+    """Measure and print."""
+    machine = report.machine()
+    print(f"# Kernels, {asked.threads} threads\n")
+    print(f"{machine['processor']}, {machine['cores']} cores, {asked.rounds} rounds.\n")
+    for size, one, other, cases in (
+        ("rows x width", "SkipLayerNormalization", "Add, LayerNormalization", starmap(norm, NORMS)),
+        ("rows x width", "BiasGelu", "Add, Gelu", starmap(gelu, GELUS)),
+        ("new tokens", "attention in tiles", "with all scores", starmap(attention, ATTENTIONS)),
+    ):
+        rows = [row(case, threads=asked.threads, rounds=asked.rounds) for case in cases]
+        header = [size, f"{one}, us", f"{other}, us", "second / first"]
+        print(report.table(header, rows), end="\n\n", flush=True)
+    print(report.with_versions({"kernels": {"onnxruntime": ort.__version__}}), end="")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(side_by_side, parse()))

@@ -1,0 +1,19 @@
+"""What is known of sizes while a graph is traced, in which most are symbols.
+
+A branch on a symbol would fix it, or ask for a proof; these ask only what is certain.
+"""
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+Size = int | torch.SymInt
+
+
+def is_one(size: Size) -> bool:
+    """Whether a size is 1, and not only for the example that is traced with."""
+    return isinstance(size, int) and size == 1
+
+
+def is_same(one: Size, other: Size) -> bool:
+    """Whether two sizes are equal whatever they are."""
+    return statically_known_true(one == other)
