@@ -1,7 +1,7 @@
 """Kernels on this machine: what onnxruntime chooses by itself, and another form of the same.
 
-    python benchmarks/kernels.py
-    python benchmarks/kernels.py --threads 1 -r 3
+    python benchmarks/kernel_forms.py
+    python benchmarks/kernel_forms.py --threads 1 -r 3
 
 Runs both forms of a computation on the same inputs, checks that they agree and lets them take
 turns. Prints the medians of one computation, and of the share of the first form's time that the
