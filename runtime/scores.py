@@ -33,7 +33,9 @@ _SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 _HEADS = ("num_heads", "q_num_heads")
 
-_environment = threading.Lock()
+_lock = threading.Lock()
+_openers = 0
+"""Threads that are opening sessions, as long as the switch is ours."""
 
 
 def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
@@ -70,12 +72,17 @@ def whole_scores() -> Iterator[None]:
     Whatever the number of threads, since the two kernels differ in the last bits. Where the user
     has set the switch, everything stays as it is.
     """
-    with _environment:
-        is_chosen = _SWITCH not in os.environ
-        if is_chosen:
+    global _openers
+    with _lock:
+        is_ours = _openers > 0 or _SWITCH not in os.environ
+        if is_ours:
             os.environ[_SWITCH] = "1"
-        try:
-            yield
-        finally:
-            if is_chosen:
-                del os.environ[_SWITCH]
+            _openers += 1
+    try:
+        yield
+    finally:
+        if is_ours:
+            with _lock:
+                _openers -= 1
+                if _openers == 0:
+                    os.environ.pop(_SWITCH, None)

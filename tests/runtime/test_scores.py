@@ -1,6 +1,7 @@
 """The kernel that attention runs by, and the parts that prompts are cut into for it."""
 
 import os
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,19 @@ def test_the_switch_is_set_for_our_sessions_alone(monkeypatch: pytest.MonkeyPatc
     with whole_scores():
         assert os.environ[SWITCH] == "0", "the user's own choice"
     assert os.environ[SWITCH] == "0"
+
+
+def test_the_switch_stays_as_long_as_anybody_opens_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(whole_scores())
+        second.enter_context(whole_scores())
+        first.close()
+        assert os.environ[SWITCH] == "1"
+        second.close()
+        assert SWITCH not in os.environ
 
 
 def test_sessions_are_opened_with_it(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
