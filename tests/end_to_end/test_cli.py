@@ -92,7 +92,10 @@ def test_inspect_lists_attention_and_memory(ortolan: Run, bundle: Path) -> None:
     # Two layers, keys and values of 2 heads of 16 channels in float32.
     assert about["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
     whole = json.loads(ortolan("inspect", bundle, "--json").stdout)
-    assert whole["memory_bytes"] - about["memory_bytes"] == 46 * about["cache_bytes_per_token"]
+    more = 46 * about["cache_bytes_per_token"]
+    assert whole["memory"]["cache"] - about["memory"]["cache"] == more
+    scores = 4 * 4 * (96 * 96 - 50 * 50)  # of 4 heads, in float32
+    assert whole["memory_bytes"] - about["memory_bytes"] == more + scores
 
 
 def test_inspect_names_the_nodes_that_cuda_has_no_kernel_for(ortolan: Run, bundle: Path) -> None:
