@@ -63,7 +63,7 @@ class Case:
 
     Attributes:
         size: as it stands in the table.
-        forms: nodes of what onnxruntime chooses, and of what Ortolan's runtime chooses.
+        forms: nodes of what onnxruntime chooses, and of the other form.
         copies: how often a form computes it in one call, so that they share the cost of the call.
         inputs: arrays by name.
         outputs: arrays by name; one that is an input as well is written in place.

@@ -133,3 +133,14 @@ def test_many_sources_of_any_length_give_what_each_gives_alone(pair: Pair) -> No
     alone = [pair.bundle.generate(source, **asked) for source in SOURCE_IDS]
     assert [each.tokens for each in together] == [each.tokens for each in alone] * 2
     assert len({len(each.tokens) for each in alone}) > 1
+
+
+def test_one_row_a_source_has_a_graph_of_its_own(exported: Callable[[str], Path]) -> None:
+    bundle = open_bundle(exported("marian-split") / "bundle")
+    engine = Engine(bundle, threads=1)
+    assert engine.session(1) is not engine.session(2)
+    assert engine.session(1, rows_per_source=4) is engine.session(2)
+    # Nothing to fold, and the position is the length.
+    spared = {"ai.onnx::Transpose", "ai.onnx::Range", "ai.onnx::GatherND"}
+    assert not spared & set(bundle.graphs["decode"].operators)
+    assert spared <= set(bundle.graphs["prefill"].operators)
