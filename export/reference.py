@@ -76,8 +76,7 @@ def _logits(layers: Layers, output: Output, x_RE: Tensor, next_ids: Tensor | Non
         next_logits[inside] = logits_RN[inside, following[inside] - start]
         ids_RN = torch.arange(start, stop).expand_as(logits_RN)
         logits = torch.cat((top_logits, logits_RN), 1)
-        # Stable, so that of equal logits the lower id comes first, as in the runtime.
-        order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :TOP_K]
+        order = _highest(logits)
         top_ids = torch.cat((top_ids, ids_RN), 1).gather(1, order)
         top_logits = logits.gather(1, order)
     return Logits(
@@ -86,3 +85,14 @@ def _logits(layers: Layers, output: Output, x_RE: Tensor, next_ids: Tensor | Non
         log_sum_exp=log_sum_exp.float().numpy(),
         next_logits=None if next_ids is None else next_logits.numpy(),
     )
+
+
+def _highest(logits_RN: Tensor) -> Tensor:
+    """Where the highest logits of each row are, `(R, K)`; of equal ones the first comes first."""
+    values, places = logits_RN.topk(min(TOP_K + 1, logits_RN.shape[1]))
+    if bool((values[:, TOP_K - 1 : TOP_K] == values[:, TOP_K:]).any()):
+        # equal ones on both sides of the cut, of which topk takes any
+        return logits_RN.sort(dim=-1, descending=True, stable=True).indices[:, :TOP_K]
+    places = places[:, :TOP_K].sort(dim=-1).values
+    order = logits_RN.gather(1, places).sort(dim=-1, descending=True, stable=True).indices
+    return places.gather(1, order)

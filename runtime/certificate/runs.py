@@ -38,11 +38,11 @@ from ortolan.runtime.steps import Decoder, feed, prefill
 
 __all__ = ["BLOCK", "Rows", "compute", "groups", "total_positions"]
 
-BLOCK = 256
-"""Positions whose logits are in memory at once: 128 MiB with a vocabulary of 128 Ki."""
+BLOCK = 512
+"""Positions whose logits are in memory at once: 256 MiB with a vocabulary of 128 Ki."""
 
 TAIL = 64
-"""Tokens at the end of a long probe that are decoded one by one."""
+"""Tokens at the end of a probe that are decoded one by one."""
 
 PADDING = 3
 """Tokens behind a source that are none of it."""
@@ -163,7 +163,7 @@ def _padding(engine: Engine, length: int) -> int:
 
 def _decoded(length: int) -> int:
     """How many tokens of a probe are decoded one by one."""
-    return length if length <= 2 * TAIL else TAIL
+    return min(length, TAIL)
 
 
 def _in_one_call(

@@ -97,6 +97,20 @@ def test_of_equal_logits_the_lower_id_comes_first_across_chunks(
             assert row.index(50) == row.index(3) + 1
 
 
+@pytest.mark.parametrize("rows", [1, 50, 4096])
+def test_of_more_equal_logits_than_are_kept_the_lowest_ids_are(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    assert module.head is not None
+    module.head.weight.data[10:90] = 0
+    monkeypatch.setattr(references, "CHUNK_ROWS", rows)
+    for row in logits_of(certified(module)).top_ids.tolist():
+        equal = [token for token in row if 10 <= token < 90]
+        assert len(equal) > TOP_K / 3
+        assert equal == list(range(10, 10 + len(equal)))
+
+
 def test_vocabulary_smaller_than_the_kept_logits_is_kept_whole() -> None:
     module = tiny_models.decoder(replace(tiny_models.llama(), vocab_size=9))
     made = logits_of(certified(module))
