@@ -39,6 +39,9 @@ from ortolan.runtime.process_memory import return_free_memory
 CHUNK_ELEMENTS = 1 << 21
 """Elements of a weight in flight."""
 
+TRIM_CHUNKS = 16
+"""Chunks of a weight after which what was freed is given back: malloc would keep it."""
+
 Round = Callable[[Tensor, Scheme], Codes]
 
 WITHOUT_DATA: dict[Method, Round] = {"rtn": rtn.quantize, "hqq": hqq.quantize}
@@ -82,8 +85,10 @@ def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
     """Rows of a weight `(n, K)`, float32, of about `CHUNK_ELEMENTS`."""
     count, columns = weights.shape(name)
     step = max(1, CHUNK_ELEMENTS // columns)
-    for start in range(0, count, step):
+    for number, start in enumerate(range(0, count, step), 1):
         yield weights.rows(name, start, min(start + step, count)).float()
+        if number % TRIM_CHUNKS == 0:
+            return_free_memory()
 
 
 def write_codes(
