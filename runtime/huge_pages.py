@@ -10,21 +10,24 @@ before Linux 6.1, or where the administrator chose `never`, this does nothing.
 """
 
 import ctypes
+import mmap
 import os
 import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["HUGE_PAGE", "anonymous_memory", "collapse", "collapse_later", "huge_page_mode"]
+import numpy as np
+
+__all__ = ["HUGE_PAGE", "collapse", "collapse_later", "huge_page_mode", "pages_in_use"]
 
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page on x86-64, and on arm64 with pages of 4 KiB."""
 
 _MADV_COLLAPSE = 25
-_RESIDENT = 0.95  # a mapping with more holes than this would grow
+_IN_USE = 0.95  # a huge page with more holes than this would take more memory
 _MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_MAPPINGS = Path("/proc/self/smaps")
+_MAPPINGS = Path("/proc/self/maps")
 _LOWEST_PRIORITY = 19
 
 
@@ -37,73 +40,64 @@ def huge_page_mode() -> str | None:
     return modes.partition("[")[2].partition("]")[0] or None
 
 
-def anonymous_memory() -> list[range]:
-    """Addresses of private writable memory without a file, where almost all of it is in use."""
+def pages_in_use() -> set[int]:
+    """Addresses where a huge page would hold private memory without a file, almost all in use.
+
+    The kernel joins neighbouring mappings, so weights may share one with a stack or a reserve that
+    was never touched: each huge page is looked at, not a mapping as a whole.
+    """
     try:
         mappings = _MAPPINGS.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
-    found: list[range] = []
-    candidate = range(0)
+        return set()
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    found: set[int] = set()
     for line in mappings.splitlines():
-        first, *rest = line.split()
-        if first == "Rss:":
-            if len(candidate) > 0 and int(rest[0]) * 1024 >= _RESIDENT * len(candidate):
-                found.append(candidate)
-        elif not first.endswith(":"):
-            permissions, _, _, inode, *name = rest
-            anonymous = inode == "0" and (not name or name[0] == "[heap]")
-            start, _, stop = first.partition("-")
-            writable = permissions.startswith("rw") and permissions.endswith("p")
-            candidate = range(int(start, 16), int(stop, 16)) if anonymous and writable else range(0)
+        addresses, permissions, _, _, inode, *name = line.split()
+        anonymous = inode == "0" and (not name or name[0] == "[heap]")
+        if not (anonymous and permissions.startswith("rw") and permissions.endswith("p")):
+            continue
+        start, _, stop = addresses.partition("-")
+        pages = range(-(-int(start, 16) // HUGE_PAGE), int(stop, 16) // HUGE_PAGE)
+        resident = np.zeros((len(pages), HUGE_PAGE // mmap.PAGESIZE), np.uint8)
+        # A refusal says that the mapping is gone since it was listed: nothing of it is resident.
+        if pages:
+            mincore(pages.start * HUGE_PAGE, len(pages) * HUGE_PAGE, resident.ctypes.data)
+        in_use = np.mean(resident & 1, axis=1) >= _IN_USE
+        found.update(pages[index] * HUGE_PAGE for index in np.flatnonzero(in_use).tolist())
     return found
 
 
-def collapse(memory: Iterable[range]) -> None:
-    """Put memory into huge pages, as far as whole ones fit and are free. Its content stays."""
+def collapse(pages: Iterable[int]) -> None:
+    """Make huge pages at these addresses, as far as some are free. The content stays."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for addresses in memory:
-        start = -(-addresses.start // HUGE_PAGE) * HUGE_PAGE
-        stop = addresses.stop // HUGE_PAGE * HUGE_PAGE
-        if start < stop:
-            # A refusal, for want of free huge pages or of Linux 6.1, leaves the memory as it was.
-            madvise(start, stop - start, _MADV_COLLAPSE)
+    for page in pages:
+        # A refusal, for want of free huge pages or of Linux 6.1, leaves the memory as it was.
+        madvise(page, HUGE_PAGE, _MADV_COLLAPSE)
 
 
-def collapse_later(known: Iterable[range]) -> threading.Thread | None:
+def collapse_later(known: set[int]) -> threading.Thread | None:
     """Put memory that came after `known` into huge pages, in a thread that yields to all others.
 
     Args:
-        known: `anonymous_memory()` before the weights were allocated.
+        known: `pages_in_use()` before the weights were allocated.
 
     Returns:
         The thread, or `None` where there is nothing to do.
     """
     if sys.platform != "linux" or huge_page_mode() not in ("always", "madvise"):
         return None
-    new = _without(anonymous_memory(), known)
-    if not any(len(addresses) >= HUGE_PAGE for addresses in new):
+    new = pages_in_use() - known
+    if not new:
         return None
 
     def work() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        collapse(new)
+        collapse(sorted(new))
 
     # A daemon: the process need not wait for it, and freed memory is refused without harm.
     thread = threading.Thread(target=work, name="ortolan-huge-pages", daemon=True)
     thread.start()
     return thread
-
-
-def _without(memory: Iterable[range], known: Iterable[range]) -> list[range]:
-    """The parts of `memory` that are in none of `known`."""
-    left = list(memory)
-    for old in known:
-        parts = []
-        for new in left:
-            before = range(new.start, min(new.stop, old.start))
-            after = range(max(new.start, old.stop), new.stop)
-            parts += [part for part in (before, after) if len(part) > 0]
-        left = parts
-    return left

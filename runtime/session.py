@@ -25,7 +25,7 @@ from ortolan.runtime.cache import Buffer, Cache
 from ortolan.runtime.device import choose_device
 from ortolan.runtime.errors import GraphError, InputError, MissingExtraError
 from ortolan.runtime.fork_guard import check_process, guard
-from ortolan.runtime.huge_pages import anonymous_memory, collapse_later
+from ortolan.runtime.huge_pages import collapse_later, pages_in_use
 from ortolan.runtime.interface import (
     ENCODER,
     LENGTHS,
@@ -129,7 +129,7 @@ class Engine:
         self.threads = chosen_threads(threads, bundle.manifest)
         self.heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
         check_layout(bundle.manifest)
-        known = anonymous_memory()
+        known = pages_in_use()
         graphs = bundle.manifest.graphs
         self._bundle = bundle
         self._lock = threading.Lock()

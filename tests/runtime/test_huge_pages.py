@@ -6,22 +6,27 @@ import pytest
 from numpy.typing import NDArray
 
 from ortolan.runtime import huge_pages
-from ortolan.runtime.huge_pages import HUGE_PAGE, anonymous_memory, collapse, collapse_later
+from ortolan.runtime.huge_pages import HUGE_PAGE, collapse, collapse_later, pages_in_use
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def resident(pages: int) -> tuple[mmap.mmap, NDArray[np.int64], range]:
+def mapped(pages: int) -> NDArray[np.int64]:
+    """Memory of its own that nobody has touched yet."""
     memory = mmap.mmap(-1, pages * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    values = np.frombuffer(memory, np.int64)
+    return np.frombuffer(memory, np.int64)
+
+
+def resident(pages: int) -> NDArray[np.int64]:
+    values = mapped(pages)
     values[:] = np.arange(values.size)
-    start = values.ctypes.data
-    return memory, values, range(start, start + values.nbytes)
+    return values
 
 
-def covered(addresses: range, memory: list[range]) -> int:
-    parts = [range(max(r.start, addresses.start), min(r.stop, addresses.stop)) for r in memory]
-    return sum(len(part) for part in parts)
+def huge_pages_of(values: NDArray[np.int64]) -> set[int]:
+    """Those that lie in it whole."""
+    start, stop = values.ctypes.data, values.ctypes.data + values.nbytes
+    return set(range(-(-start // HUGE_PAGE) * HUGE_PAGE, stop - HUGE_PAGE + 1, HUGE_PAGE))
 
 
 def in_huge_pages() -> int:
@@ -32,23 +37,33 @@ def in_huge_pages() -> int:
 
 @linux
 def test_memory_in_use_is_found() -> None:
-    _memory, _values, addresses = resident(4)
-    assert covered(addresses, anonymous_memory()) == len(addresses)
+    values = resident(4)
+    assert huge_pages_of(values) <= pages_in_use()
 
 
 @linux
 def test_memory_that_was_never_touched_is_left_alone() -> None:
     # a stack or a reserve: huge pages would make it resident
-    memory = mmap.mmap(-1, 64 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    start = np.frombuffer(memory, np.uint8).ctypes.data
-    assert covered(range(start, start + len(memory)), anonymous_memory()) < len(memory)
+    values = mapped(64)
+    assert not huge_pages_of(values) & pages_in_use()
+
+
+@linux
+def test_memory_in_use_is_found_beside_memory_that_is_not() -> None:
+    # as where the kernel put weights against a thread's stack and made one mapping of both
+    used, unused = np.split(mapped(16), 2)
+    used[:] = 1
+    found = pages_in_use()
+    assert huge_pages_of(used) <= found
+    assert not huge_pages_of(unused) & found
 
 
 @linux
 def test_collapsing_keeps_the_content() -> None:
-    _memory, values, addresses = resident(8)
+    values = resident(8)
     before = in_huge_pages()
-    collapse([addresses])
+    mine = huge_pages_of(values)
+    collapse([page for page in pages_in_use() if page in mine])
     assert (values == np.arange(values.size)).all()
     if huge_pages.huge_page_mode() in ("always", "madvise") and kernel_collapses():
         assert in_huge_pages() - before >= 4 * HUGE_PAGE
@@ -62,25 +77,25 @@ def kernel_collapses() -> bool:
 
 @linux
 def test_freed_memory_is_refused_without_harm() -> None:
-    memory, values, addresses = resident(4)
+    values = resident(4)
+    pages = huge_pages_of(values)
     del values
-    memory.close()
-    collapse([addresses])
+    collapse(pages)
 
 
 @linux
 def test_only_what_came_later_is_collapsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: "madvise")
-    asked: list[range] = []
-    monkeypatch.setattr(huge_pages, "collapse", asked.extend)
-    _old_memory, _old_values, old = resident(4)
-    known = anonymous_memory()
-    _new_memory, _new_values, new = resident(4)
+    asked: set[int] = set()
+    monkeypatch.setattr(huge_pages, "collapse", asked.update)
+    old = resident(4)
+    known = pages_in_use()
+    new = resident(4)
     thread = collapse_later(known)
     assert thread is not None
     thread.join()
-    assert covered(new, asked) == len(new)
-    assert covered(old, asked) == 0
+    assert huge_pages_of(new) <= asked
+    assert not huge_pages_of(old) & asked
 
 
 @pytest.mark.parametrize("mode", ["never", None])
@@ -88,10 +103,10 @@ def test_nothing_happens_where_there_are_no_huge_pages(
     monkeypatch: pytest.MonkeyPatch, mode: str | None
 ) -> None:
     monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: mode)
-    _memory, _values, _addresses = resident(4)
-    assert collapse_later([]) is None
+    _values = resident(4)
+    assert collapse_later(set()) is None
 
 
 def test_nothing_happens_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert collapse_later([]) is None
+    assert collapse_later(set()) is None
