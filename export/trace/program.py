@@ -75,7 +75,8 @@ def trace(
         model = _model(config, dtype)
         given = signature()
         program = torch.onnx.export(
-            entry(model).eval(),
+            # without gradients, for which the trace would be made ready as well
+            entry(model).eval().requires_grad_(False),
             given.arguments,
             dynamic_shapes=given.axes,
             input_names=list(given.inputs),
