@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import importlib
 import os
 import sys
@@ -13,16 +12,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def pytest_collection_finish() -> None:
-    """Make traces faster, of which there are more than a hundred, now that all is imported."""
-    # What the libraries made lives to the end: no collection has to look at it again.
-    gc.freeze()
-    if "torch" in sys.modules:
-        _parse_torchlib_once()
-
-
-def _parse_torchlib_once() -> None:
-    """Keep what `torch.onnx.export` otherwise reads from 500 functions' sources at each call."""
-    # another version of PyTorch may have it elsewhere: then tests are slower, and not wrong
+    """Make traces faster, of which there are more than a hundred."""
+    if "torch" not in sys.modules:
+        return
+    # `torch.onnx.export` reads the sources of some 500 functions at each call. Another version may
+    # have them elsewhere: then tests are slower, and not wrong.
     with contextlib.suppress(ImportError, AttributeError):
         registration = importlib.import_module("torch.onnx._internal.exporter._registration")
         library = registration.onnxscript_apis

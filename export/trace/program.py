@@ -75,8 +75,7 @@ def trace(
         model = _model(config, dtype)
         given = signature()
         program = torch.onnx.export(
-            # without gradients, for which the trace would be made ready as well
-            entry(model).eval().requires_grad_(False),
+            entry(model).eval(),
             given.arguments,
             dynamic_shapes=given.axes,
             input_names=list(given.inputs),

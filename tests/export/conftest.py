@@ -1,20 +1,17 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import onnx_ir as ir
 import pytest
-import torch
 from tests.export import tiny_models
+from tests.traces import traced_once
 
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.trace import trace_graph
 from ortolan.modeling import Decoder
-from ortolan.modeling.config import ModelConfig
 from ortolan.runtime import Bundle, load
-from ortolan.runtime.manifest import Graph
 from ortolan.runtime.model import Model
 
 
@@ -60,17 +57,8 @@ def exported(
     return export
 
 
-@cache
-def _traced(config: ModelConfig, role: str, graph: Graph, dtype: torch.dtype) -> ir.Model:
-    return trace_graph(config, role, graph, dtype=dtype)
-
-
-def traced(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:
-    """What `trace_graph` gives, from an earlier trace of the same model if there was one."""
-    return _traced(config, role, graph, dtype).clone()
-
-
-@pytest.fixture
-def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports take their graph from an earlier one of the same model: for what comes after."""
-    monkeypatch.setattr(pipeline, "trace_graph", traced)
+@pytest.fixture(name="traced_once")
+def _traced_once() -> Iterator[None]:
+    """See `tests.traces`."""
+    with traced_once():
+        yield

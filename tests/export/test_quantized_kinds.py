@@ -10,12 +10,11 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from tests.export.conftest import traced
 from tests.export.graph_runs import Steps, run, sessions
 from tests.modeling import kinds
+from tests.traces import traced_once
 
 import ortolan
-from ortolan.export import pipeline
 from ortolan.export.errors import OptionError
 from ortolan.modeling import Encoder, EncoderDecoder
 from ortolan.modeling.config import LanguageModelHead
@@ -63,8 +62,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle
         module = encoder() if name.startswith("encoder") else seq2seq()
         out = tmp_path_factory.mktemp("bundles") / name
         bounds: dict[str, Any] = {"max_kl": 5.0} if "precision" in FORMS[name] else {}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "trace_graph", traced)
+        with traced_once():
             bundle: Bundle = ortolan.export(module, out, **FORMS[name], **bounds)
         return bundle
 

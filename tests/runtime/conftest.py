@@ -26,10 +26,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @cache
     def folder(family: str) -> Path:
-        from tests.runtime.tiny_translators import write_bundle  # imports PyTorch
+        # these import PyTorch
+        from tests.runtime.tiny_translators import write_bundle
+        from tests.traces import traced_once
 
         made = tmp_path_factory.mktemp(family)
-        write_bundle(family, made)
+        with traced_once():
+            write_bundle(family, made)
         return made
 
     return folder
