@@ -61,7 +61,7 @@ def pages_in_use() -> set[int]:
         start, _, stop = addresses.partition("-")
         pages = range(-(-int(start, 16) // HUGE_PAGE), int(stop, 16) // HUGE_PAGE)
         resident = np.zeros((len(pages), HUGE_PAGE // mmap.PAGESIZE), np.uint8)
-        # A refusal says that the mapping is gone since it was listed: nothing of it is resident.
+        # A refusal says that a part is gone since it was listed: what it left at 0 is left alone.
         if pages:
             mincore(pages.start * HUGE_PAGE, len(pages) * HUGE_PAGE, resident.ctypes.data)
         in_use = np.mean(resident & 1, axis=1) >= _IN_USE
