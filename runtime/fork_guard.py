@@ -17,45 +17,45 @@ __all__ = ["Guarded", "check_process", "guard"]
 
 
 class Guarded(Protocol):
-    """Something with sessions."""
+    """Something with sessions.
+
+    Attributes:
+        is_stranded: whether this process is a child of the one that the sessions work in.
+    """
+
+    is_stranded: bool
 
     def native_sessions(self) -> list[Any]:
         """The objects whose destruction would wait for threads."""
 
 
-class _ForkGuard:
-    """Counts forks, seen from the child, and keeps the child from destroying sessions."""
-
-    def __init__(self) -> None:
-        self.forks = 0
-        self.guarded: weakref.WeakSet[Guarded] = weakref.WeakSet()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_in_child)
-
-    def _after_in_child(self) -> None:
-        self.forks += 1
-        for each in list(self.guarded):
-            for session in each.native_sessions():
-                # one reference too many: the destructor would join threads that are not there
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+_guarded: weakref.WeakSet[Guarded] = weakref.WeakSet()
 
 
-_guard = _ForkGuard()
+def _strand() -> None:
+    for each in list(_guarded):
+        each.is_stranded = True
+        for session in each.native_sessions():
+            # one reference too many: the destructor would join threads that are not there
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
-def guard(guarded: Guarded) -> int:
-    """Watch over sessions from now on; returns what `check_process` wants to know."""
-    _guard.guarded.add(guarded)
-    return _guard.forks
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_strand)
 
 
-def check_process(forks: int) -> None:
-    """Refuse to go on in a process that was forked since `guard` gave that number.
+def guard(guarded: Guarded) -> None:
+    """Watch over sessions from now on."""
+    _guarded.add(guarded)
+
+
+def check_process(guarded: Guarded) -> None:
+    """Refuse to go on in a process that was forked since `guard`.
 
     Raises:
         ForkedError: always then.
     """
-    if forks != _guard.forks:
+    if guarded.is_stranded:
         raise ForkedError(
             "model: expected the process that loaded it, got a child made by os.fork(). "
             "Load the model in the child, or start children with the method 'spawn'."

@@ -127,9 +127,9 @@ def _steps(
             for index, row in going:
                 tokens[index] = row.tokens[-1]
                 lengths[index] += 1
-            logits_BV = decoder.step(tokens, lengths)
+            decoder.step(tokens, lengths)
             for index, row in going:
-                row.advance(logits_BV[index])
+                row.advance(decoder.logits[index])
             going = [(index, row) for index, row in going if row.finish_reason is None]
             yield
     finally:

@@ -95,6 +95,7 @@ class Row:
     """
 
     __slots__ = (
+        "_choose",
         "_constraints",
         "_eos",
         "_first_at",
@@ -132,6 +133,9 @@ class Row:
         self._eos = request.eos
         self._constraints = request.constraints
         self._sampler = Sampler(_of_row(request.sampling, index), vocab_size, prompt=self.prompt)
+        # mostly there are none, and each call counts beside a step of a small model
+        is_free = request.constraints == Constraints()
+        self._choose = self._sampler.next if is_free else self._constrained
         self._tokenizer = tokenizer
         # Text that nobody waits for and that stops nothing is decoded once, at the end.
         by_token = streams or len(request.stop) > 0
@@ -204,7 +208,7 @@ class Row:
             ),
         )
 
-    def _choose(self, logits_V: NDArray[np.float32]) -> int:
+    def _constrained(self, logits_V: NDArray[np.float32]) -> int:
         forced = self._constraints.forced(len(self.tokens), self._limit)
         if forced is not None:
             self._sampler.record(forced)

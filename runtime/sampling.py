@@ -83,8 +83,8 @@ class Sampler:
         self._generated: _Tally | None = None
         if sampling.presence_penalty or sampling.frequency_penalty:
             self._generated = _Tally(vocab_size)
-        tallies = (self._seen, self._generated)
-        self._adjusts = self._bias_ids.size > 0 or tallies != (None, None)
+        self._tallies = [tally for tally in (self._seen, self._generated) if tally is not None]
+        self._adjusts = self._bias_ids.size > 0 or len(self._tallies) > 0
         self._is_greedy = sampling.temperature == 0
         self._scratch_V = np.empty(vocab_size, np.float32) if self._adjusts else _NO_BIAS
 
@@ -107,7 +107,9 @@ class Sampler:
         else:
             ids_N, weights_N = self._weighed(scores_V, logits_V)
             token = int(ids_N[_pick(weights_N, self._uniform())])
-        self.record(token)
+        self._step += 1
+        for tally in self._tallies:
+            tally.add(token)
         return token
 
     def record(self, token: int) -> None:
@@ -118,10 +120,8 @@ class Sampler:
         """
         _checked_id(token, *self._shape)
         self._step += 1
-        if self._seen is not None:
-            self._seen.add(token)
-        if self._generated is not None:
-            self._generated.add(token)
+        for tally in self._tallies:
+            tally.add(token)
 
     def distribution(
         self, logits_V: NDArray[np.float32]

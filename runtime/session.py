@@ -113,6 +113,7 @@ class Engine:
         device_reason: why it is this one.
         threads: threads within one operator.
         heads: of the widest attention.
+        is_stranded: whether the process was forked since; see `check_process`.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Engine:
         threads: int | None = None,
         packed: Packed | None = None,
     ) -> None:
+        self.is_stranded = False
         self.manifest = bundle.manifest
         choice = choose_device(device, bundle.manifest.devices, available_providers())
         self.device, self.device_reason = choice.device, choice.reason
@@ -145,7 +147,7 @@ class Engine:
         self._many, self._few = self._sessions.get(many), self._sessions.get(few)
         self._many_from = graphs[many].min_new_tokens if many in graphs else 0
         collapse_later(known)
-        self._forks = guard(self)
+        guard(self)
 
     def cache(self, *, batch: int = 1) -> Cache:
         """Empty buffers for conversations with this model."""
@@ -237,7 +239,7 @@ class Engine:
         Raises:
             ForkedError: always then.
         """
-        check_process(self._forks)
+        check_process(self)
 
 
 class Step:
@@ -323,7 +325,8 @@ class Step:
         Raises:
             ForkedError: the process was forked after the engine was made.
         """
-        self._engine.check_process()
+        if self._engine.is_stranded:
+            self._engine.check_process()
         self._session.run_with_iobinding(self._binding)
 
 

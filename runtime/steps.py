@@ -131,6 +131,9 @@ class Decoder:
 
     Everything is bound once per capacity: a step writes a few numbers, runs the graph and gives
     its logits in place. Not to be used from two threads at once.
+
+    Attributes:
+        logits: of each row `(V,)`, overwritten by every step.
     """
 
     __slots__ = (
@@ -142,6 +145,7 @@ class Decoder:
         "_source",
         "_step",
         "_total",
+        "logits",
     )
 
     def __init__(self, engine: Engine, cache: Cache, source: Encoded | None = None) -> None:
@@ -153,6 +157,7 @@ class Decoder:
         self._last_index_B = self._step.last_index
         self._total = self._step.total
         self._logits_BV = self._step.logits[:, 0]
+        self.logits = tuple(self._logits_BV)
         self._capacity = 0
 
     def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float32]:

@@ -150,7 +150,7 @@ def test_a_model_of_another_process_is_refused(
     tiny: TinyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(tiny.path)
-    monkeypatch.setattr("ortolan.runtime.fork_guard._guard.forks", 1)
+    monkeypatch.setattr(model._engine, "is_stranded", True)
     with pytest.raises(ForkedError, match=r"os\.fork"):
         model.logits([1])
     with pytest.raises(ForkedError, match=r"os\.fork"):

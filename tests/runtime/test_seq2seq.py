@@ -331,7 +331,7 @@ def test_a_translator_of_another_process_is_refused(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = ortolan.load(bundle.path, Seq2Seq, threads=1)
-    monkeypatch.setattr("ortolan.runtime.fork_guard._guard.forks", 1)
+    monkeypatch.setattr(model._engine, "is_stranded", True)
     for call in (lambda: model.generate(SOURCE), lambda: model.logits(SOURCE, [1])):
         with pytest.raises(ForkedError):
             call()
