@@ -1,6 +1,6 @@
 """Ortolan and its peers on this machine: same checkpoint, same prompt, same number of threads.
 
-    python benchmarks/peers.py --shape tiny
+    python benchmarks/peers.py --shape tiny --starts 8
     python benchmarks/peers.py --shape 1b --precision int4 -p 128 512
     python benchmarks/peers.py --checkpoint path/to/model -p 512 -n 128 -r 7
     python benchmarks/peers.py --shape 135m --peers ortolan,llama.cpp
@@ -88,7 +88,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         *("-p", "--prompt-tokens"), type=count, nargs="+", default=[128], help="one or more lengths"
     )
     parser.add_argument("-n", "--new-tokens", type=count, default=128)
-    parser.add_argument("-r", "--rounds", type=count, default=7)
+    parser.add_argument("-r", "--rounds", type=count, default=7, help="of each start")
+    parser.add_argument("--starts", type=count, default=1, help="how often to start all anew")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
@@ -123,7 +124,9 @@ def side_by_side(asked: argparse.Namespace) -> None:
     if machine["load_average"] > BUSY:
         say(f"load average {machine['load_average']:.1f}: this machine does other work as well")
     versions = all_versions(peers)
-    runs, loaded = rounds.measure(programs, requests, rounds=asked.rounds)
+    runs, loaded = rounds.measure(
+        programs, requests, rounds=asked.rounds, starts=asked.starts
+    )
     setting = {
         "checkpoint": checkpoint.name,
         "precision": asked.precision,
@@ -131,6 +134,7 @@ def side_by_side(asked: argparse.Namespace) -> None:
         "prompt_tokens": asked.prompt_tokens,
         "new_tokens": asked.new_tokens,
         "rounds": asked.rounds,
+        "starts": asked.starts,
         "versions": versions,
         "machine": machine,
     }

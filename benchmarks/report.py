@@ -239,7 +239,8 @@ def markdown(results: Results, setting: Mapping[str, Any]) -> str:
     machine = setting["machine"]
     parts = [
         f"# {setting['checkpoint']}, {setting['precision']}, {setting['threads']} threads",
-        f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds.",
+        f"{machine['processor']}, {machine['cores']} cores, {setting['starts']} starts with "
+        f"{setting['rounds']} rounds each.",
     ]
     for length in dict.fromkeys(speed.prompt_tokens for speed in results.speeds):
         new_tokens = setting["new_tokens"]

@@ -186,26 +186,44 @@ class Turn:
 
 
 def take_turns(
-    programs: Sequence[Program], requests: Sequence[Mapping[str, Any]], *, rounds: int
+    programs: Sequence[Program],
+    requests: Sequence[Mapping[str, Any]],
+    *,
+    rounds: int,
+    starts: int = 1,
 ) -> tuple[list[Turn], dict[str, Loaded]]:
     """Put every request to every program, once to warm up and then once per round.
 
     Args:
         programs: all are kept loaded at the same time.
         requests: what to ask, one after the other; each is asked of all before the next.
-        rounds: how many answers to keep of each program to each request.
+        rounds: how many answers to keep of each program to each request, per start.
+        starts: how often to start all programs anew. Where weights come to lie in memory is up
+            to the system, and moves the speed of small models for as long as they are loaded.
 
     Returns:
         The answers in the order in which they came, without those of the warm-up, and what was
-        seen at loading, by peer.
+        seen at the first loading, by peer. Rounds are numbered through all starts.
     """
+    turns, loaded = _one_start(programs, requests, range(rounds))
+    for start in range(1, starts):
+        # in turn, so that it is not always the same one that loads first
+        ordered = programs if start % 2 == 0 else programs[::-1]
+        more, _ = _one_start(ordered, requests, range(start * rounds, (start + 1) * rounds))
+        turns += more
+    return turns, loaded
+
+
+def _one_start(
+    programs: Sequence[Program], requests: Sequence[Mapping[str, Any]], numbers: range
+) -> tuple[list[Turn], dict[str, Loaded]]:
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(program)) for program in programs]
         for worker in workers:
             for request in requests:
                 worker.answer(request)
         turns = []
-        for number in range(rounds):
+        for number in numbers:
             for request in requests:
                 for worker in workers if number % 2 == 0 else workers[::-1]:
                     time.sleep(PAUSE_S)
@@ -220,10 +238,14 @@ def take_turns(
 
 
 def measure(
-    programs: Sequence[Program], requests: Sequence[Mapping[str, Any]], *, rounds: int
+    programs: Sequence[Program],
+    requests: Sequence[Mapping[str, Any]],
+    *,
+    rounds: int,
+    starts: int = 1,
 ) -> tuple[list[Run], dict[str, Loaded]]:
     """Let every program generate behind every prompt; see `take_turns`."""
-    turns, loaded = take_turns(programs, requests, rounds=rounds)
+    turns, loaded = take_turns(programs, requests, rounds=rounds, starts=starts)
     return [
         Run(
             peer=turn.peer,

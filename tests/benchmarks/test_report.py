@@ -89,11 +89,13 @@ def test_text_has_a_table_for_each_length_and_one_of_sizes() -> None:
         "threads": 2,
         "new_tokens": 4,
         "rounds": 1,
+        "starts": 2,
         "versions": {"a": {"engine": "1.0"}, "b": {"engine": "1.0", "builder": "2"}},
         "machine": {"processor": "CPU", "cores": 2},
     }
     text = report.markdown(found, setting)
     assert text.startswith("# tiny, int4, 2 threads\n")
+    assert "2 starts with 1 rounds each." in text
     assert text.count("| a |") == 3
     assert "| c | 1.50 |  | 1 |" in text
     assert text.endswith("With builder 2, engine 1.0.\n")

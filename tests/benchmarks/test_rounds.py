@@ -62,6 +62,20 @@ def test_workers_take_turns_and_every_other_round_is_reversed(tmp_path: Path) ->
     assert list(loaded) == ["a", "b"]
 
 
+def test_each_start_has_workers_of_its_own_in_turn(tmp_path: Path) -> None:
+    programs = [program(tmp_path, name) for name in "ab"]
+    runs, loaded = rounds.measure(programs, [REQUEST], rounds=2, starts=2)
+    assert [(done.round, done.peer) for done in runs] == [
+        *((0, "a"), (0, "b")),
+        *((1, "b"), (1, "a")),
+        *((2, "b"), (2, "a")),
+        *((3, "a"), (3, "b")),
+    ]
+    # The stub begins its answer with how often it was asked.
+    assert [done.tokens[0] for done in runs if done.peer == "a"] == [2, 3, 2, 3]
+    assert list(loaded) == ["a", "b"]
+
+
 def test_each_request_is_asked_of_all_before_the_next(tmp_path: Path) -> None:
     programs = [program(tmp_path, name) for name in "ab"]
     longer = {**REQUEST, "prompt": [7] * 5}
