@@ -37,16 +37,20 @@ MakeNode = Callable[[list[str], list[str]], NodeProto]
 NORMS = ((1, 192), (16, 192), (64, 384), (128, 576), (1, 2048), (128, 2048))
 GELUS = ((1, 512), (16, 512), (128, 1536))
 ATTENTIONS = (
-    (16, 0, 9, 3, 64),
-    (128, 0, 4, 4, 32),
-    (128, 0, 32, 8, 64),
-    (512, 0, 32, 8, 64),
-    (512, 1536, 32, 8, 64),
-    (512, 7680, 32, 8, 64),
-    (8, 2048, 32, 8, 64),
-    (512, 512, 16, 4, 128),
+    (1, 16, 0, 9, 3, 64),
+    (1, 128, 0, 4, 4, 32),
+    (1, 128, 0, 32, 8, 64),
+    (1, 512, 0, 32, 8, 64),
+    (1, 512, 1536, 32, 8, 64),
+    (1, 512, 7680, 32, 8, 64),
+    (1, 8, 2048, 32, 8, 64),
+    (1, 512, 512, 16, 4, 128),
+    *((rows, 1, before, 6, 6, 32) for rows in (1, 4, 32) for before in (7, 31, 127)),
+    *((rows, 1, before, 8, 8, 64) for rows in (1, 4) for before in (7, 31, 127)),
+    (1, 1, 159, 9, 3, 64),
+    (1, 1, 511, 32, 8, 64),
 )
-"""New tokens, tokens before them, heads, key/value heads and their width."""
+"""Rows, new tokens, tokens before them, heads, key/value heads and their width."""
 
 CHAIN = 16
 COPIES = 2  # of attention, which takes long enough
@@ -142,23 +146,25 @@ def fusion(
     )
 
 
-def attention(new_tokens: int, before: int, heads: int, kv_heads: int, width: int) -> Case:
+def attention(
+    rows: int, new_tokens: int, before: int, heads: int, kv_heads: int, width: int
+) -> Case:
     """Attention behind a cache; all copies write the same to the same places of it."""
     total = before + new_tokens
-    cache = (1, kv_heads, total, width)
-    packed = (1, new_tokens, (heads + 2 * kv_heads) * width)
+    cache = (rows, kv_heads, total, width)
+    packed = (rows, new_tokens, (heads + 2 * kv_heads) * width)
     inputs = drawn({"packed": packed, "past_key": cache, "past_value": cache})
-    inputs |= {"last": np.array([total - 1], np.int32), "total": np.array(total, np.int32)}
+    inputs |= {"last": np.full(rows, total - 1, np.int32), "total": np.array(total, np.int32)}
     read = ["packed", "", "", "past_key", "past_value", "last", "total"]
     make = partial(helper.make_node, "GroupQueryAttention", read, domain=MICROSOFT)
     nodes, outputs = [], {}
     for i in range(COPIES):
         y, key, value = f"y{i}", f"key{i}", f"value{i}"
         nodes.append(make([y, key, value], num_heads=heads, kv_num_heads=kv_heads))
-        outputs[y] = np.empty((1, new_tokens, heads * width), np.float32)
+        outputs[y] = np.empty((rows, new_tokens, heads * width), np.float32)
         outputs |= {key: inputs["past_key"], value: inputs["past_value"]}
     return Case(
-        size=f"{new_tokens} behind {before}, {heads}/{kv_heads} heads of {width}",
+        size=f"{rows}x{new_tokens} behind {before}, {heads}/{kv_heads} heads of {width}",
         forms=(nodes, nodes),
         copies=COPIES,
         inputs=inputs,

@@ -193,11 +193,15 @@ class BeamSearch:
         for candidate, has_ended in zip(candidates[:beams], ends, strict=False):
             if has_ended:
                 self._keep(candidate)
-        ranked = [
-            candidate._replace(score=_single(candidate.score + _ENDED)) if has_ended else candidate
-            for candidate, has_ended in zip(candidates, ends, strict=True)
-        ]
-        chosen = sorted(ranked, key=lambda candidate: -candidate.score)[:beams]
+        chosen = candidates[:beams]
+        if any(ends):
+            ranked = [
+                candidate._replace(score=_single(candidate.score + _ENDED))
+                if has_ended
+                else candidate
+                for candidate, has_ended in zip(candidates, ends, strict=True)
+            ]
+            chosen = sorted(ranked, key=lambda candidate: -candidate.score)[:beams]
         texts = self._texts
         self._texts = [_Text(each.token, texts[each.beam]) for each in chosen]
         self._scores = [each.score for each in chosen]

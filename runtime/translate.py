@@ -82,18 +82,21 @@ class Translator:
                 going = list(enumerate(rows))
                 while going and not cancelled():
                     logits_BV = targets.step(tokens)
+                    has_ended = False
                     for index, row in going:
                         if row.tokens:
                             row.advance(logits_BV[index])
                         else:
                             row.begin(started_at, encode_s, logits_BV[index])
                         tokens[index] = row.tokens[-1]
-                    going = [(index, row) for index, row in going if row.finish_reason is None]
-                    if 0 < len(going) <= SHRINK * len(tokens):
-                        kept = [index for index, _ in going]
-                        targets.keep(kept, kept)
-                        tokens = [tokens[index] for index in kept]
-                        going = [(at, row) for at, (_, row) in enumerate(going)]
+                        has_ended = has_ended or row.finish_reason is not None
+                    if has_ended:
+                        going = [(index, row) for index, row in going if row.finish_reason is None]
+                        if 0 < len(going) <= SHRINK * len(tokens):
+                            kept = [index for index, _ in going]
+                            targets.keep(kept, kept)
+                            tokens = [tokens[index] for index in kept]
+                            going = [(at, row) for at, (_, row) in enumerate(going)]
                     yield
         finally:
             # also when the generator is closed or dropped in the middle

@@ -10,7 +10,7 @@ import kernel_forms
 
 @pytest.mark.parametrize(
     "case",
-    [kernel_forms.norm(2, 8), kernel_forms.gelu(2, 8), kernel_forms.attention(3, 5, 4, 2, 8)],
+    [kernel_forms.norm(2, 8), kernel_forms.gelu(2, 8), kernel_forms.attention(1, 3, 5, 4, 2, 8), kernel_forms.attention(3, 1, 5, 4, 2, 8)],
 )
 def test_row_has_both_times_and_their_ratio(
     case: kernel_forms.Case, monkeypatch: pytest.MonkeyPatch
@@ -33,7 +33,7 @@ def test_forms_that_differ_are_an_error() -> None:
 
 @pytest.mark.parametrize("form", [0, 1])
 def test_attention_writes_keys_into_the_cache_it_reads(form: int) -> None:
-    case = kernel_forms.attention(3, 5, 4, 2, 8)
+    case = kernel_forms.attention(1, 3, 5, 4, 2, 8)
     bound = kernel_forms.bind(case, form, threads=1)
     bound.seconds(1)
     key = bound.inputs["past_key"]
