@@ -124,9 +124,7 @@ def side_by_side(asked: argparse.Namespace) -> None:
     if machine["load_average"] > BUSY:
         say(f"load average {machine['load_average']:.1f}: this machine does other work as well")
     versions = all_versions(peers)
-    runs, loaded = rounds.measure(
-        programs, requests, rounds=asked.rounds, starts=asked.starts
-    )
+    runs, loaded = rounds.measure(programs, requests, rounds=asked.rounds, starts=asked.starts)
     setting = {
         "checkpoint": checkpoint.name,
         "precision": asked.precision,

@@ -10,7 +10,12 @@ import kernel_forms
 
 @pytest.mark.parametrize(
     "case",
-    [kernel_forms.norm(2, 8), kernel_forms.gelu(2, 8), kernel_forms.attention(1, 3, 5, 4, 2, 8), kernel_forms.attention(3, 1, 5, 4, 2, 8)],
+    [
+        kernel_forms.norm(2, 8),
+        kernel_forms.gelu(2, 8),
+        kernel_forms.attention(1, 3, 5, 4, 2, 8),
+        kernel_forms.attention(3, 1, 5, 4, 2, 8),
+    ],
 )
 def test_row_has_both_times_and_their_ratio(
     case: kernel_forms.Case, monkeypatch: pytest.MonkeyPatch
