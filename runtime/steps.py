@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.binding import Step
 from ortolan.runtime.cache import Cache
 from ortolan.runtime.scores import CHUNK, chunk_tokens
-from ortolan.runtime.session import Encoded, Engine, Step
+from ortolan.runtime.session import Encoded, Engine
 
 __all__ = ["Decoder", "chunks", "feed", "prefill"]
 

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.binding import Step
 from ortolan.runtime.cache import Cache
-from ortolan.runtime.session import Encoded, Engine, Step
+from ortolan.runtime.session import Encoded, Engine
 
 __all__ = ["KEPT_BYTES", "Shelf", "Targets"]
 

@@ -17,6 +17,7 @@ from tests.runtime.tiny_decoder import (
     write_bundle,
 )
 
+from ortolan.runtime.binding import Step
 from ortolan.runtime.cache import Cache
 from ortolan.runtime.errors import (
     ContextLengthError,
@@ -26,7 +27,6 @@ from ortolan.runtime.errors import (
 from ortolan.runtime.manifest import Tokens
 from ortolan.runtime.model import Model, load
 from ortolan.runtime.sampling import Sampling
-from ortolan.runtime.session import Step
 
 POISON = 13
 SEED_LIMIT = 2**63

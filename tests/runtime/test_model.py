@@ -16,6 +16,7 @@ from tests.runtime.tiny_decoder import (
     write_bundle,
 )
 
+from ortolan.runtime.binding import Step
 from ortolan.runtime.errors import (
     BundleFileError,
     ContextLengthError,
@@ -31,7 +32,6 @@ from ortolan.runtime.manifest import Tokens
 from ortolan.runtime.memory_plan import bytes_per_token
 from ortolan.runtime.model import Model, load
 from ortolan.runtime.sampling import Sampling
-from ortolan.runtime.session import Step
 from ortolan.runtime.tokenizer import Tokenizer
 
 POISON = 13

@@ -15,10 +15,10 @@ from tests.runtime.tiny_decoder import (
     write_bundle,
 )
 
+from ortolan.runtime.binding import Step
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.model import Model, load
 from ortolan.runtime.sequence import Sequence
-from ortolan.runtime.session import Step
 
 POISON = 13
 

@@ -5,8 +5,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +16,7 @@ from tests.runtime.tiny_decoder import TinyDecoder, write_bundle
 from ortolan.runtime.bundle import Bundle, open_bundle
 from ortolan.runtime.errors import GraphError, InputError, ManifestError
 from ortolan.runtime.manifest import Graph
-from ortolan.runtime.session import Engine, _call, save_packed
+from ortolan.runtime.session import Engine, save_packed
 from ortolan.runtime.steps import Decoder, feed
 from ortolan.runtime.threads import physical_cores
 
@@ -142,15 +140,6 @@ def test_the_graph_of_attention_maps_is_opened_when_it_is_first_used(tmp_path: P
 def test_attention_maps_that_were_not_exported_name_the_option(bundle: Bundle) -> None:
     with pytest.raises(InputError, match="--attention-maps"):
         Engine(bundle).attention({"input_ids": np.array([[1]])})
-
-
-def test_a_binding_is_run_whatever_onnxruntime_calls_its_parts() -> None:
-    ran: list[Any] = []
-    parts = SimpleNamespace(run_with_iobinding=lambda *given: ran.append(given))
-    _call(SimpleNamespace(_sess=parts), SimpleNamespace(_iobinding="bound"))()
-    other = SimpleNamespace(run_with_iobinding=lambda *given: ran.append(given))
-    _call(other, "binding")()
-    assert ran == [("bound", None), ("binding",)]
 
 
 def test_a_decoder_reads_its_sources_where_the_encoder_put_them(

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, TinyDecoder, assert_close, write_bundle
 
+from ortolan.runtime.binding import Step
 from ortolan.runtime.bundle import open_bundle
 from ortolan.runtime.errors import ContextLengthError
-from ortolan.runtime.session import Engine, Step
+from ortolan.runtime.session import Engine
 from ortolan.runtime.steps import Decoder, feed, prefill
 
 KINDS = ("unified", "split", "recurrent")

@@ -10,8 +10,9 @@ import pytest
 
 import ortolan
 from ortolan.runtime import Seq2Seq, open_bundle
+from ortolan.runtime.binding import Step
 from ortolan.runtime.bundle import Bundle
-from ortolan.runtime.session import Encoded, Engine, Step
+from ortolan.runtime.session import Encoded, Engine
 from ortolan.runtime.targets import Shelf, Targets
 
 SOURCE = [5, 40, 7, 31, 8]
