@@ -1,0 +1,23 @@
+import pytest
+import torch
+from tests.export.quantize.weights import gaussian
+from torch import nn
+
+from ortolan.export.quantize import stream
+from ortolan.modeling.weights import ModuleWeights
+
+
+def test_memory_is_given_back_while_a_long_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = gaussian(101, 4)
+    module = nn.Linear(4, 101, bias=False)
+    module.weight.data = weight
+    read: list[int] = []
+    given_back: list[int] = []
+    monkeypatch.setattr(stream, "CHUNK_ELEMENTS", 3 * 4)
+    monkeypatch.setattr(stream, "TRIM_CHUNKS", 5)
+    monkeypatch.setattr(stream, "return_free_memory", lambda: given_back.append(len(read)))
+    for rows in stream.row_chunks(ModuleWeights(module), "weight"):
+        torch.testing.assert_close(rows, weight[3 * len(read) : 3 * len(read) + 3])
+        read.append(len(rows))
+    assert read == [3] * 33 + [2]
+    assert given_back == [5, 10, 15, 20, 25, 30]
