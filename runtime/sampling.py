@@ -107,9 +107,7 @@ class Sampler:
         else:
             ids_N, weights_N = self._weighed(scores_V, logits_V)
             token = int(ids_N[_pick(weights_N, self._uniform())])
-        self._step += 1
-        for tally in self._tallies:
-            tally.add(token)
+        self.record(token)
         return token
 
     def record(self, token: int) -> None:
