@@ -57,7 +57,7 @@ PEERS = (
     # As many bits as CTranslate2 takes for int8, in the form that is fastest for whole sources.
     (seq2seq("ortolan-int8", "int8", "--prefill-precision", "int8", "--graphs", "split"), "int8"),
     (seq2seq("ortolan", "fp32"), "fp32"),
-    (seq2seq("ortolan-int4", "int4"), "int4"),
+    (seq2seq("ortolan-int4", "int4", "--prefill-precision", "int8", "--graphs", "split"), "int4"),
     (replace(CTRANSLATE2, name="ctranslate2-int8"), "int8"),
     (CTRANSLATE2, "fp32"),
     (replace(TRANSFORMERS, worker="workers.marian_eager"), "fp32"),

@@ -65,7 +65,7 @@ class Step:
         shorter rows are padded on the right.
         """
         if is_one(new_tokens):  # a fifth of the nodes
-            return self.seqlens_k.long()[:, None]
+            return self.seqlens_k.long().unsqueeze(1)
         # Only in a first prompt are there fewer tokens than the step is long.
         past_B = (self.seqlens_k.long() + 1 - new_tokens).clamp(min=0)
         return past_B[:, None] + torch.arange(new_tokens, device=past_B.device)

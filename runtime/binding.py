@@ -92,7 +92,7 @@ class Step:
         self._binding.bind_ortvalue_input(SOURCE_LENGTHS, share(source.lengths))
         read = (state for state in self._engine.manifest.states if state.update == "source")
         for state, value in zip(read, source.states, strict=True):
-            self._binding.bind_ortvalue_input(state.input, value)
+            self._binding.bind_ortvalue_input(state.input, share(value))
 
     def release(self) -> None:
         """Let go of the states, so that their memory is free once the cache lets go as well."""

@@ -15,16 +15,16 @@ from typing import Self
 
 from ortolan.runtime.row import Completion, Request, Row, Timings
 from ortolan.runtime.session import Engine
+from ortolan.runtime.shelf import Shelf
 from ortolan.runtime.steps import Decoder, prefill
 from ortolan.runtime.tokenizer import Tokenizer
 
 __all__ = [
+    "Completer",
     "Completion",
     "Request",
     "TextStream",
     "Timings",
-    "complete",
-    "open_stream",
     "rows_of",
 ]
 
@@ -76,23 +76,70 @@ class TextStream(Iterator[str]):
         self.close()
 
 
-def complete(engine: Engine, request: Request, tokenizer: Tokenizer | None) -> list[Completion]:
-    """Generate to the end, for every row.
+class Completer:
+    """Continues prompts by the graph of a decoder. Threads may share it."""
 
-    Raises:
-        NumericError: the model gave logits that are not finite.
-        ForkedError: the process was forked after the model was loaded.
-    """
-    rows = rows_of(request, tokenizer, vocab_size=engine.manifest.vocab_size, streams=False)
-    for _ in _steps(engine, rows, request.cancelled):
-        pass
-    return [row.completion() for row in rows]
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._shelf: Shelf[Decoder] = Shelf()
 
+    def complete(self, request: Request) -> list[Completion]:
+        """Generate to the end, for every row.
 
-def open_stream(engine: Engine, request: Request, tokenizer: Tokenizer) -> TextStream:
-    """Generate piece by piece, for the one row of a request; nothing is computed yet."""
-    rows = rows_of(request, tokenizer, vocab_size=engine.manifest.vocab_size, streams=True)
-    return TextStream(rows[0], _steps(engine, rows, request.cancelled))
+        Raises:
+            NumericError: the model gave logits that are not finite.
+            ForkedError: the process was forked after the model was loaded.
+        """
+        rows = self._rows(request, streams=False)
+        for _ in self._steps(rows, request.cancelled):
+            pass
+        return [row.completion() for row in rows]
+
+    def stream(self, request: Request) -> TextStream:
+        """Generate piece by piece, for the one row of a request; nothing is computed yet."""
+        (row,) = rows = self._rows(request, streams=True)
+        return TextStream(row, self._steps(rows, request.cancelled))
+
+    def _rows(self, request: Request, *, streams: bool) -> list[Row]:
+        vocab_size = self._engine.manifest.vocab_size
+        return rows_of(request, self._tokenizer, vocab_size=vocab_size, streams=streams)
+
+    def _steps(self, rows: list[Row], cancelled: Callable[[], bool]) -> Generator[None, None, None]:
+        """Prefill each row, then decode all; yields after every call that gave new tokens."""
+        started_at = time.monotonic()
+        engine, batch = self._engine, len(rows)
+        try:
+            decoder = self._shelf.take(batch) or Decoder(engine, engine.cache(batch=batch))
+            decoder.begin(max(len(row.prompt) for row in rows))
+            for index, row in enumerate(rows):
+                begun_at = time.monotonic()
+                logits_V = prefill(
+                    engine, decoder.cache, row.prompt, row=index, cancelled=cancelled
+                )
+                if logits_V is None:
+                    return
+                row.begin(started_at, time.monotonic() - begun_at, logits_V)
+                yield
+            tokens = [row.prompt[-1] for row in rows]
+            lengths = list(decoder.cache.lengths)
+            going = [(index, row) for index, row in enumerate(rows) if row.finish_reason is None]
+            while going and not cancelled():
+                for index, row in going:
+                    tokens[index] = row.tokens[-1]
+                    lengths[index] += 1
+                decoder.step(tokens, lengths)
+                for index, row in going:
+                    row.advance(decoder.logits[index])
+                going = [(index, row) for index, row in going if row.finish_reason is None]
+                yield
+            # Only a request that came to its end leaves numbers that are known to be finite, and
+            # a stream that is closed gives its memory back.
+            self._shelf.put(batch, decoder)
+        finally:
+            # also when the generator is closed or dropped in the middle
+            for row in rows:
+                row.finish("cancelled")
 
 
 def rows_of(
@@ -103,36 +150,3 @@ def rows_of(
         Row(request, index, vocab_size=vocab_size, tokenizer=tokenizer, streams=streams)
         for index in range(len(request.prompts))
     ]
-
-
-def _steps(
-    engine: Engine, rows: list[Row], cancelled: Callable[[], bool]
-) -> Generator[None, None, None]:
-    """Prefill each row, then decode all; yields after every call that gave new tokens."""
-    started_at = time.monotonic()
-    try:
-        cache = engine.cache(batch=len(rows))
-        for index, row in enumerate(rows):
-            begun_at = time.monotonic()
-            logits_V = prefill(engine, cache, row.prompt, row=index, cancelled=cancelled)
-            if logits_V is None:
-                return
-            row.begin(started_at, time.monotonic() - begun_at, logits_V)
-            yield
-        decoder = Decoder(engine, cache)
-        tokens = [row.prompt[-1] for row in rows]
-        lengths = list(cache.lengths)
-        going = [(index, row) for index, row in enumerate(rows) if row.finish_reason is None]
-        while going and not cancelled():
-            for index, row in going:
-                tokens[index] = row.tokens[-1]
-                lengths[index] += 1
-            decoder.step(tokens, lengths)
-            for index, row in going:
-                row.advance(decoder.logits[index])
-            going = [(index, row) for index, row in going if row.finish_reason is None]
-            yield
-    finally:
-        # also when the generator is closed or dropped in the middle
-        for row in rows:
-            row.finish("cancelled")

@@ -20,7 +20,7 @@ from ortolan.runtime.errors import (
     InputError,
     NumericError,
 )
-from ortolan.runtime.generate import Completion, Request, TextStream, complete, open_stream
+from ortolan.runtime.generate import Completer, Completion, Request, TextStream
 from ortolan.runtime.ids import checked_ids
 from ortolan.runtime.kinds import wrong_kind
 from ortolan.runtime.manifest import Manifest
@@ -149,6 +149,7 @@ class Model:
         self.bundle = bundle
         self._engine = engine
         self.tokenizer = open_tokenizer(bundle)
+        self._completer = Completer(engine, self.tokenizer)
 
     @property
     def manifest(self) -> Manifest:
@@ -242,7 +243,7 @@ class Model:
             ignore_eos=ignore_eos,
             cancel=cancel,
         )
-        completions = complete(self._engine, request, self.tokenizer)
+        completions = self._completer.complete(request)
         return completions if is_batch else completions[0]
 
     def stream(
@@ -291,7 +292,7 @@ class Model:
             ignore_eos=ignore_eos,
             cancel=cancel,
         )
-        return open_stream(self._engine, request, self.tokenizer)
+        return self._completer.stream(request)
 
     def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Compute the logits behind every token of a sequence, teacher-forced.

@@ -26,7 +26,14 @@ from google.protobuf import (  # type: ignore[import-untyped]
 
 from ortolan.runtime import limits
 
-__all__ = ["RefusedError", "check_count", "parse_function", "parse_model", "text"]
+__all__ = [
+    "RefusedError",
+    "check_count",
+    "new_message",
+    "parse_function",
+    "parse_model",
+    "text",
+]
 
 _PACKAGE = "ortolan.onnx"
 
@@ -43,6 +50,7 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "Function": {"name": (1, "bytes"), "domain": (10, "bytes")},
     "Graph": {
         "node": (1, "Node*"),
+        "name": (2, "bytes"),
         "initializer": (5, "Tensor*"),
         "input": (11, "ValueInfo*"),
         "output": (12, "ValueInfo*"),
@@ -143,6 +151,11 @@ def parse_model(data: bytes) -> Any:
     """
     _check_field_count(data)
     return _parse("Model", data)
+
+
+def new_message(name: str) -> Any:
+    """An empty message of the schema above, such as `Graph`."""
+    return _CLASSES[name]()
 
 
 def parse_function(data: bytes) -> Any:

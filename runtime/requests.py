@@ -18,6 +18,7 @@ __all__ = [
     "Cancel",
     "asked",
     "checked_count",
+    "never",
     "no_tokenizer",
     "open_tokenizer",
     "sampling_of",
@@ -61,11 +62,16 @@ def asked(cancel: Cancel | None) -> Callable[[], bool]:
         InputError: neither a function nor an event.
     """
     if cancel is None:
-        return lambda: False
+        return never
     found = cancel.is_set if isinstance(cancel, Event) else cancel
     if not callable(found):
         raise InputError(f"cancel: expected a function or an event, got {found!r}.")
     return found
+
+
+def never() -> bool:
+    """What a request without `cancel` asks: such a text may be computed in one call."""
+    return False
 
 
 def checked_count(what: str, value: Any, *, most: int | None = None) -> int:

@@ -90,6 +90,7 @@ class Row:
     Attributes:
         tokens: the new ids.
         finish_reason: `None` as long as it goes on.
+        limit: most new ids.
         pending: text that `take` has not handed out.
         prompt_tokens: what timings count: of the source, where there is one.
     """
@@ -100,7 +101,6 @@ class Row:
         "_eos",
         "_first_at",
         "_last_at",
-        "_limit",
         "_matcher",
         "_prefill_s",
         "_sampler",
@@ -109,6 +109,7 @@ class Row:
         "_text",
         "_tokenizer",
         "finish_reason",
+        "limit",
         "pending",
         "prompt",
         "prompt_tokens",
@@ -129,7 +130,7 @@ class Row:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.pending = ""
-        self._limit = request.limits[index]
+        self.limit = request.limits[index]
         self._eos = request.eos
         self._constraints = request.constraints
         self._sampler = Sampler(_of_row(request.sampling, index), vocab_size, prompt=self.prompt)
@@ -168,7 +169,32 @@ class Row:
             return
         if self._stream is not None:
             self._show(self._stream.push(token))
-        if self.finish_reason is None and len(self.tokens) >= self._limit:
+        if self.finish_reason is None and len(self.tokens) >= self.limit:
+            self.finish("length")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `extend` may do for `advance`: nothing but logits and ids decides."""
+        return self._sampler.is_plain and self._stream is None
+
+    def extend(
+        self, tokens: Sequence[int], started_at: float, prefill_s: float, begun_at: float
+    ) -> None:
+        """Take all tokens at once, each chosen as `advance` chooses. The row is plain, and empty.
+
+        Args:
+            tokens: up to the one that ends the row, if it is reached.
+            started_at: when the request began.
+            prefill_s: as for `begin`.
+            begun_at: when the first token began to be computed; each of them counts alike.
+        """
+        self.tokens = list(tokens)
+        self._started_at, self._prefill_s = started_at, prefill_s
+        self._last_at = time.monotonic()
+        self._first_at = begun_at + (self._last_at - begun_at) / max(1, len(tokens))
+        if self.tokens and self.tokens[-1] in self._eos:
+            self.finish("stop")
+        elif len(self.tokens) >= self.limit:
             self.finish("length")
 
     def finish(self, reason: FinishReason) -> None:
@@ -209,7 +235,7 @@ class Row:
         )
 
     def _constrained(self, logits_V: NDArray[np.float32]) -> int:
-        forced = self._constraints.forced(len(self.tokens), self._limit)
+        forced = self._constraints.forced(len(self.tokens), self.limit)
         if forced is not None:
             self._sampler.record(forced)
             return forced

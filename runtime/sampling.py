@@ -88,6 +88,11 @@ class Sampler:
         self._is_greedy = sampling.temperature == 0
         self._scratch_V = np.empty(vocab_size, np.float32) if self._adjusts else _NO_BIAS
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether each token is the one with the highest logit, whatever came before."""
+        return self._is_greedy and not self._adjusts
+
     def next(self, logits_V: NDArray[np.float32]) -> int:
         """Choose the next token and remember it as generated.
 

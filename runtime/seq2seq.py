@@ -86,7 +86,7 @@ class Seq2Seq:
         self._start = manifest.tokens.start
         self._constraints = Constraints.of(manifest.tokens)
         self._reader = SourceReader(manifest, self.tokenizer)
-        self._translator = Translator(engine, start=self._start)
+        self._translator = Translator(engine, start=self._start, tokens=manifest.tokens)
 
     @property
     def manifest(self) -> Manifest:

@@ -54,7 +54,7 @@ def _together(parts: list[Encoded], manifest: Manifest) -> Encoded:
     joined = []
     for number, state in enumerate(read):
         axis = state.shape.index("source")
-        values = [part.states[number].numpy() for part in parts]
+        values = [part.states[number] for part in parts]
         shape = list(values[0].shape)
         shape[0], shape[axis] = len(parts), longest
         whole = np.zeros(shape, values[0].dtype)
@@ -62,4 +62,4 @@ def _together(parts: list[Encoded], manifest: Manifest) -> Encoded:
             place = tuple(slice(0, size) for size in value.shape[1:])
             whole[index][place] = value[0]
         joined.append(whole)
-    return Encoded.of(lengths, joined)
+    return Encoded(lengths=lengths, states=tuple(joined))

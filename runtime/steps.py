@@ -134,11 +134,11 @@ class Decoder:
     its logits in place. Not to be used from two threads at once.
 
     Attributes:
+        cache: the rows.
         logits: of each row `(V,)`, overwritten by every step.
     """
 
     __slots__ = (
-        "_cache",
         "_capacity",
         "_ids_B",
         "_last_index_B",
@@ -146,12 +146,13 @@ class Decoder:
         "_source",
         "_step",
         "_total",
+        "cache",
         "logits",
     )
 
     def __init__(self, engine: Engine, cache: Cache, source: Encoded | None = None) -> None:
         """Prepare for the first step; `source` is what the rows stand behind, if anything."""
-        self._cache = cache
+        self.cache = cache
         self._source = source
         self._step = Step(engine, batch=cache.batch, new_tokens=1, positions=1)
         self._ids_B = self._step.ids[:, 0]
@@ -160,6 +161,23 @@ class Decoder:
         self._logits_BV = self._step.logits[:, 0]
         self.logits = tuple(self._logits_BV)
         self._capacity = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the buffers: the cache's and those of the logits."""
+        return self._logits_BV.nbytes + sum(buffer.nbytes for buffer in self.cache.buffers())
+
+    def begin(self, length: int) -> None:
+        """Start over with empty rows that have room for so many tokens.
+
+        Raises:
+            ContextLengthError: the length is beyond the context.
+            MemoryError: there is no memory.
+        """
+        self.cache.clear()
+        if length > self.cache.capacity:
+            self.release()  # bound buffers would stay in memory beside the new ones
+            self.cache.reserve(length)
 
     def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float32]:
         """Write one token per row and compute what follows it.
@@ -178,14 +196,14 @@ class Decoder:
             ContextLengthError: a row would be longer than the context; nothing has changed.
         """
         total = max(lengths)
-        if total > self._capacity or self._capacity != self._cache.capacity:
+        if total > self._capacity or self._capacity != self.cache.capacity:
             self._rebind(total)
         for row, token in enumerate(tokens):
             self._ids_B[row] = token
             self._last_index_B[row] = lengths[row] - 1
         self._total[()] = total
         self._step.run()
-        self._cache.lengths[:] = lengths
+        self.cache.lengths[:] = lengths
         return self._logits_BV
 
     def release(self) -> None:
@@ -195,8 +213,8 @@ class Decoder:
 
     def _rebind(self, total: int) -> None:
         self.release()
-        self._cache.reserve(total)
-        self._step.bind(self._cache.buffers())
+        self.cache.reserve(total)
+        self._step.bind(self.cache.buffers())
         if self._source is not None:
             self._step.bind_source(self._source)
-        self._capacity = self._cache.capacity
+        self._capacity = self.cache.capacity

@@ -8,9 +8,7 @@ binding takes longer than a step of a small model.
 Shape letters: B rows, V vocabulary.
 """
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +17,7 @@ from ortolan.runtime.binding import Step
 from ortolan.runtime.cache import Cache
 from ortolan.runtime.session import Encoded, Engine
 
-__all__ = ["KEPT_BYTES", "Shelf", "Targets"]
-
-KEPT_BYTES = 64 << 20
-"""Buffers up to this size are kept for the next request."""
+__all__ = ["Targets"]
 
 
 class _Rows:
@@ -66,7 +61,8 @@ class Targets:
     @property
     def size_bytes(self) -> int:
         """Memory of the buffers and the sources that are bound."""
-        return self._source_bytes + sum(buffer.nbytes for buffer in self._all.cache.buffers())
+        buffers = (*self._all.cache.buffers(), self._all.logits_BV)
+        return self._source_bytes + sum(buffer.nbytes for buffer in buffers)
 
     def begin(self, source: Encoded) -> None:
         """Start over with empty texts in all rows, behind other sources."""
@@ -130,28 +126,3 @@ class Targets:
         if self._source is not None:
             rows.step.bind_source(self._source)
         rows.capacity = rows.cache.capacity
-
-
-class Shelf:
-    """Keeps the targets of the last request for the next. Threads may share it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._lock = threading.Lock()
-        self._kept: Targets | None = None
-
-    @contextmanager
-    def targets(self, source: Encoded, *, per_source: int = 1) -> Iterator[Targets]:
-        """Lend targets with a number of rows for each source; after an error they are not kept."""
-        sources = len(source.lengths)
-        with self._lock:
-            kept, self._kept = self._kept, None
-        if kept is not None and kept.size == (sources, per_source):
-            targets = kept
-        else:
-            targets = Targets(self._engine, sources=sources, per_source=per_source)
-        targets.begin(source)
-        yield targets
-        if targets.size_bytes <= KEPT_BYTES:
-            with self._lock:
-                self._kept = targets

@@ -20,7 +20,14 @@ from ortolan.runtime.control_groups import group_folders, read_small
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.manifest import Manifest
 
-__all__ = ["MAX_THREADS", "SMALL_BYTES", "checked_threads", "chosen_threads", "physical_cores"]
+__all__ = [
+    "MAX_THREADS",
+    "SMALL_BYTES",
+    "checked_threads",
+    "chosen_threads",
+    "is_small_translator",
+    "physical_cores",
+]
 
 MAX_THREADS = 1024
 """Threads of one session; beyond this the number is a mistake."""
@@ -36,11 +43,13 @@ def chosen_threads(threads: int | None, manifest: Manifest) -> int:
     Raises:
         InputError: not a number of threads.
     """
-    if threads is None and manifest.kind == "encoder-decoder":
-        weights = sum(file.size for file in manifest.files if file.name in manifest.weights)
-        if weights <= SMALL_BYTES:
-            return 1
-    return checked_threads(threads)
+    return 1 if threads is None and is_small_translator(manifest) else checked_threads(threads)
+
+
+def is_small_translator(manifest: Manifest) -> bool:
+    """Whether what lies between the steps of an encoder-decoder takes a good part of its time."""
+    weights = sum(file.size for file in manifest.files if file.name in manifest.weights)
+    return manifest.kind == "encoder-decoder" and weights <= SMALL_BYTES
 
 
 def checked_threads(threads: int | None) -> int:

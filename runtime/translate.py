@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.beam_search import BeamOptions, BeamSearch, Scored
 from ortolan.runtime.constraints import Constraints
+from ortolan.runtime.greedy import GreedyWriter
+from ortolan.runtime.manifest import Tokens
+from ortolan.runtime.requests import never
 from ortolan.runtime.row import Row
-from ortolan.runtime.session import Engine
+from ortolan.runtime.session import Encoded, Engine
+from ortolan.runtime.shelf import Shelf
 from ortolan.runtime.sources import encode
-from ortolan.runtime.targets import Shelf, Targets
+from ortolan.runtime.targets import Targets
 
 __all__ = ["Found", "Translator"]
 
@@ -55,12 +59,16 @@ class Translator:
     Args:
         engine: the sessions.
         start: what every text begins with.
+        tokens: ids with a meaning.
     """
 
-    def __init__(self, engine: Engine, *, start: int) -> None:
+    def __init__(self, engine: Engine, *, start: int, tokens: Tokens) -> None:
         self._engine = engine
         self._start = start
-        self._shelf = Shelf(engine)
+        self._shelf: Shelf[Targets] = Shelf()
+        self._writer: GreedyWriter | None = None
+        if engine.repeats and tokens.forced_first is None:
+            self._writer = GreedyWriter(engine, start=start, tokens=tokens)
 
     def write(
         self, rows: list[Row], feeds: Feeds, cancelled: Callable[[], bool]
@@ -77,31 +85,56 @@ class Translator:
                 return
             source = encode(self._engine, feeds)
             encode_s = time.monotonic() - started_at
+            if cancelled is never and self._has_written(rows, source, started_at, encode_s):
+                return
             tokens = [self._start] * len(rows)
-            with self._shelf.targets(source) as targets:
-                going = list(enumerate(rows))
-                while going and not cancelled():
-                    logits_BV = targets.step(tokens)
-                    has_ended = False
-                    for index, row in going:
-                        if row.tokens:
-                            row.advance(logits_BV[index])
-                        else:
-                            row.begin(started_at, encode_s, logits_BV[index])
-                        tokens[index] = row.tokens[-1]
-                        has_ended = has_ended or row.finish_reason is not None
-                    if has_ended:
-                        going = [(index, row) for index, row in going if row.finish_reason is None]
-                        if 0 < len(going) <= SHRINK * len(tokens):
-                            kept = [index for index, _ in going]
-                            targets.keep(kept, kept)
-                            tokens = [tokens[index] for index in kept]
-                            going = [(at, row) for at, (_, row) in enumerate(going)]
-                    yield
+            targets = self._targets(source)
+            going = list(enumerate(rows))
+            while going and not cancelled():
+                logits_BV = targets.step(tokens)
+                has_ended = False
+                for index, row in going:
+                    if row.tokens:
+                        row.advance(logits_BV[index])
+                    else:
+                        row.begin(started_at, encode_s, logits_BV[index])
+                    tokens[index] = row.tokens[-1]
+                    has_ended = has_ended or row.finish_reason is not None
+                if has_ended:
+                    going = [(index, row) for index, row in going if row.finish_reason is None]
+                    if 0 < len(going) <= SHRINK * len(tokens):
+                        kept = [index for index, _ in going]
+                        targets.keep(kept, kept)
+                        tokens = [tokens[index] for index in kept]
+                        going = [(at, row) for at, (_, row) in enumerate(going)]
+                yield
+            self._shelf.put(targets.size, targets)
         finally:
             # also when the generator is closed or dropped in the middle
             for row in rows:
                 row.finish("cancelled")
+
+    def _targets(self, source: Encoded, *, per_source: int = 1) -> Targets:
+        """Empty texts behind sources."""
+        shape = (len(source.lengths), per_source)
+        targets = self._shelf.take(shape) or Targets(
+            self._engine, sources=shape[0], per_source=per_source
+        )
+        targets.begin(source)
+        return targets
+
+    def _has_written(
+        self, rows: list[Row], source: Encoded, started_at: float, encode_s: float
+    ) -> bool:
+        """Write the text of a single row in one call, where that can be done."""
+        if self._writer is None or len(rows) > 1 or not rows[0].is_plain:
+            return False
+        begun_at = time.monotonic()
+        tokens = self._writer.write(source, limit=rows[0].limit)
+        if tokens is None:
+            return False
+        rows[0].extend(tokens, started_at, encode_s, begun_at)
+        return True
 
     def search(
         self,
@@ -132,21 +165,22 @@ class Translator:
         encoded_at = first_at = time.monotonic()
         tokens = [self._start] * (sources * beams)
         parents = list(range(sources * beams))
-        with self._shelf.targets(source, per_source=beams) as targets:
-            going = searches
-            while going and not cancelled():
-                logits_BV = targets.step(tokens)
-                for search in going:
-                    search.advance(logits_BV[search.rows], constraints)
-                    tokens[search.rows] = search.beams.tokens
-                    parents[search.rows] = search.parents()
-                if first_at == encoded_at:
-                    first_at = time.monotonic()
-                going = [search for search in going if not search.beams.is_done]
-                if going:
-                    targets.reorder(parents)
-                    if len(going) * beams <= SHRINK * len(tokens):
-                        tokens, parents = _drop_others(going, targets, tokens)
+        targets = self._targets(source, per_source=beams)
+        going = searches
+        while going and not cancelled():
+            logits_BV = targets.step(tokens)
+            for search in going:
+                search.advance(logits_BV[search.rows], constraints)
+                tokens[search.rows] = search.beams.tokens
+                parents[search.rows] = search.parents()
+            if first_at == encoded_at:
+                first_at = time.monotonic()
+            going = [search for search in going if not search.beams.is_done]
+            if going:
+                targets.reorder(parents)
+                if len(going) * beams <= SHRINK * len(tokens):
+                    tokens, parents = _drop_others(going, targets, tokens)
+        self._shelf.put(targets.size, targets)
         return [
             Found(
                 texts=tuple(search.beams.best(count)),

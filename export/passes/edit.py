@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortolan.export.quantize.blocks import Scheme
 
@@ -41,9 +42,9 @@ def share_initializer(graph: ir.Graph, name: str, original: str) -> None:
     value.replace_all_uses_with(graph.initializers[original])
 
 
-def insert_constant(graph: ir.Graph, before: ir.Node, values: list[int]) -> ir.Value:
-    """A constant int64 vector, in the graph itself."""
-    tensor = ir.tensor(np.array(values, np.int64))
+def insert_constant(graph: ir.Graph, before: ir.Node, values: NDArray[np.integer]) -> ir.Value:
+    """A constant, in the graph itself."""
+    tensor = ir.tensor(values)
     node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
     graph.insert_before(before, node)
     return node.outputs[0]

@@ -6,6 +6,7 @@ docs/ContribOperators.md).
 
 from collections.abc import Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from ortolan.export.passes.edit import (
@@ -86,7 +87,7 @@ def _look_up(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -
     if width == columns:
         return gathered.outputs[0]
     # Case 3
-    bounds = [insert_constant(graph, node, [value]) for value in (0, columns, -1)]
+    bounds = [insert_constant(graph, node, np.array([value])) for value in (0, columns, -1)]
     cut = ir.Node("", "Slice", [gathered.outputs[0], *bounds], num_outputs=1)
     graph.insert_before(node, cut)
     return cut.outputs[0]

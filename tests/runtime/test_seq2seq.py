@@ -325,7 +325,7 @@ def test_logits_that_are_not_finite_name_the_step(
 
     monkeypatch.setattr(Step, "run", poisoned)
     with pytest.raises(NumericError, match="step 3: expected finite"):
-        model.generate(SOURCE, beams=beams, max_new_tokens=8)
+        model.generate(SOURCE, beams=beams, max_new_tokens=8, cancel=lambda: False)
 
 
 def test_a_translator_of_another_process_is_refused(

@@ -38,7 +38,7 @@ class MixingEngine:
         self.widths.append(ids_BT.shape[1])
         states = np.full((len(ids_BT), 2, ids_BT.shape[1], 1), ids_BT.max(), np.float32)
         lengths = inputs.get(LENGTHS, np.full(len(ids_BT), ids_BT.shape[1], np.int32))
-        return Encoded.of(lengths, [states])
+        return Encoded(lengths=lengths, states=(states,))
 
 
 def encoded(
@@ -47,7 +47,7 @@ def encoded(
     engine = MixingEngine(prefill_precision)
     source = encode(cast(Engine, engine), feeds)
     assert source.lengths.tolist() == feeds[LENGTHS].tolist() if LENGTHS in feeds else True
-    return source.states[0].numpy(), engine.widths
+    return source.states[0], engine.widths
 
 
 def test_integer_products_see_one_source_without_its_padding() -> None:

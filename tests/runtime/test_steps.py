@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -210,6 +211,37 @@ def test_prefill_beyond_the_context_changes_nothing(
     with pytest.raises(ContextLengthError, match=f"at most {CONTEXT} tokens, got {CONTEXT + 1}"):
         prefill(engine, cache, random_ids(CONTEXT - 9))
     assert (cache.lengths, cache.capacity) == ([10], 256)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decoder_that_begins_again_gives_what_a_new_one_gives(
+    tiny: dict[str, tuple[TinyDecoder, Engine]], kind: str
+) -> None:
+    _, engine = tiny[kind]
+    tokens, used = random_ids(20), Decoder(engine, engine.cache())
+    for begun in (0, 300):
+        for length in range(1, 260):
+            used.step([length % VOCABULARY], [length])
+        used.begin(begun)
+        assert used.cache.lengths == [0]
+        new = Decoder(engine, engine.cache())
+        for length, token in enumerate(tokens, start=1):
+            got, expected = (decoder.step([token], [length]) for decoder in (used, new))
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_beginning_again_with_more_room_lets_go_of_the_buffers_before(
+    tiny: dict[str, tuple[TinyDecoder, Engine]],
+) -> None:
+    _, engine = tiny["unified"]
+    decoder = Decoder(engine, engine.cache())
+    decoder.step([1], [1])
+    before = weakref.ref(decoder.cache.buffers()[0])
+    decoder.begin(256)
+    assert before() is not None
+    decoder.begin(257)
+    assert before() is None
+    assert decoder.cache.capacity >= 257
 
 
 def test_a_step_allocates_nothing_and_binds_once(

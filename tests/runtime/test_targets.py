@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import ortolan
-from ortolan.runtime import Seq2Seq, open_bundle
+from ortolan.runtime import NumericError, Seq2Seq, open_bundle
 from ortolan.runtime.binding import Step
 from ortolan.runtime.bundle import Bundle
 from ortolan.runtime.session import Encoded, Engine
-from ortolan.runtime.targets import Shelf, Targets
+from ortolan.runtime.targets import Targets
 
 SOURCE = [5, 40, 7, 31, 8]
 
@@ -33,26 +33,44 @@ def encoded(engine: Engine) -> Encoded:
     return engine.encode_source({"input_ids": np.array([SOURCE]), "lengths": lengths})
 
 
-def test_buffers_are_kept_for_a_request_of_the_same_shape_unless_it_failed(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+def test_targets_are_kept_for_a_request_of_the_same_shape_unless_it_failed(
+    bundle: Bundle, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made: list[tuple[int, int]] = []
+    make, run = Targets.__init__, Step.run
+
+    def watched(targets: Targets, engine: Engine, *, sources: int, per_source: int) -> None:
+        made.append((sources, per_source))
+        make(targets, engine, sources=sources, per_source=per_source)
+
+    def poisoned(step: Step) -> None:
+        run(step)
+        step.logits[...] = np.nan
+
+    monkeypatch.setattr(Targets, "__init__", watched)
+    model = Seq2Seq(bundle, engine)
+    expected = model.generate(SOURCE, beams=2, max_new_tokens=4).tokens
+    assert model.generate(SOURCE, beams=2, max_new_tokens=4).tokens == expected
+    assert made == [(1, 2)]
+    model.generate([SOURCE, SOURCE], max_new_tokens=4)
+    model.generate([SOURCE, SOURCE], max_new_tokens=4)
+    assert made == [(1, 2), (2, 1)]
+    with monkeypatch.context() as failing:
+        failing.setattr(Step, "run", poisoned)
+        with pytest.raises(NumericError):
+            model.generate([SOURCE, SOURCE], max_new_tokens=4)
+    model.generate([SOURCE, SOURCE], max_new_tokens=4)
+    assert made == [(1, 2), (2, 1), (2, 1)]
+
+
+def test_the_memory_of_targets_counts_sources_states_and_logits(engine: Engine) -> None:
     source = encoded(engine)
-    shelf = Shelf(engine)
-
-    def lent(rows: int) -> Targets:
-        with shelf.targets(source, per_source=rows) as targets:
-            return targets
-
-    assert lent(2) is lent(2)
-    assert lent(2) is not lent(3)
-    kept = lent(3)
-    with pytest.raises(RuntimeError), shelf.targets(source, per_source=3):
-        raise RuntimeError
-    assert lent(3) is not kept
-    kept = lent(3)
-    monkeypatch.setattr("ortolan.runtime.targets.KEPT_BYTES", kept.size_bytes - 1)
-    assert lent(3) is kept  # it was put there before; it is not put back
-    assert lent(3) is not kept
+    targets = Targets(engine, sources=1, per_source=3)
+    states = sum(buffer.nbytes for buffer in engine.cache(batch=3).buffers())
+    logits = 3 * 4 * engine.manifest.vocab_size
+    assert targets.size_bytes == states + logits
+    targets.begin(source)
+    assert targets.size_bytes == source.size_bytes + states + logits
 
 
 def test_rows_go_on_from_their_parents(engine: Engine) -> None:

@@ -30,6 +30,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "bart": ("BartForConditionalGeneration", BART, 1),
     # transformers makes a cache of as many layers as the encoder has
     "t5": ("T5ForConditionalGeneration", T5 | {"num_decoder_layers": T5["num_layers"]}, 0),
+    # heads that a kernel takes
+    "t5wide": (
+        "T5ForConditionalGeneration",
+        T5 | {"num_decoder_layers": T5["num_layers"], "d_kv": 16},
+        0,
+    ),
 }
 """Class, config and seed."""
 
@@ -37,7 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
 def translator(family: str) -> PreTrainedModel:
     """A random model whose next token depends on the source and on the last token."""
     architecture, values, seed = FAMILIES[family]
-    if family == "t5":
+    if family.startswith("t5"):
         return reference_model(values, architecture=architecture, spread=0.45)
     model = reference_model(values, architecture=architecture, seed=seed)
     constants = [(name, b) for name, b in model.named_buffers() if name == "final_logits_bias"]
@@ -59,7 +65,7 @@ def reference(family: str) -> PreTrainedModel:
     return model
 
 
-FORMS = (*FAMILIES, "marian-split", "t5-split")
+FORMS = ("marian", "bart", "t5", "marian-split", "t5wide-split")
 """Families, with the graphs of a bundle where these are not unified."""
 
 
