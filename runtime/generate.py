@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Self
 
+from ortolan.runtime.requests import never
 from ortolan.runtime.row import Completion, Request, Row, Timings
 from ortolan.runtime.session import Engine
 from ortolan.runtime.shelf import Shelf
@@ -121,6 +122,8 @@ class Completer:
                     return
                 row.begin(started_at, time.monotonic() - begun_at, logits_V)
                 yield
+            if batch == 1 and cancelled is never and not rows[0].is_shown:
+                _write(decoder, rows[0])
             tokens = [row.prompt[-1] for row in rows]
             lengths = list(decoder.cache.lengths)
             going = [(index, row) for index, row in enumerate(rows) if row.finish_reason is None]
@@ -140,6 +143,13 @@ class Completer:
             # also when the generator is closed or dropped in the middle
             for row in rows:
                 row.finish("cancelled")
+
+
+def _write(decoder: Decoder, row: Row) -> None:
+    """Bring the only row to its end; its first token is there."""
+    if row.finish_reason is None:
+        decoder.write(row.tokens, row.choose, most=row.limit, eos=row.eos)
+        row.settle()
 
 
 def rows_of(

@@ -89,6 +89,8 @@ class Row:
 
     Attributes:
         tokens: the new ids.
+        choose: the next token, from logits `(V,)`; the caller appends it to `tokens`.
+        eos: ids that end the row.
         finish_reason: `None` as long as it goes on.
         limit: most new ids.
         pending: text that `take` has not handed out.
@@ -96,9 +98,7 @@ class Row:
     """
 
     __slots__ = (
-        "_choose",
         "_constraints",
-        "_eos",
         "_first_at",
         "_last_at",
         "_matcher",
@@ -108,6 +108,8 @@ class Row:
         "_stream",
         "_text",
         "_tokenizer",
+        "choose",
+        "eos",
         "finish_reason",
         "limit",
         "pending",
@@ -131,12 +133,13 @@ class Row:
         self.finish_reason: FinishReason | None = None
         self.pending = ""
         self.limit = request.limits[index]
-        self._eos = request.eos
+        self.eos = request.eos
         self._constraints = request.constraints
         self._sampler = Sampler(_of_row(request.sampling, index), vocab_size, prompt=self.prompt)
         # mostly there are none, and each call counts beside a step of a small model
         is_free = request.constraints == Constraints()
-        self._choose = self._sampler.next if is_free else self._constrained
+        next_ = self._sampler.next_plain if self._sampler.is_plain else self._sampler.next
+        self.choose = next_ if is_free else self._constrained
         self._tokenizer = tokenizer
         # Text that nobody waits for and that stops nothing is decoded once, at the end.
         by_token = streams or len(request.stop) > 0
@@ -161,10 +164,10 @@ class Row:
         Raises:
             NumericError: the greatest of them is not finite.
         """
-        token = self._choose(logits_V)
+        token = self.choose(logits_V)
         self.tokens.append(token)
         self._last_at = time.monotonic()
-        if token in self._eos:
+        if token in self.eos:
             self.finish("stop")
             return
         if self._stream is not None:
@@ -173,9 +176,14 @@ class Row:
             self.finish("length")
 
     @property
+    def is_shown(self) -> bool:
+        """Whether somebody looks at the text while it grows: each token has to `advance` it."""
+        return self._stream is not None
+
+    @property
     def is_plain(self) -> bool:
-        """Whether `extend` may do for `advance`: nothing but logits and ids decides."""
-        return self._sampler.is_plain and self._stream is None
+        """Whether each token is the one with the highest logit, and nobody looks on."""
+        return self._sampler.is_plain and not self.is_shown
 
     def extend(
         self, tokens: Sequence[int], started_at: float, prefill_s: float, begun_at: float
@@ -190,9 +198,13 @@ class Row:
         """
         self.tokens = list(tokens)
         self._started_at, self._prefill_s = started_at, prefill_s
+        self.settle()
+        self._first_at = begun_at + (self._last_at - begun_at) / len(tokens)
+
+    def settle(self) -> None:
+        """See whether the last of the tokens, which have been appended, ends the row."""
         self._last_at = time.monotonic()
-        self._first_at = begun_at + (self._last_at - begun_at) / max(1, len(tokens))
-        if self.tokens and self.tokens[-1] in self._eos:
+        if self.tokens[-1] in self.eos:
             self.finish("stop")
         elif len(self.tokens) >= self.limit:
             self.finish("length")
@@ -245,7 +257,7 @@ class Row:
     def _whole_text(self) -> str:
         if self._stream is not None or self._tokenizer is None:
             return "".join(self._text)
-        ended = bool(self.tokens) and self.tokens[-1] in self._eos
+        ended = bool(self.tokens) and self.tokens[-1] in self.eos
         return self._tokenizer.decode(self.tokens[:-1] if ended else self.tokens)
 
     def _show(self, text: str) -> None:

@@ -8,7 +8,7 @@ a batch of 1, and work can be cancelled only between calls. Decode takes one tok
 Shape letters: B rows, R positions, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,9 +155,10 @@ class Decoder:
         self.cache = cache
         self._source = source
         self._step = Step(engine, batch=cache.batch, new_tokens=1, positions=1)
-        self._ids_B = self._step.ids[:, 0]
-        self._last_index_B = self._step.last_index
-        self._total = self._step.total
+        # views without NumPy: much less code between two steps
+        self._ids_B = memoryview(self._step.ids.reshape(-1))
+        self._last_index_B = memoryview(self._step.last_index)
+        self._total = memoryview(self._step.total.reshape(1))
         self._logits_BV = self._step.logits[:, 0]
         self.logits = tuple(self._logits_BV)
         self._capacity = 0
@@ -201,10 +202,47 @@ class Decoder:
         for row, token in enumerate(tokens):
             self._ids_B[row] = token
             self._last_index_B[row] = lengths[row] - 1
-        self._total[()] = total
+        self._total[0] = total
         self._step.run()
         self.cache.lengths[:] = lengths
         return self._logits_BV
+
+    def write(
+        self,
+        tokens: list[int],
+        choose: Callable[[NDArray[np.float32]], int],
+        *,
+        most: int,
+        eos: Container[int],
+    ) -> None:
+        """Append the last of some tokens to the only row, choose one behind it, and so on.
+
+        What `step` does for a token of each row, with less between two steps: the weights of a
+        model have displaced Python's code from the caches, and each line is read anew.
+
+        Args:
+            tokens: at least one, each within the vocabulary; gets those that are chosen.
+            choose: the next token, from logits `(V,)`.
+            most: how many tokens there are to be in the end.
+            eos: tokens that end the row.
+
+        Raises:
+            ContextLengthError: the row would be longer than the context.
+        """
+        run, lengths, (logits_V,) = self._step.run, self.cache.lengths, self.logits
+        ids, last_index, total = self._ids_B, self._last_index_B, self._total
+        if self._capacity != self.cache.capacity:
+            self._capacity = 0  # what is bound are buffers that are gone
+        while len(tokens) < most:
+            before = lengths[0]
+            if before >= self._capacity:
+                self._rebind(before + 1)
+            ids[0], last_index[0], total[0] = tokens[-1], before, before + 1
+            run()
+            lengths[0] = before + 1
+            tokens.append(choose(logits_V))
+            if tokens[-1] in eos:
+                return
 
     def release(self) -> None:
         """Let go of the cache's buffers until the next step."""
