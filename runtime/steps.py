@@ -156,9 +156,9 @@ class Decoder:
         self._source = source
         self._step = Step(engine, batch=cache.batch, new_tokens=1, positions=1)
         # views without NumPy: much less code between two steps
-        self._ids_B = memoryview(self._step.ids.reshape(-1))
-        self._last_index_B = memoryview(self._step.last_index)
-        self._total = memoryview(self._step.total.reshape(1))
+        self._ids_B = self._step.ids.reshape(-1).data
+        self._last_index_B = self._step.last_index.data
+        self._total = self._step.total.reshape(1).data
         self._logits_BV = self._step.logits[:, 0]
         self.logits = tuple(self._logits_BV)
         self._capacity = 0
