@@ -102,6 +102,17 @@ def test_generating_across_growths_of_the_cache_gives_the_reference(
     assert (expected.argmax(axis=-1) == tokens).mean() > 0.99
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=2.0, seed=3)])
+def test_a_text_that_may_be_cancelled_is_that_of_one_that_may_not(
+    model: Model, sampling: Sampling
+) -> None:
+    asked: Any = {"max_new_tokens": 40, "sampling": sampling}
+    alone, watched = (model.generate([9], cancel=c, **asked) for c in (None, lambda: False))
+    assert (alone.tokens, alone.text, alone.finish_reason) == (
+        *(watched.tokens, watched.text, watched.finish_reason),
+    )
+
+
 @settings(max_examples=8, deadline=None)
 @given(rows=st.lists(prompts, min_size=2, max_size=5), count=st.integers(1, 12))
 def test_several_prompts_give_what_each_gives_alone(

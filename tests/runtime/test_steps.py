@@ -260,3 +260,45 @@ def test_a_step_allocates_nothing_and_binds_once(
     rows = [decoder.step([1], [length]) for length in range(1, 200)]
     assert len(bound) == 1
     assert len({row.ctypes.data for row in rows}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_text_written_at_once_is_that_of_its_steps(
+    tiny: dict[str, tuple[TinyDecoder, Engine]], kind: str, ends: bool
+) -> None:
+    _, engine = tiny[kind]
+    stepped, written = (Decoder(engine, engine.cache()) for _ in range(2))
+    expected = [7]
+    for length in range(1, 300):  # beyond the first capacity
+        expected.append(int(stepped.step(expected[-1:], [length])[0].argmin()))
+    eos = {expected[120]} if ends else set()
+    last = expected.index(expected[120], 1) if ends else 299
+    tokens = [7]
+    written.write(tokens, lambda logits_V: int(logits_V.argmin()), most=300, eos=eos)
+    assert tokens == expected[: last + 1]
+    assert written.cache.lengths == [last]
+    np.testing.assert_array_equal(
+        written.step([5], [last + 1]), engine_step(engine, [*tokens[:-1], 5])
+    )
+
+
+def engine_step(engine: Engine, tokens: list[int]) -> NDArray[np.float32]:
+    """Logits behind the last of some tokens, computed one by one."""
+    decoder = Decoder(engine, engine.cache())
+    for length, token in enumerate(tokens, start=1):
+        logits = decoder.step([token], [length])
+    return logits
+
+
+def test_a_text_written_at_once_stops_short_of_the_context(
+    tiny: dict[str, tuple[TinyDecoder, Engine]],
+) -> None:
+    _, engine = tiny["unified"]
+    decoder, tokens = Decoder(engine, engine.cache()), [7]
+    decoder.write(tokens, lambda _: 3, most=CONTEXT + 1, eos=())
+    with pytest.raises(ContextLengthError):
+        decoder.write(tokens, lambda _: 3, most=CONTEXT + 2, eos=())
+    assert decoder.cache.lengths == [CONTEXT]
+    decoder.write(tokens, lambda _: 3, most=1, eos=())  # there are more than that
+    assert len(tokens) == CONTEXT + 1
