@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
 from math import ceil
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from onnx import NodeProto, ValueInfoProto, helper
+from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
 import report
 from script import count, exit_status
@@ -52,6 +52,9 @@ ATTENTIONS = (
 )
 """Rows, new tokens, tokens before them, heads, key/value heads and their width."""
 
+PRODUCTS = ((1, 192, 192), (16, 192, 512), (128, 512, 192), (1, 2048, 2048), (128, 2048, 2048))
+"""Rows, columns of the activations, columns of the product."""
+
 CHAIN = 16
 COPIES = 2  # of attention, which takes long enough
 MICROSOFT = "com.microsoft"
@@ -71,6 +74,7 @@ class Case:
         copies: how often a form computes it in one call, so that they share the cost of the call.
         inputs: arrays by name.
         outputs: arrays by name; one that is an input as well is written in place.
+        constants: arrays by name, which kernels may rearrange beforehand.
     """
 
     size: str
@@ -78,6 +82,7 @@ class Case:
     copies: int
     inputs: Arrays
     outputs: Arrays
+    constants: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +177,30 @@ def attention(
     )
 
 
+def product(rows: int, inner: int, outer: int) -> Case:
+    """Products with weights of 8 bits, signed and unsigned; so small that neither saturates."""
+    signed = np.random.default_rng(0).integers(-63, 64, (inner, outer), np.int8)
+    constants: Arrays = {
+        "signed": signed,
+        "unsigned": (signed.astype(np.int16) + 128).astype(np.uint8),
+        "scales": np.full(outer, 1e-3, np.float32),
+        "middle": np.array(128, np.uint8),
+    }
+    make = partial(helper.make_node, "DynamicQuantizeMatMul", domain=MICROSOFT)
+    names = [f"y{i}" for i in range(COPIES)]
+    return Case(
+        size=f"{rows} x {inner} x {outer}",
+        forms=(
+            [make(["x", "signed", "scales"], [name]) for name in names],
+            [make(["x", "unsigned", "scales", "middle"], [name]) for name in names],
+        ),
+        copies=COPIES,
+        inputs=drawn({"x": (1, rows, inner)}),
+        outputs={name: np.empty((1, rows, outer), np.float32) for name in names},
+        constants=constants,
+    )
+
+
 @contextmanager
 def switched(value: str) -> Iterator[None]:
     """Set what onnxruntime reads when it makes the kernel of GroupQueryAttention."""
@@ -195,8 +224,14 @@ def bind(case: Case, form: int, *, threads: int) -> Bound:
     """Open the first or the second form."""
     # Together, so that an array that is read and written stays one.
     inputs, outputs = deepcopy((case.inputs, case.outputs))
+    used = {name for node in case.forms[form] for name in node.input}
+    constants = [
+        numpy_helper.from_array(array, name)
+        for name, array in case.constants.items()
+        if name in used
+    ]
     model = helper.make_model(
-        helper.make_graph(case.forms[form], "form", declared(inputs), declared(outputs)),
+        helper.make_graph(case.forms[form], "form", declared(inputs), declared(outputs), constants),
         opset_imports=[helper.make_opsetid("", 24), helper.make_opsetid(MICROSOFT, 1)],
         ir_version=10,
     )
@@ -243,6 +278,7 @@ def side_by_side(asked: argparse.Namespace) -> None:
     for size, one, other, cases in (
         ("rows x width", "SkipLayerNormalization", "Add, LayerNormalization", starmap(norm, NORMS)),
         ("rows x width", "BiasGelu", "Add, Gelu", starmap(gelu, GELUS)),
+        ("rows and columns", "signed weights", "unsigned weights", starmap(product, PRODUCTS)),
         ("new tokens", "attention in tiles", "with all scores", starmap(attention, ATTENTIONS)),
     ):
         rows = [row(case, threads=asked.threads, rounds=asked.rounds) for case in cases]

@@ -13,6 +13,7 @@ import kernel_forms
     [
         kernel_forms.norm(2, 8),
         kernel_forms.gelu(2, 8),
+        kernel_forms.product(2, 16, 8),
         kernel_forms.attention(1, 3, 5, 4, 2, 8),
         kernel_forms.attention(3, 1, 5, 4, 2, 8),
     ],
