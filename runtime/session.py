@@ -350,7 +350,7 @@ def run(
 ) -> list[NDArray[Any]]:
     """Call a session with arrays, without the checks of onnxruntime's Python wrapper."""
     native = getattr(session, "_sess", session)  # a private name, and promised by nobody
-    found: list[NDArray[Any]] = native.run(outputs, inputs, None)
+    found: list[NDArray[Any]] = native.run(outputs, dict(inputs), None)
     return found
 
 
