@@ -104,7 +104,7 @@ def load(
             writes texts from sources; `Encoder`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`. This version computes on the CPU.
         threads: threads within one operator; `None` for the physical cores that this process
-            may use, or 1 for a small translator.
+            may use, or 1 for a small translator, whose decoder takes 1 in any case.
         full_check: read all weights once more than needed and compare their hash.
 
     Raises:

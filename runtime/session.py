@@ -33,7 +33,7 @@ from ortolan.runtime.manifest import MAPS_ROLE, Graph
 from ortolan.runtime.packed import Packed
 from ortolan.runtime.process_memory import return_free_memory
 from ortolan.runtime.scores import query_heads, whole_scores
-from ortolan.runtime.threads import chosen_threads, is_small_translator
+from ortolan.runtime.threads import chosen_threads, is_small_translator, step_threads
 
 try:
     import onnxruntime as ort  # type: ignore[import-untyped]
@@ -104,7 +104,7 @@ class Engine:
     Attributes:
         device: the device in use.
         device_reason: why it is this one.
-        threads: threads within one operator.
+        threads: threads within one operator; `step_threads` for the steps of a decoder.
         heads: of the widest attention.
         is_stranded: whether the process was forked since; see `check_process`.
     """
@@ -290,6 +290,8 @@ def _open_session(bundle: Bundle, role: str, threads: int, packed: Packed | None
     data = bundle.read(graph.file)
     if packed is not None:
         data = packed.attach(graph.file, data)
+    if role not in (ENCODER, MAPS_ROLE):
+        threads = step_threads(threads, bundle.manifest)
     session = _load(graph, data, _options(bundle, threads=threads), scores=_scores(bundle, role))
     check_names(
         role,
@@ -302,7 +304,7 @@ def _open_session(bundle: Bundle, role: str, threads: int, packed: Packed | None
 
 def _open_repeated(bundle: Bundle, role: str, threads: int) -> Any:
     graph = bundle.manifest.graphs[role]
-    options = _options(bundle, threads=threads)
+    options = _options(bundle, threads=step_threads(threads, bundle.manifest))
     # its tensors are small and many: without the arena a sentence takes 2 % less time
     options.enable_cpu_mem_arena = False
     data = repeated(bundle.read(graph.file), bundle.manifest)

@@ -31,7 +31,7 @@ from ortolan.runtime.errors import ForkedError
 from ortolan.runtime.manifest import TextSource
 from ortolan.runtime.memory_plan import bytes_per_token
 from ortolan.runtime.session import Engine
-from ortolan.runtime.threads import SMALL_BYTES, chosen_threads, physical_cores
+from ortolan.runtime.threads import SMALL_BYTES, chosen_threads, physical_cores, step_threads
 
 SOURCE = [5, 40, 7, 31, 8]
 
@@ -140,7 +140,14 @@ def test_a_small_translator_runs_on_one_thread_unless_asked(bundle: Bundle) -> N
     )
     larger = msgspec.structs.replace(manifest, files=files)
     assert chosen_threads(None, manifest) == Engine(bundle).threads == 1
-    assert chosen_threads(3, manifest) == 3
+    assert (chosen_threads(3, manifest), step_threads(3, manifest)) == (3, 1)
+    assert step_threads(3, larger) == 3
+    asked = Engine(bundle, threads=2)
+    used = {
+        role: session.get_session_options().intra_op_num_threads
+        for role, session in asked._sessions.items()
+    }
+    assert used == {"encoder": 2, "decoder": 1, "greedy": 1}
     assert chosen_threads(None, larger) == physical_cores()
     assert chosen_threads(None, msgspec.structs.replace(manifest, kind="decoder")) == (
         physical_cores()

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 @click.option("--n-best", type=int, help="Print so many of the beams, with their scores.")
 @click.option("--length-penalty", type=float, help="Of beams: above 0 favours long texts.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--threads", type=int, help="The physical cores by default; 1 for small translators.")
+@click.option(
+    "--threads",
+    type=int,
+    help="The physical cores by default; 1 for small translators (for their decoder always).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, at the end.")
 def command(
     bundle: Path,
