@@ -50,6 +50,8 @@ class Request:
 class Timings:
     """Where the time went, on a clock that nobody sets.
 
+    A text that one call wrote (a small translator's) has its time shared evenly by its tokens.
+
     Attributes:
         prefill_s: seconds for the row's own prompt.
         decode_s: seconds from the first new token to the last.
