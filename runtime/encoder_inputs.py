@@ -120,8 +120,7 @@ def several(inputs: Any) -> list[Any]:
 
 def pad(rows: Sequence[Any], *, padding: int) -> dict[str, NDArray[Any]]:
     """Ids of any lengths as `input_ids` int64 `(B, T)` and `lengths` int32 `(B,)`."""
-    lengths = np.array([len(row) for row in rows], np.int32)
-    ids_BT = np.full((len(rows), int(lengths.max())), padding, np.int64)
-    for row, ids in enumerate(rows):
-        ids_BT[row, : len(ids)] = ids
-    return {IDS: ids_BT, LENGTHS: lengths}
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    padded = [[*row, *[padding] * (longest - len(row))] for row in rows]
+    return {IDS: np.array(padded, np.int64), LENGTHS: np.array(lengths, np.int32)}

@@ -6,19 +6,18 @@ Knows ids, states and when to stop. Does not know requests, nor how the graph wa
 Shape letters: V vocabulary.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.greedy_graph import ALLOWED, FIRST, GOING_ON, LIMIT, SUMS, TOKENS
-from ortolan.runtime.interface import IDS, SOURCE_LENGTHS, STEP_INPUTS
-from ortolan.runtime.manifest import State, Tokens
+from ortolan.runtime.greedy_graph import ALLOWED, GOING_ON, LIMIT, START, SUMS, TOKENS
+from ortolan.runtime.interface import SOURCE_LENGTHS
+from ortolan.runtime.manifest import Tokens
 from ortolan.runtime.session import Encoded, Engine
 
 __all__ = ["GreedyWriter"]
-
-_, _LAST_INDEX, _, _POSITIONS = STEP_INPUTS
 
 
 class GreedyWriter:
@@ -43,10 +42,7 @@ class GreedyWriter:
         self._feeds: dict[str, NDArray[Any]] = {
             ALLOWED: allowed_V,
             GOING_ON: going_on_V,
-            FIRST + IDS: np.array([[start]], np.int64),
-            FIRST + _LAST_INDEX: np.zeros(1, np.int32),
-            **{FIRST + each.input: _empty(each) for each in states if each.update == "append"},
-            _POSITIONS: np.zeros((1, 1), np.int64),
+            START: np.array([[start]], np.int64),
         }
 
     def write(self, source: Encoded, *, limit: int) -> list[int] | None:
@@ -69,17 +65,10 @@ class GreedyWriter:
         chosen = limit if self._forced_last is None else limit - 1
         feeds[LIMIT] = np.array(chosen, np.int64)
         new, sums = self._engine.repeat((TOKENS, SUMS), feeds)
-        if not np.isfinite(sums).all():
+        if not math.isfinite(sum(sums.ravel().tolist())):
             return None
         tokens: list[int] = new.ravel().tolist()
         has_ended = bool(tokens) and tokens[-1] in self._eos
         if self._forced_last is not None and not has_ended:
             tokens.append(self._forced_last)
         return tokens
-
-
-def _empty(state: State) -> NDArray[np.float32]:
-    """A state of one row that holds no token."""
-    sizes = {"batch": 1, "capacity": 0}
-    shape = [sizes[size] if isinstance(size, str) else size for size in state.shape]
-    return np.zeros(shape, np.dtype(state.dtype))

@@ -6,16 +6,13 @@ lies between two calls, Python for the most part, is a sixth of the time of a sm
 
 A graph for one row behind one source:
 
-    limit                int64 ()      most new tokens
-    allowed              float32 (V,)  added to the logits: 0, or -inf for an id never to choose
-    going_on             bool (V,)     false for an id that ends the text
-    first/input_ids      int64 (1, 1)  what the text begins with
-    first/seqlens_k      int32 (1,)    0
-    first/STATE_INPUT    the states that grow, of 0 tokens
-    logit_positions      int64 (1, 1)  0
+    limit             int64 ()      most new tokens
+    allowed           float32 (V,)  added to the logits: 0, or -inf for an id never to choose
+    going_on          bool (V,)     false for an id that ends the text
+    start             int64 (1, 1)  what the text begins with
     source_lengths, and the states of the source: as a step takes them
-    -> tokens            int64 (T, 1, 1)
-       sums              float32 (T, 1, 1), of all logits of a step: finite if these are
+    -> tokens         int64 (T, 1, 1)
+       sums           float32 (T, 1, 1), of all logits of a step: finite if these are
 
 The greatest logit wins, the lowest id where several are equal.
 
@@ -32,23 +29,23 @@ from ortolan.runtime.onnx_schema import new_message, parse_model
 
 __all__ = [
     "ALLOWED",
-    "FIRST",
     "GOING_ON",
     "LIMIT",
+    "START",
     "SUMS",
     "TOKENS",
     "can_repeat",
     "repeated",
 ]
 
-LIMIT, ALLOWED, GOING_ON = "limit", "allowed", "going_on"
+LIMIT, ALLOWED, GOING_ON, START = "limit", "allowed", "going_on", "start"
 """Inputs that a step does not have."""
 
 TOKENS, SUMS = "tokens", "sums"
 """Outputs that a step does not have."""
 
-FIRST = "first/"
-"""Before the names of what the first step takes and every step gives to the next."""
+_FIRST = "first/"
+"""Before the names of what the first step takes: states of no tokens."""
 
 _LAST = "last/"
 """Before the names of what the last step gives."""
@@ -57,6 +54,9 @@ _, _LAST_INDEX, _TOTAL, _POSITIONS = STEP_INPUTS
 
 _OWN = "greedy/"
 """Before the names of what is added to the body: no exporter writes such names."""
+
+_NO_TOKENS = {"batch": 1, "capacity": 0}
+"""Sizes of a state before the first token."""
 
 _FLOAT, _INT32, _INT64, _BOOL = 1, 6, 7, 9
 """Element types, as ONNX counts them."""
@@ -93,14 +93,21 @@ def repeated(data: bytes, manifest: Manifest) -> bytes:
         (LIMIT, _INT64, ()),
         (ALLOWED, _FLOAT, (manifest.vocab_size,)),
         (GOING_ON, _BOOL, (manifest.vocab_size,)),
-        (FIRST + IDS, _INT64, (1, 1)),
-        (FIRST + _LAST_INDEX, _INT32, (1,)),
+        (START, _INT64, (1, 1)),
     ):
         _declare(whole.input, name, dtype, shape)
-    whole.input.extend(inputs[name] for name in (_POSITIONS, SOURCE_LENGTHS, *read))
+    whole.input.extend(inputs[name] for name in (SOURCE_LENGTHS, *read))
+    whole.initializer.add(name=_POSITIONS.encode(), data_type=_INT64, dims=[1, 1], int64_data=[0])
+    first = _FIRST + _LAST_INDEX
+    whole.initializer.add(name=first.encode(), data_type=_INT32, dims=[1], int32_data=[0])
+    taken = [START, first]
     for state in states:
-        _grow(whole.input.add(), inputs[state.input], FIRST + state.input, "none")
-    taken = [FIRST + name for name in (IDS, _LAST_INDEX, *(state.input for state in states))]
+        taken.append(_FIRST + state.input)
+        whole.initializer.add(
+            name=taken[-1].encode(),
+            data_type=inputs[state.input].type.tensor_type.elem_type,
+            dims=[_NO_TOKENS[n] if isinstance(n, str) else n for n in state.shape],
+        )
     given = [_LAST + name for name in (IDS, _LAST_INDEX, *(state.output for state in states))]
     loop = _node(whole, "Loop", [LIMIT, "", *taken], [*given, TOKENS, SUMS])
     outputs = {value.name.decode(): value for value in step.output}
@@ -140,9 +147,9 @@ def _body(step: Any, inputs: Any, outputs: Any, manifest: Manifest) -> Any:
     _node(body, "Add", [LOGITS, ALLOWED], [_OWN + "scores"])
     _node(body, "ArgMax", [_OWN + "scores"], [_OWN + "token"], axis=2, keepdims=0)
     _node(body, "ReduceSum", [LOGITS, _OWN + "vocabulary"], [_OWN + "sum"], keepdims=0)
-    _node(body, "Gather", [GOING_ON, _OWN + "token"], [_OWN + "row_goes"])
-    _node(body, "Squeeze", [_OWN + "row_goes"], [_OWN + "go"])
-    _declare(body.output, _OWN + "go", _BOOL, ())
+    # an array of one number is a scalar to the kernel, and a node less in each turn
+    _node(body, "Gather", [GOING_ON, _OWN + "token"], [_OWN + "go"])
+    _declare(body.output, _OWN + "go", _BOOL, (1, 1))
     _declare(body.output, _OWN + "token", _INT64, (1, 1))
     _declare(body.output, _OWN + "index", _INT32, (1,))
     for state in states:

@@ -35,9 +35,9 @@ from ortolan.runtime.scores import CHUNK, chunk_tokens, query_heads, score_bytes
 
 __all__ = [
     "MemoryPlan",
+    "RequestMemory",
     "bytes_per_token",
     "check_load",
-    "check_request",
     "plan_memory",
     "size",
 ]
@@ -180,38 +180,43 @@ def check_load(bundle: Bundle, *, is_packed: bool, root: Path = Path("/")) -> No
     )
 
 
-def check_request(
-    manifest: Manifest,
-    *,
-    tokens: int,
-    rows: int,
-    source_tokens: int = 0,
-    root: Path = Path("/"),
-) -> None:
-    """Refuse a request whose states cannot fit.
+class RequestMemory:
+    """What requests to a bundle take: counted when it is loaded, and then only multiplied.
 
     Args:
-        manifest: of a loaded bundle.
-        tokens: of all rows together, new ones included.
-        rows: computed together.
-        source_tokens: of all sources together.
-        root: folder that holds `sys` and `proc`.
-
-    Raises:
-        MemoryPlanError: states and logits are more than the memory that is left.
+        manifest: of the bundle.
     """
-    fixed = sum(_state_bytes(state) for state in manifest.states if state.update == "replace")
-    needed = (
-        tokens * bytes_per_token(manifest.states, "capacity")
-        + source_tokens * bytes_per_token(manifest.states, "source")
-        + rows * (fixed + 4 * manifest.vocab_size)
-    )
-    _check(
-        needed,
-        what=f"generate ({rows} x {tokens // max(1, rows)} tokens)",
-        mend="Lower max_new_tokens, shorten the prompts, or give fewer of them at once.",
-        root=root,
-    )
+
+    __slots__ = ("_per_row", "_per_source_token", "_per_token")
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._per_token = bytes_per_token(manifest.states, "capacity")
+        self._per_source_token = bytes_per_token(manifest.states, "source")
+        self._per_row = _fixed_bytes(manifest.states) + 4 * manifest.vocab_size
+
+    def check(
+        self, *, tokens: int, rows: int, source_tokens: int = 0, root: Path = Path("/")
+    ) -> None:
+        """Refuse a request whose states cannot fit.
+
+        Args:
+            tokens: of all rows together, new ones included.
+            rows: computed together.
+            source_tokens: of all sources together.
+            root: folder that holds `sys` and `proc`.
+
+        Raises:
+            MemoryPlanError: states and logits are more than the memory that is left.
+        """
+        needed = (
+            tokens * self._per_token + source_tokens * self._per_source_token + rows * self._per_row
+        )
+        _check(
+            needed,
+            what=f"generate ({rows} x {tokens // max(1, rows)} tokens)",
+            mend="Lower max_new_tokens, shorten the prompts, or give fewer of them at once.",
+            root=root,
+        )
 
 
 def size(count: int) -> str:
@@ -233,8 +238,12 @@ def _check(needed: int, *, what: str, mend: str, root: Path) -> None:
 
 
 def _cache_bytes(states: tuple[State, ...], context: int) -> int:
-    fixed = sum(_state_bytes(state) for state in states if state.update == "replace")
-    return context * bytes_per_token(states, "capacity") + fixed
+    return context * bytes_per_token(states, "capacity") + _fixed_bytes(states)
+
+
+def _fixed_bytes(states: tuple[State, ...]) -> int:
+    """Bytes of one row in states that do not grow."""
+    return sum(_state_bytes(state) for state in states if state.update == "replace")
 
 
 def _state_bytes(state: State) -> int:

@@ -24,7 +24,7 @@ from ortolan.runtime.generate import Completer, Completion, Request, TextStream
 from ortolan.runtime.ids import checked_ids
 from ortolan.runtime.kinds import wrong_kind
 from ortolan.runtime.manifest import Manifest
-from ortolan.runtime.memory_plan import check_load, check_request
+from ortolan.runtime.memory_plan import RequestMemory, check_load
 from ortolan.runtime.packed import find_packed
 from ortolan.runtime.requests import (
     Cancel,
@@ -148,6 +148,7 @@ class Model:
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         self.bundle = bundle
         self._engine = engine
+        self._memory = RequestMemory(bundle.manifest)
         self.tokenizer = open_tokenizer(bundle)
         self._completer = Completer(engine, self.tokenizer)
 
@@ -352,7 +353,7 @@ class Model:
         ids = [self._ids(prompt) for prompt in prompts]
         limits = tuple(self._limit(len(row), max_new_tokens) for row in ids)
         tokens = sum(map(len, ids)) + len(ids) * (max_new_tokens or 1)
-        check_request(self.manifest, tokens=tokens, rows=len(ids))
+        self._memory.check(tokens=tokens, rows=len(ids))
         return Request(
             prompts=tuple(ids),
             limits=limits,

@@ -28,7 +28,7 @@ from ortolan.runtime.generate import TextStream, rows_of
 from ortolan.runtime.ids import TokenIds, checked_ids
 from ortolan.runtime.kinds import wrong_kind
 from ortolan.runtime.manifest import Manifest
-from ortolan.runtime.memory_plan import check_request
+from ortolan.runtime.memory_plan import RequestMemory
 from ortolan.runtime.requests import (
     Cancel,
     asked,
@@ -85,6 +85,7 @@ class Seq2Seq:
         self._engine = engine
         self._start = manifest.tokens.start
         self._constraints = Constraints.of(manifest.tokens)
+        self._memory = RequestMemory(manifest)
         self._reader = SourceReader(manifest, self.tokenizer)
         self._translator = Translator(engine, start=self._start, tokens=manifest.tokens)
 
@@ -308,8 +309,7 @@ class Seq2Seq:
         together = _groups(sources, max(1, MAX_ROWS // beams))
         lengths = [_tokens(sources[index]) for index in next(together)]
         rows = len(lengths) * beams
-        check_request(
-            self.manifest,
+        self._memory.check(
             tokens=rows * (1 + (max_new_tokens or 1)),
             rows=rows,
             source_tokens=sum(lengths),

@@ -4,9 +4,9 @@ Knows the `tokenizers` library, and is the only module that does: its panics, wh
 does not expect, end here. Does not know prompts, templates, or which ids end a text.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from operator import index
+from types import TracebackType
 
 import tokenizers
 
@@ -47,7 +47,7 @@ class Tokenizer:
             TokenizerError: the file is broken, asks for too much, or has ids beyond the model's.
         """
         outline = read_outline(data)
-        with _library_errors("tokenizer.json", "Copy the file again."):
+        with _LOADING:
             library = tokenizers.Tokenizer.from_buffer(data)
             library.no_truncation()
             library.no_padding()
@@ -86,7 +86,7 @@ class Tokenizer:
                 f"text: expected Unicode, got half a surrogate pair at index {error.start}. "
                 "Decode the source of the text as UTF-8 or UTF-16."
             ) from None
-        with _library_errors("text", "Its tokenizer cannot take this text; change the text."):
+        with _ENCODING:
             encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
             return ids
@@ -111,7 +111,7 @@ class Tokenizer:
             raise TokenizerError(
                 f"text: expected room for what the tokenizer adds and one token, got {max_tokens}."
             )
-        with _library_errors("text", "Its tokenizer cannot take this text; change the text."):
+        with _ENCODING:
             encoding = self._library.encode(text, add_special_tokens=False)
             encoding.truncate(room)
             whole: list[int] = self._library.post_process(encoding).ids
@@ -158,7 +158,7 @@ class Tokenizer:
         return open_stream(self._decoder, lookup, decode)
 
     def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        with _library_errors("ids", "Its tokenizer cannot decode them; check the bundle."):
+        with _DECODING:
             text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
             return text
 
@@ -186,15 +186,32 @@ def _emptied(library: tokenizers.Tokenizer) -> list[str]:
     return [content for content in contents if not normalizer.normalize_str(content)]
 
 
-@contextmanager
-def _library_errors(what: str, advice: str) -> Iterator[None]:
-    """Turn whatever the library raises into a TokenizerError."""
-    try:
-        yield
-    except BaseException as error:
+class _LibraryErrors:
+    """Turns whatever the library raises into a TokenizerError. Holds nothing of one use."""
+
+    __slots__ = ("_advice", "_what")
+
+    def __init__(self, what: str, advice: str) -> None:
+        self._what = what
+        self._advice = advice
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         # a panic of the library is no Exception, and its class cannot be imported
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerError(
-            f"{what}: expected something the tokenizer can take, got {error}. {advice}"
-        ) from error
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise TokenizerError(
+                f"{self._what}: expected something the tokenizer can take, got {error}. "
+                f"{self._advice}"
+            ) from error
+
+
+_LOADING = _LibraryErrors("tokenizer.json", "Copy the file again.")
+_ENCODING = _LibraryErrors("text", "Its tokenizer cannot take this text; change the text.")
+_DECODING = _LibraryErrors("ids", "Its tokenizer cannot decode them; check the bundle.")

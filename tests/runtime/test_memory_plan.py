@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import pytest
@@ -8,7 +8,7 @@ from tests.runtime.tiny_bundle import HEAD_WIDTH, KV_HEADS, VOCABULARY, WEIGHTS
 
 from ortolan.runtime import Bundle, MemoryPlanError, memory_plan, open_bundle
 from ortolan.runtime.manifest import State, TextSource
-from ortolan.runtime.memory_plan import check_load, check_request, plan_memory
+from ortolan.runtime.memory_plan import RequestMemory, check_load, plan_memory
 
 GIB = 1 << 30
 
@@ -86,32 +86,33 @@ def test_states_of_fixed_size_count_once_a_row_and_sources_by_their_length(bundl
     assert plan.source == 3 * 2 * 40 * 5 * 2
 
 
-def request(bundle: Bundle, gib: float) -> dict[str, Any]:
-    """A request whose states take so much."""
-    return {"tokens": int(gib * GIB) // PER_TOKEN, "rows": 2, "manifest": bundle.manifest}
+def check_request(bundle: Bundle, gib: float, root: Path) -> None:
+    """Check a request whose states take so much."""
+    memory = RequestMemory(bundle.manifest)
+    memory.check(tokens=int(gib * GIB) // PER_TOKEN, rows=2, root=root)
 
 
 def test_a_request_that_fits_is_let_through(tmp_path: Path, bundle: Bundle) -> None:
-    check_request(**request(bundle, 1.9), root=machine(tmp_path, available=2 * GIB))
+    check_request(bundle, 1.9, machine(tmp_path, available=2 * GIB))
 
 
 def test_a_request_that_does_not_fit_gives_the_figures(tmp_path: Path, bundle: Bundle) -> None:
     root = machine(tmp_path, available=2 * GIB)
     with pytest.raises(MemoryPlanError, match=r"2\.25 GB of free memory, got 2\.15 GB\. Lower max"):
-        check_request(**request(bundle, 2.1), root=root)
+        check_request(bundle, 2.1, root)
 
 
 def test_free_swap_counts_and_a_control_group_bounds(tmp_path: Path, bundle: Bundle) -> None:
     swapping = machine(tmp_path / "a", available=2 * GIB, swap=GIB)
-    check_request(**request(bundle, 2.1), root=swapping)
+    check_request(bundle, 2.1, swapping)
     bounded = machine(tmp_path / "b", available=2 * GIB, group=GIB)
     with pytest.raises(MemoryPlanError):
-        check_request(**request(bundle, 1.9), root=bounded)
+        check_request(bundle, 1.9, bounded)
 
 
 def test_small_requests_and_unknown_memory_refuse_nothing(tmp_path: Path, bundle: Bundle) -> None:
-    check_request(**request(bundle, 0.01), root=machine(tmp_path, available=0))
-    check_request(**request(bundle, 1000), root=tmp_path / "no such root")
+    check_request(bundle, 0.01, machine(tmp_path, available=0))
+    check_request(bundle, 1000, tmp_path / "no such root")
 
 
 def test_loading_refuses_copies_that_do_not_fit_and_not_mapped_ones(
