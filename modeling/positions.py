@@ -56,7 +56,7 @@ def relative_index(positions_BS: Tensor, keys: int, most: int) -> Tensor:
     """The distance from each query to each of `keys` keys, as a row of a table.
 
     Args:
-        positions_BS: int64 `(B, S)`; where the queries stand.
+        positions_BS: int `(B, S)`; where the queries stand.
         keys: T; they stand at 0, 1, ...
         most: distances beyond it count as it.
 

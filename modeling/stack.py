@@ -88,7 +88,7 @@ class Stack(Model):
         """What distances change in the scores, if the positions are relative.
 
         Args:
-            positions_BS: int64 `(B, S)` or `(1, S)`; where the queries stand.
+            positions_BS: int `(B, S)` or `(1, S)`; where the queries stand.
             keys: tokens attended to, which stand at 0, 1, ...
         """
         match self.config.positions:
@@ -111,7 +111,7 @@ class Stack(Model):
 
         Args:
             inputs: int64 ids `(B, S)`, or what else the embedding takes.
-            positions: int64; where each stands.
+            positions: int; where each stands.
             added: vectors to add, `(B, S, E)` or `(1, 1, E)`.
         """
         x_BSE: Tensor = self.embedding(inputs)

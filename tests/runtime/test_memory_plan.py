@@ -115,6 +115,16 @@ def test_small_requests_and_unknown_memory_refuse_nothing(tmp_path: Path, bundle
     check_request(bundle, 1000, tmp_path / "no such root")
 
 
+def test_states_of_fixed_size_count_for_each_row_of_a_request(
+    tmp_path: Path, bundle: Bundle
+) -> None:
+    manifest = msgspec.structs.replace(bundle.manifest, states=(state(("batch", GIB), "replace"),))
+    memory, root = RequestMemory(manifest), machine(tmp_path, available=5 * GIB)
+    memory.check(tokens=1, rows=2, root=root)
+    with pytest.raises(MemoryPlanError):
+        memory.check(tokens=1, rows=3, root=root)
+
+
 def test_loading_refuses_copies_that_do_not_fit_and_not_mapped_ones(
     tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
