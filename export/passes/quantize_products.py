@@ -5,16 +5,9 @@ Spec: com.microsoft.DynamicQuantizeMatMul, version 1 (onnxruntime, docs/ContribO
 
 from collections.abc import Container
 
-import numpy as np
 import onnx_ir as ir
 
-from ortolan.export.passes.edit import (
-    add_initializer,
-    insert_constant,
-    replace_value,
-    static_shape,
-)
-from ortolan.export.quantize.channel import ZERO_POINT
+from ortolan.export.passes.edit import add_initializer, replace_value, static_shape
 
 CHANNELS, CHANNEL_SCALES = ".channels", ".channel_scales"
 """What replaces an initializer, by suffix of its name."""
@@ -38,31 +31,29 @@ class QuantizeProducts(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the graph in place."""
         graph = model.graph
-        zero_point: ir.Value | None = None  # of every weight
+        modified = False
         for node in list(graph):
             weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
             name = weight.name if weight is not None else None
             if weight is None or name is None or name not in self.names:
                 continue  # Case 3
-            if zero_point is None:
-                zero_point = insert_constant(graph, node, np.array(ZERO_POINT, np.uint8))
-            _rewrite(graph, node, weight, zero_point)
+            _rewrite(graph, node, weight)
+            modified = True
             if not weight.uses():
                 del graph.initializers[name]
-        if zero_point is not None:
+        if modified:
             graph.opset_imports["com.microsoft"] = 1
-        return ir.passes.PassResult(model, zero_point is not None)
+        return ir.passes.PassResult(model, modified)
 
 
-def _rewrite(graph: ir.Graph, node: ir.Node, weight: ir.Value, zero_point: ir.Value) -> None:
+def _rewrite(graph: ir.Graph, node: ir.Node, weight: ir.Value) -> None:
     rows, columns = static_shape(weight)
     name, sum_ = weight.name, _sum(node.outputs[0])
     inputs = [
         node.inputs[0],
-        add_initializer(graph, f"{name}{CHANNELS}", ir.DataType.UINT8, (columns, rows)),
+        add_initializer(graph, f"{name}{CHANNELS}", ir.DataType.INT8, (columns, rows)),
         add_initializer(graph, f"{name}{CHANNEL_SCALES}", ir.DataType.FLOAT, (rows,)),
-        zero_point,
-        *(() if sum_ is None else (_vector(sum_),)),
+        *(() if sum_ is None else (None, _vector(sum_))),  # zero points are 0
     ]
     product = ir.Node("com.microsoft", "DynamicQuantizeMatMul", inputs, num_outputs=1)
     graph.insert_before(node, product)

@@ -29,7 +29,7 @@ from ortolan.export.quantize.blocks import (
     pack_columns,
     pack_zeros,
 )
-from ortolan.export.quantize.channel import ZERO_POINT, quantize_channels
+from ortolan.export.quantize.channel import quantize_channels
 from ortolan.export.quantize.plan import Method
 from ortolan.export.weights import BlobWriter, narrowed, raw
 from ortolan.modeling.weights import Weights, read_weight
@@ -154,14 +154,14 @@ def write_portable(
 def write_channels(
     writer: BlobWriter, weights: Weights, names: Iterable[str]
 ) -> list[QuantizedTensor]:
-    """Write the weights of 8-bit products: uint8 `(K, N)`, and one scale for each output."""
+    """Write the weights of 8-bit products: int8 `(K, N)`, and one scale for each output."""
     written = []
     for name in names:
         weight = read_weight(weights, name)
         values_KN, scales_N = quantize_channels(weight)
         writer.add(f"{name}{CHANNELS}", [raw(values_KN)])
         writer.add(f"{name}{CHANNEL_SCALES}", [raw(scales_N)])
-        off = ((values_KN.T.float() - ZERO_POINT) * scales_N[:, None] - weight).norm()
+        off = (values_KN.T * scales_N[:, None] - weight).norm()
         written.append(
             QuantizedTensor(
                 name=name,

@@ -3,29 +3,30 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import helper
 from tests.export.quantize.low_bit import Array, constant, graph, run
 from tests.export.quantize.weights import gaussian
 
 from ortolan.export.errors import ExportError
-from ortolan.export.quantize.channel import ZERO_POINT, quantize_channels
+from ortolan.export.quantize.channel import LARGEST, quantize_channels
 
 
 def product(codes: torch.Tensor, scales: torch.Tensor, x: Array) -> Array:
     node = helper.make_node(
-        "DynamicQuantizeMatMul", ["x", "codes", "scales", "zero"], ["y"], domain="com.microsoft"
+        "DynamicQuantizeMatMul", ["x", "codes", "scales"], ["y"], domain="com.microsoft"
     )
     constants = [
         constant("codes", codes.numpy()),
         constant("scales", scales.numpy()),
-        constant("zero", np.array(ZERO_POINT, np.uint8)),
     ]
     return run(graph([node], constants, {"x": x}), {"x": x})[0]
 
 
 def numbers(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """What codes stand for, `(N, K)`."""
-    return (codes.T.to(scales.dtype) - ZERO_POINT) * scales[:, None]
+    return codes.T * scales[:, None]
 
 
 def test_numbers_move_by_half_a_step_of_their_output() -> None:
@@ -33,18 +34,39 @@ def test_numbers_move_by_half_a_step_of_their_output() -> None:
     codes, scales = quantize_channels(weight)
     assert codes.shape == (40, 6)
     assert codes.is_contiguous()
-    assert codes.dtype == torch.uint8
+    assert codes.dtype == torch.int8
     off = (numbers(codes, scales) - weight).abs()
     assert bool((off <= scales[:, None] * 0.5001).all())
-    assert (codes.int() - ZERO_POINT).abs().amax(0).tolist() == [127] * 6
-    assert int(codes.min()) == 1
+
+
+def test_steps_are_as_fine_as_they_can_be() -> None:
+    weight = torch.zeros(3, 16)
+    weight[0, 3] = -1  # alone
+    weight[1, 4:6] = torch.tensor([0.75, 0.25])  # neighbours that add up
+    weight[2, 4:6] = torch.tensor([1.0, -1.0])  # and that do not
+    codes, scales = quantize_channels(weight)
+    assert scales.tolist() == [np.float32(1 / LARGEST)] * 3
+    assert codes[3, 0] == -LARGEST
+    assert codes[4:6, 1].tolist() == [95, 32]
+    assert codes[4:6, 2].tolist() == [LARGEST, -LARGEST]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), width=st.integers(1, 40), spread=st.floats(0, 4))
+def test_neighbours_never_add_up_to_what_saturates(seed: int, width: int, spread: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(4, width, generator=generator).abs() ** spread
+    weight[1::2] *= -1
+    codes, _ = quantize_channels(weight)
+    sums = codes[:-1].int() + codes[1:].int()
+    assert not sums.numel() or int(sums.abs().max()) * 255 <= 2**15 - 1
 
 
 def test_output_of_zeros_is_exact() -> None:
     weight = gaussian(3, 16)
     weight[1] = 0
     codes, scales = quantize_channels(weight)
-    assert codes[:, 1].tolist() == [ZERO_POINT] * 16
+    assert codes[:, 1].tolist() == [0] * 16
     assert float(scales[1]) == 0
 
 
@@ -71,12 +93,17 @@ def test_product_with_activations_on_the_kernels_grid_is_exact() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-def test_pairs_of_the_largest_products_do_not_saturate(rows: int) -> None:
-    # with signed weights a kernel may add two products in 16 bits
-    codes, scales = quantize_channels(torch.ones(8, 64))
+@pytest.mark.parametrize("pair", [(1.0, 1.0), (-1.0, -1.0), (1.0, 0.5), (-0.25, -1.0)])
+def test_pairs_of_the_largest_products_do_not_saturate(
+    rows: int, pair: tuple[float, float]
+) -> None:
+    # a kernel may add the products of two neighbours in 16 bits
+    weight = torch.tensor(pair).repeat(8, 32)
+    codes, scales = quantize_channels(weight)
     x = np.full((rows, 64), 255, np.float32)
     x[:, 0] = 0
-    np.testing.assert_allclose(product(codes, scales, x), 63 * 255, rtol=1e-6)
+    wanted = x @ numbers(codes, scales.double()).numpy().T
+    np.testing.assert_allclose(product(codes, scales, x), wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
