@@ -4,9 +4,9 @@
     python benchmarks/translation.py models/numerals --sentences 200 --batch 1 32 -r 7
 
 Ortolan in three precisions, CTranslate2 in two, and transformers translate the same held-out
-sentences, greedily and with four beams, one by one and in batches. All stay loaded and take
-turns. Prints tables with the speed, the share of outputs that are those of transformers, and
-BLEU; writes them to benchmarks/results/.
+sentences, greedily and with four beams, one by one and in batches: from text to text, each with
+the same tokenizer. All stay loaded and take turns. Prints tables with the speed, the share of
+outputs that are those of transformers, and BLEU; writes them to benchmarks/results/.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any
 
 from sacrebleu import corpus_bleu
-from tokenizers import Tokenizer
 
 import report
 import rounds
@@ -110,7 +109,7 @@ def held_out_pairs(recipe: Path) -> tuple[Pair, ...]:
     return pairs(data).held_out_numbers
 
 
-def make_requests(sources: Sequence[Sequence[int]], batches: Iterable[int]) -> list[dict[str, Any]]:
+def make_requests(sources: Sequence[str], batches: Iterable[int]) -> list[dict[str, Any]]:
     """One request for each setting: every number of beams, every size of batch."""
     return [
         {"sources": sources, "batch": batch, "beams": beams, "new_tokens": NEW_TOKENS}
@@ -119,9 +118,7 @@ def make_requests(sources: Sequence[Sequence[int]], batches: Iterable[int]) -> l
     ]
 
 
-def summarize(
-    turns: Sequence[rounds.Turn], tokenizer: Tokenizer, targets: Sequence[str]
-) -> list[Row]:
+def summarize(turns: Sequence[rounds.Turn], targets: Sequence[str]) -> list[Row]:
     """The rows of one setting."""
     peers = list(dict.fromkeys(turn.peer for turn in turns))
     seconds = {(turn.peer, turn.round): turn.answer["seconds"] for turn in turns}
@@ -139,7 +136,7 @@ def summarize(
                 sentences_per_s=median(len(targets) / seconds[peer, n] for n in numbers),
                 times="" if peer == peers[0] else str(ratio),
                 same=sum(a == b for a, b in pairs) / len(targets),
-                bleu=corpus_bleu(tokenizer.decode_batch(outputs[peer]), [list(targets)]).score,
+                bleu=corpus_bleu(outputs[peer], [list(targets)]).score,
             )
         )
     return rows
@@ -178,10 +175,8 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
 def side_by_side(asked: argparse.Namespace) -> None:
     """Prepare every peer, let them take turns, print and write the result."""
     checkpoint: Checkpoint = trained_checkpoint(asked.checkpoint)
-    tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
     held_out = held_out_pairs(checkpoint.path / "recipe.toml")[: asked.sentences]
-    sources = [tokenizer.encode(source).ids for source, _ in held_out]
-    targets = [target for _, target in held_out]
+    sources, targets = map(list, zip(*held_out, strict=True))
     programs = [
         program(peer, checkpoint, asked.work, precision=precision, threads=asked.threads)
         for peer, precision in PEERS
@@ -199,7 +194,7 @@ def side_by_side(asked: argparse.Namespace) -> None:
     rows: list[Row] = []
     for request in requests:
         own = [turn for turn in turns if turn.request is request]
-        rows += summarize(own, tokenizer, targets)
+        rows += summarize(own, targets)
     text = markdown(rows, setting)
     print(text)
     path = asked.out / f"translation-{checkpoint.name}-t{asked.threads}.json"

@@ -18,11 +18,11 @@ def load(start: Start) -> Engine:
     tokenizer = Tokenizer.from_file(str(start.model / "tokenizer.json"))
     ids = tokenizer.get_vocab()
 
-    def translate(sources: list[list[int]], beams: int, new_tokens: int) -> list[list[int]]:
+    def translate(sources: list[str], beams: int, new_tokens: int) -> list[str]:
         # It takes and gives the names of tokens.
-        named = [[tokenizer.id_to_token(token) for token in source] for source in sources]
+        named = [tokenizer.encode(source).tokens for source in sources]
         done = translator.translate_batch(named, beam_size=beams, max_decoding_length=new_tokens)
-        return [[ids[name] for name in each.hypotheses[0]] for each in done]
+        return [tokenizer.decode([ids[name] for name in each.hypotheses[0]]) for each in done]
 
     return Engine(translate=translate)
 

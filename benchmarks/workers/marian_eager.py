@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM
 
 from workers.protocol import Engine, Start, serve
@@ -13,20 +14,17 @@ def load(start: Start) -> Engine:
     torch.set_num_threads(start.threads)
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(start.model, dtype=torch.float32)
     config = model.config
-    eos = config.eos_token_id
-    special = {config.pad_token_id, *(eos if isinstance(eos, list) else [eos])}
+    tokenizer = Tokenizer.from_file(str(start.model / "tokenizer.json"))
+    tokenizer.enable_padding(pad_id=config.pad_token_id)
 
-    def translate(sources: list[list[int]], beams: int, new_tokens: int) -> list[list[int]]:
-        longest = max(map(len, sources))
-        ids = torch.full((len(sources), longest), config.pad_token_id)
-        mask = torch.zeros_like(ids)
-        for row, source in enumerate(sources):
-            ids[row, : len(source)] = torch.tensor(source)
-            mask[row, : len(source)] = 1
+    def translate(sources: list[str], beams: int, new_tokens: int) -> list[str]:
+        encoded = tokenizer.encode_batch_fast(sources)
+        ids = torch.tensor([each.ids for each in encoded])
+        mask = torch.tensor([each.attention_mask for each in encoded])
         done = model.generate(
             ids, attention_mask=mask, num_beams=beams, do_sample=False, max_new_tokens=new_tokens
         )
-        return [[token for token in row if token not in special] for row in done.tolist()]
+        return tokenizer.decode_batch(done.tolist())
 
     return Engine(translate=translate)
 

@@ -9,10 +9,9 @@ def load(start: Start) -> Engine:
     """Load a bundle for the CPU."""
     model = ortolan.load(start.model, Seq2Seq, device="cpu", threads=start.threads)
 
-    def translate(sources: list[list[int]], beams: int, new_tokens: int) -> list[list[int]]:
+    def translate(sources: list[str], beams: int, new_tokens: int) -> list[str]:
         done = model.generate(sources, beams=beams, max_new_tokens=new_tokens)
-        special = {*model.manifest.tokens.eos, model.manifest.tokens.pad}
-        return [[token for token in each.tokens if token not in special] for each in done]
+        return [each.text for each in done]
 
     return Engine(translate=translate)
 

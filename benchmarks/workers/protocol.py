@@ -5,8 +5,8 @@
     worker:  {"tokens": [...], "prefill_s": 0.1, "decode_s": 1.7, "peak_bytes": 123456789}
     driver:  {"logits_of": [5, 17, 3], "path": "/tmp/logits.npy"}
     worker:  {"path": "/tmp/logits.npy"}
-    driver:  {"sources": [[5, 17], [8]], "batch": 1, "beams": 4, "new_tokens": 64}
-    worker:  {"outputs": [[...], [...]], "seconds": 0.2, "peak_bytes": 123456789}
+    driver:  {"sources": ["One", "Two"], "batch": 1, "beams": 4, "new_tokens": 64}
+    worker:  {"outputs": ["Un", "Deux"], "seconds": 0.2, "peak_bytes": 123456789}
     driver:  {"texts": [[5, 17], [8, 9]], "folder": "/tmp"}
     worker:  {"path": "/tmp/vectors-4711.npy", "seconds": 0.2, "peak_bytes": 123456789}
 
@@ -66,14 +66,13 @@ class Engine:
         generate: (prompt ids, number of new tokens) -> what came of it, greedily and past any
             end token.
         logits: ids -> the logits behind each of them, `(len(ids), vocab)`.
-        translate: (sources, beams, most new tokens) -> the best output of each, without special
-            tokens.
+        translate: (texts, beams, most new tokens) -> the best text for each.
         encode: texts of one length -> the vectors of their tokens, `(texts, tokens, width)`.
     """
 
     generate: Callable[[list[int], int], Generated] | None = None
     logits: Callable[[list[int]], NDArray[np.float32]] | None = None
-    translate: Callable[[list[list[int]], int, int], list[list[int]]] | None = None
+    translate: Callable[[list[str], int, int], list[str]] | None = None
     encode: Callable[[list[list[int]]], NDArray[np.float32]] | None = None
 
 

@@ -139,5 +139,5 @@ def test_logits_for_the_last_id_alone_are_refused(tmp_path: Path) -> None:
 
 def test_request_that_a_worker_does_not_serve_is_refused(tmp_path: Path) -> None:
     with Worker(program(tmp_path, "a")) as worker, pytest.raises(RuntimeError, match="status 1"):
-        worker.answer({"sources": [[1]], "batch": 1, "beams": 1, "new_tokens": 4})
+        worker.answer({"sources": ["one"], "batch": 1, "beams": 1, "new_tokens": 4})
     assert "expected a request that this worker serves" in (tmp_path / "log").read_text()

@@ -1,20 +1,14 @@
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models
 
 import translation
 from rounds import Turn
 
 ROOT = Path(__file__).parents[2]
-WORDS = {"un": 0, "deux": 1, "trois": 2, "quatre": 3}
 
 
-def word_tokenizer() -> Tokenizer:
-    return Tokenizer(models.WordLevel(WORDS, unk_token="un"))
-
-
-def turn(peer: str, round: int, outputs: list[list[int]], seconds: float) -> Turn:
+def turn(peer: str, round: int, outputs: list[str], seconds: float) -> Turn:
     return Turn(
         peer=peer,
         round=round,
@@ -24,22 +18,22 @@ def turn(peer: str, round: int, outputs: list[list[int]], seconds: float) -> Tur
 
 
 def test_every_setting_is_one_request_of_all_sentences() -> None:
-    requests = translation.make_requests([[1], [2], [3]], [1, 2])
+    requests = translation.make_requests(["un", "deux"], [1, 2])
     assert [(request["beams"], request["batch"]) for request in requests] == [
         *((1, 1), (1, 2)),
         *((4, 1), (4, 2)),
     ]
-    assert all(request["sources"] == [[1], [2], [3]] for request in requests)
+    assert all(request["sources"] == ["un", "deux"] for request in requests)
 
 
 def test_row_compares_speed_and_outputs() -> None:
-    first, right, wrong = [0, 1, 2, 3], [1, 1, 2, 3], [0, 0, 0, 0]
+    targets = ["un deux trois quatre", "deux deux trois quatre"]
+    first, right, wrong = *targets, "un un un un"
     turns = [
         *(turn("a", 0, [first, right], 0.2), turn("transformers", 0, [first, wrong], 0.8)),
         *(turn("transformers", 1, [first, wrong], 0.8), turn("a", 1, [first, right], 0.4)),
     ]
-    targets = ["un deux trois quatre", "deux deux trois quatre"]
-    ours, theirs = translation.summarize(turns, word_tokenizer(), targets)
+    ours, theirs = translation.summarize(turns, targets)
     assert ours.sentences_per_s == pytest.approx((2 / 0.2 + 2 / 0.4) / 2)
     assert theirs.times == "3.00 (2.00-4.00)"
     assert (ours.same, theirs.same) == (0.5, 1.0)
