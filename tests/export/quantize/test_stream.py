@@ -1,9 +1,13 @@
+from pathlib import Path
+
 import pytest
 import torch
 from tests.export.quantize.weights import gaussian
 from torch import nn
 
 from ortolan.export.quantize import stream
+from ortolan.export.quantize.channel import quantize_channels
+from ortolan.export.weights import BlobWriter
 from ortolan.modeling.weights import ModuleWeights
 
 
@@ -21,3 +25,15 @@ def test_memory_is_given_back_while_a_long_weight_is_read(monkeypatch: pytest.Mo
         read.append(len(rows))
     assert read == [3] * 33 + [2]
     assert given_back == [5, 10, 15, 20, 25, 30]
+
+
+def test_error_of_products_of_integers_is_that_of_their_codes(tmp_path: Path) -> None:
+    module = nn.Linear(37, 9, bias=False)
+    module.weight.data = weight = gaussian(9, 37)
+    with BlobWriter(tmp_path, total=0) as writer:
+        (written,) = stream.write_channels(writer, ModuleWeights(module), ["weight"])
+    codes, scales = quantize_channels(weight)
+    off = codes.T * scales[:, None] - weight
+    assert (written.name, written.bits, written.group) == ("weight", 8, None)
+    assert written.error == pytest.approx(float(off.norm() / weight.norm()))
+    assert 0.001 < written.error < 0.02
