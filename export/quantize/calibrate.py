@@ -181,8 +181,8 @@ def _round_products(
     for name, scheme in schemes.items():
         if factor is None or leaders[name] != leader:
             leader, factor = leaders[name], None
-            factor = gptq.factorize(hessians.pop(leader))
             return_free_memory()
+            factor = gptq.factorize(hessians.pop(leader))
         found[name] = gptq.round_columns(weights.pop(name), factor, scheme)
     return found
 
