@@ -35,7 +35,7 @@ from rounds import Program, Worker
 from script import count, exit_status, names
 
 METHODS = ("rtn", "hqq", "gptq")
-GROUP_SIZES = (32, 64, 128)
+GROUP_SIZES = (32, 64, 128, 256)
 WINDOW = 1024
 CHARACTERS = 8192  # of one file, at most: the largest would be most of the text
 

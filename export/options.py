@@ -21,7 +21,7 @@ Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Graphs = Literal["unified", "split"]
 Attention = Literal["fused", "portable"]
-GroupSize = Literal[32, 64, 128]
+GroupSize = Literal[32, 64, 128, 256]
 HeadBits = Literal[4, 8]
 
 DTYPES: Mapping[Device, Mapping[Precision, torch.dtype]] = {
@@ -52,10 +52,15 @@ REPLAYED: Mapping[torch.dtype, bool] = {
 BITS: Mapping[Precision, Literal[4, 8]] = {"int8": 8, "int4": 4}
 
 GROUP_SIZE: GroupSize = 128
-"""The largest there is: the fewest scales to read, and calibration makes up for the rest.
+FEWEST_BYTES_GROUP_SIZE: GroupSize = 256
+"""Of weights in few bits, and of those whose head has 4 bits as well: the fewest bytes to read, and
+calibration makes up for the rest (docs/adr/0005).
 
 Where nobody asked for a size, rows that it does not divide take a smaller one if that is shorter.
 """
+
+LARGEST_GROUPS: Mapping[Device, GroupSize] = {"cpu": 256, "cuda": 128}
+"""That kernels of a device take."""
 
 CALIBRATED_HEAD_BITS: HeadBits = 4
 HEAD_BITS: HeadBits = 8
@@ -197,7 +202,7 @@ def resolve(
         raise OptionError(f"max_kl: expected a number of at least 0, got {max_kl}.")
     quantization = None
     if form.precision in BITS:
-        quantization = _quantization(kind, form.precision, rounding, can_calibrate=can_calibrate)
+        quantization = _quantization(kind, form, rounding, can_calibrate=can_calibrate)
     elif rounding != Rounding(None, None, asymmetric=False, head_bits=None, exclude=()):
         raise OptionError(
             f"precision: expected int8 or int4 with a method, a group size or exclusions, got "
@@ -221,8 +226,9 @@ def resolve(
 
 
 def _quantization(
-    kind: Kind, precision: Precision, rounding: Rounding, *, can_calibrate: bool
+    kind: Kind, form: Form, rounding: Rounding, *, can_calibrate: bool
 ) -> Quantization:
+    precision = form.precision
     method = _method(rounding.method, precision, can_calibrate=can_calibrate)
     head_bits = rounding.head_bits
     if head_bits is None:
@@ -232,7 +238,7 @@ def _quantization(
         head_bits = CALIBRATED_HEAD_BITS if pays else HEAD_BITS
     scheme = Scheme(
         bits=BITS[precision],
-        group=GROUP_SIZE if rounding.group_size is None else rounding.group_size,
+        group=_group_size(form.device, rounding.group_size, head_bits),
         symmetric=not rounding.asymmetric,
     )
     if head_bits < scheme.bits:
@@ -247,6 +253,19 @@ def _quantization(
         fits=rounding.group_size is None,
         exclude=rounding.exclude,
     )
+
+
+def _group_size(device: Device, asked: GroupSize | None, head_bits: HeadBits) -> GroupSize:
+    """The size of groups that was asked for, or the default."""
+    largest = LARGEST_GROUPS[device]
+    if asked is None:
+        return min(largest, FEWEST_BYTES_GROUP_SIZE if head_bits == 4 else GROUP_SIZE)
+    if asked > largest:
+        raise OptionError(
+            f"group size: expected at most {largest} for the device {device}, which has no kernel "
+            f"for larger groups, got {asked}. Leave it out, or choose a smaller one."
+        )
+    return asked
 
 
 def _check_choices(form: Form, rounding: Rounding) -> None:

@@ -199,7 +199,7 @@ class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     name: Label
     bits: Literal[4, 8]
-    group: Literal[32, 64, 128] | None
+    group: Literal[32, 64, 128, 256] | None
     symmetric: bool
     method: Literal["rtn", "hqq", "gptq"]
     error: Annotated[float, Meta(ge=0)]

@@ -21,7 +21,7 @@ from ortolan.export.errors import ExportError, OptionError
 BITS = (4, 8)
 """Widths of a code."""
 
-GROUPS: tuple[Literal[32, 64, 128], ...] = (32, 64, 128)
+GROUPS: tuple[Literal[32, 64, 128, 256], ...] = (32, 64, 128, 256)
 """Inputs that share a scale."""
 
 
@@ -39,7 +39,7 @@ class Scheme:
     """
 
     bits: Literal[4, 8]
-    group: Literal[32, 64, 128]
+    group: Literal[32, 64, 128, 256]
     symmetric: bool = True
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from ortolan.export.inputs import Inputs
 from ortolan.export.layers import Layers, skeleton, stacks
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
+from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.stream import Part, Quantized, round_rows, row_chunks
 from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.heads import LanguageModel
@@ -135,7 +136,7 @@ def _round_head(
         factor = gptq.factorize(x_SE.T @ x_SE, damping=damping)
     scheme = plan[output.weight]
     parts = (
-        Part(rows=rows, codes=gptq.round_columns(rows, factor, scheme))
+        Part(rows=rows, codes=_round(rows, factor, scheme))
         for rows in row_chunks(layers.weights, output.weight)
     )
     yield Quantized(name=output.weight, scheme=scheme, method="gptq", parts=parts)
@@ -183,8 +184,12 @@ def _round_products(
             leader, factor = leaders[name], None
             return_free_memory()
             factor = gptq.factorize(hessians.pop(leader))
-        found[name] = gptq.round_columns(weights.pop(name), factor, scheme)
+        found[name] = _round(weights.pop(name), factor, scheme)
     return found
+
+
+def _round(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Codes:
+    return refine(weight, gptq.round_columns(weight, factor, scheme), factor)
 
 
 def _hessians(

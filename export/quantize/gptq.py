@@ -40,11 +40,14 @@ class Factor:
     Attributes:
         feedback: float32 `(K, K)`, lower triangular with ones on the diagonal: how much of the
             error of column `order[j]` the column `order[k]` takes over, at `[j, k]`.
+        scale: float32 `(K,)`: `feedback * scale` is the Cholesky factor of the damped Hessian, with
+            rows and columns in that order.
         order: int64 `(K,)`, columns in the order of their importance; rounding starts at the end.
         importance: float32 `(K,)`, the damped diagonal of the Hessian.
     """
 
     feedback: Tensor
+    scale: Tensor
     order: Tensor
     importance: Tensor
 
@@ -99,7 +102,7 @@ def factorize(hessian: Tensor, *, damping: float = DAMPING) -> Factor:
             "one that has no Cholesky factor. Calibrate with more text, or raise the damping."
         )
     torch.div(factor, scale, out=hessian)
-    return Factor(feedback=hessian, order=order, importance=importance)
+    return Factor(feedback=hessian, scale=scale, order=order, importance=importance)
 
 
 def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:

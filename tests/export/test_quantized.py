@@ -103,7 +103,7 @@ IDS = np.random.default_rng(0).integers(0, tiny_models.VOCAB, 40).tolist()
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("precision", ["int4", "int8"])
-@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("group", [32, 64, 128, 256])
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_bundle_computes_what_its_codes_stand_for(
     model: str, precision: str, group: int, asymmetric: bool, tmp_path: Path
@@ -182,7 +182,7 @@ def test_excluded_weights_stay_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("columns", "group"),
-    [(576, 64), (1536, 128), (688, 64), (100, 128), (64, 64), (20, 32), (129, 32)],
+    [(576, 64), (1536, 256), (640, 128), (688, 256), (100, 128), (64, 64), (20, 32), (129, 32)],
 )
 def test_rows_take_the_groups_that_make_them_shortest(columns: int, group: int) -> None:
     weight = ir.Value(name="w", shape=ir.Shape((8, columns)), type=ir.TensorType(ir.DataType.FLOAT))
@@ -190,7 +190,7 @@ def test_rows_take_the_groups_that_make_them_shortest(columns: int, group: int) 
     node = ir.Node("com.microsoft", "FusedMatMul", [x, weight], num_outputs=1)
     graph = ir.Graph([x], node.outputs, nodes=[node], initializers=(), opset_imports={"": 24})
     graph.initializers.add(weight)
-    scheme = Scheme(bits=4, group=128)
+    scheme = Scheme(bits=4, group=256)
     options = Quantization(scheme=scheme, head=scheme, method="rtn", fits=True)
     assert plan([ir.Model(graph, ir_version=10)], options)["w"].group == group
 

@@ -12,6 +12,7 @@ from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.plan import Method
+from ortolan.export.quantize.refine import refine
 from ortolan.export.source import open_source
 from ortolan.modeling.config import (
     ClassifierHead,
@@ -73,7 +74,7 @@ def run(module: Model, inputs: Inputs) -> None:
 def assert_is_calibrated_behind(
     module: Model, inputs: Inputs, name: str, found: dict[str, Found], *stored: str
 ) -> None:
-    """The codes of a weight are those of GPTQ behind the weights that are stored already.
+    """The codes of a weight are those of GPTQ, refined, behind the weights that are stored already.
 
     Within a layer, every weight sees what the others give before they are rounded.
     """
@@ -86,7 +87,8 @@ def assert_is_calibrated_behind(
     layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(0, -2)))
     run(module, inputs)
     x_SK = torch.cat(seen)
-    wanted = gptq.quantize(original, x_SK.T @ x_SK, SCHEME)
+    factor = gptq.factorize(x_SK.T @ x_SK)
+    wanted = refine(original, gptq.round_columns(original, factor, SCHEME), factor)
     assert (found[name].codes.values == wanted.values).float().mean() > 0.99
 
 

@@ -77,17 +77,17 @@ def test_group_of_zeros_is_exact_and_leaves_its_neighbours_alone(scheme: Scheme)
     assert torch.equal(codes.values[:, scheme.group :], alone.values)
 
 
-@pytest.mark.parametrize("importance", [None, torch.ones(128 + 5)])
+@pytest.mark.parametrize("importance", [None, torch.ones(256 + 5)])
 @every_scheme
 def test_short_last_group_is_rounded_like_a_weight_of_its_own(
     scheme: Scheme, importance: torch.Tensor | None
 ) -> None:
-    weight = gaussian(4, 128 + 5)
+    weight = gaussian(4, 256 + 5)
     codes = rtn.quantize(weight, scheme, importance=importance)
     if importance is not None:
-        importance = importance[128:]
-    alone = rtn.quantize(weight[:, 128:], scheme, importance=importance)
-    assert torch.equal(codes.values[:, 128:], alone.values)
+        importance = importance[256:]
+    alone = rtn.quantize(weight[:, 256:], scheme, importance=importance)
+    assert torch.equal(codes.values[:, 256:], alone.values)
     assert torch.equal(codes.scales[:, -1:], alone.scales)
 
 
@@ -123,7 +123,7 @@ def test_search_lowers_the_error_of_every_group(scheme: Scheme) -> None:
         return off.square().sum(-1)
 
     assert bool((errors(searched) <= errors(plain) * 1.0001).all())
-    assert squared_error(weight, searched) < 0.97 * squared_error(weight, plain)
+    assert squared_error(weight, searched) < 0.99 * squared_error(weight, plain)
 
 
 @pytest.mark.parametrize("scheme", FOUR_BITS, ids=label)
