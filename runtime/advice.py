@@ -22,7 +22,7 @@ NEAR_THE_BANDWIDTH = 0.8
 """Share of the bandwidth from which on reading is what takes the time."""
 
 GROUP = 128
-"""Values that share a scale, unless an export is told otherwise."""
+"""Values that share a scale below a head of 8 bits, unless an export is told otherwise."""
 
 SCALE_BYTES = 4
 
@@ -104,7 +104,9 @@ def _is_int8_of_a_block(matrix: MatrixRead) -> bool:
 
 def _has_small_groups(matrix: MatrixRead) -> bool:
     # an export chooses the groups of the head, whatever those of the blocks are
-    return matrix.group is not None and matrix.group < GROUP and not matrix.is_head
+    if matrix.is_head or matrix.group is None or matrix.group >= GROUP:
+        return False
+    return _with_large_groups(matrix) < matrix.bytes
 
 
 def _quantized(matrix: MatrixRead) -> float:
@@ -114,7 +116,11 @@ def _quantized(matrix: MatrixRead) -> float:
 
 
 def _with_large_groups(matrix: MatrixRead) -> float:
-    return matrix.bytes - matrix.grid_bytes * (1 - (matrix.group or GROUP) / GROUP)
+    """The last group of a row is filled up: rows of 576 are shorter in 9 groups of 64."""
+    group = matrix.group or GROUP
+    now, after = -(-matrix.inputs // group), -(-matrix.inputs // GROUP)
+    codes = matrix.bytes - matrix.grid_bytes
+    return codes * (after * GROUP) / (now * group) + matrix.grid_bytes * after / now
 
 
 def _all_float(facts: Facts) -> bool:

@@ -72,6 +72,7 @@ class MatrixRead:
         format: as it is read: `fp32`, `fp16`, `int8` or `int4`.
         stored: as it is on disk.
         group: values that share a scale; `None` without groups.
+        inputs: values of a row, which groups may fill up with others.
         elements: of the matrix.
         bytes: with scales, zero points and bias.
         grid_bytes: of scales and zero points.
@@ -82,6 +83,7 @@ class MatrixRead:
     format: str
     stored: str
     group: int | None
+    inputs: int
     elements: int
     bytes: int
     grid_bytes: int
@@ -163,6 +165,7 @@ def _matrix(
         format="fp32" if wider > 1 else stored,
         stored=stored,
         group=group,
+        inputs=reader.attributes.get("K", next(iter(main.dims), 1)),
         elements=elements,
         bytes=main.length * wider + sum(tensor.length for tensor in beside),
         # a bias has one axis

@@ -15,7 +15,9 @@ Notes:
       to a group give its part of `E H` and of `H`. That takes no second `K x K` matrix.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +28,8 @@ from ortolan.export.quantize.gptq import Factor
 SWEEPS = 3
 """How often every group is improved (docs/adr/0005)."""
 
-NUMBERS = 1 << 24
-"""Of a float tensor as large as the weights that are worked on together, 64 MiB."""
+NUMBERS = 1 << 22
+"""Of a float tensor as large as the weights that are worked on together, 16 MiB."""
 
 
 def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = SWEEPS) -> Codes:
@@ -42,53 +44,73 @@ def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = SWEEPS
     Source: Behdin et al., "QuantEase", 2023, https://arxiv.org/abs/2309.01885, for the codes.
     """
     values, scales = codes.values.clone(), codes.scales.clone()
+    groups = list(_groups(factor, codes.scheme.group))
     step = max(1, NUMBERS // weight.shape[1])
     for start in range(0, len(weight), step):
         rows = slice(start, start + step)
         zeros = None if codes.zeros is None else codes.zeros[rows]
         part = Codes(values=values[rows], scales=scales[rows], zeros=zeros, scheme=codes.scheme)
-        _refine_rows(weight[rows], part, factor, sweeps)
+        _refine_rows(weight[rows], part, factor, groups, sweeps)
     return replace(codes, values=values, scales=scales)
 
 
-def _refine_rows(weight: Tensor, codes: Codes, factor: Factor, sweeps: int) -> None:
-    """Replace the codes and scales of some rows, in place."""
-    size, inputs = codes.scheme.group, weight.shape[1]
+class Group(NamedTuple):
+    """Columns that share a scale.
+
+    Attributes:
+        columns: of the weight.
+        places: of these columns in the order of the factor, `(C,)`.
+        hessian_CC: among them.
+    """
+
+    columns: slice
+    places: Tensor
+    hessian_CC: Tensor
+
+
+def _groups(factor: Factor, size: int) -> Iterator[Group]:
     place = factor.order.argsort()
+    for start in range(0, len(place), size):
+        columns = slice(start, min(start + size, len(place)))
+        rows_CK = factor.feedback[place[columns]].mul_(factor.scale)
+        yield Group(columns, place[columns], rows_CK @ rows_CK.T)
+
+
+def _refine_rows(
+    weight: Tensor, codes: Codes, factor: Factor, groups: Sequence[Group], sweeps: int
+) -> None:
+    """Replace the codes and scales of some rows, in place."""
     errors_NK = (weight - dequantize(codes)).index_select(1, factor.order)
     # E L; from here on it follows every change of E
     rest_NK = (errors_NK @ factor.feedback).mul_(factor.scale)
-    del errors_NK
     for _ in range(sweeps):
-        for group, start in enumerate(range(0, inputs, size)):
-            columns = slice(start, min(start + size, inputs))
-            rows_CK = factor.feedback[place[columns]].mul_(factor.scale)
-            slopes_CN = rows_CK @ rest_NK.T
-            change_CN = _refine_group(weight, codes, group, columns, rows_CK @ rows_CK.T, slopes_CN)
+        for number, group in enumerate(groups):
+            rows_CK = factor.feedback[group.places].mul_(factor.scale)
+            change_CN = _refine_group(weight, codes, number, group, rows_CK @ rest_NK.T)
             rest_NK.addmm_(change_CN.T, rows_CK)
 
 
 def _refine_group(
-    weight: Tensor, codes: Codes, group: int, columns: slice, hessian_CC: Tensor, slopes_CN: Tensor
+    weight: Tensor, codes: Codes, number: int, group: Group, slopes_CN: Tensor
 ) -> Tensor:
     """Replace the scale and the codes of one group.
 
     Args:
         weight: float32 `(N, K)`.
         codes: of the weight; those of the group are overwritten.
-        group: its number.
-        columns: of the group.
-        hessian_CC: among them.
-        slopes_CN: its product with all errors of the weight; overwritten.
+        number: of the group.
+        group: its columns.
+        slopes_CN: all errors of the weight times the Hessian; overwritten.
 
     Returns:
         By how much the errors of these columns changed, `(C, N)`.
     """
-    scales, zeros = codes.scales[:, group], torch.tensor(float(codes.scheme.middle))
+    hessian_CC, scales = group.hessian_CC, codes.scales[:, number]
+    zeros = torch.tensor(float(codes.scheme.middle))
     if codes.zeros is not None:
-        zeros = codes.zeros[:, group].float()
-    steps_CN = codes.values[:, columns].T.float().sub_(zeros)
-    weight_CN = weight[:, columns].T.contiguous()
+        zeros = codes.zeros[:, number].float()
+    steps_CN = codes.values[:, group.columns].T.float().sub_(zeros)
+    weight_CN = weight[:, group.columns].T.contiguous()
     before_CN = weight_CN - steps_CN * scales
 
     curved_CN = hessian_CC @ steps_CN
@@ -100,12 +122,12 @@ def _refine_group(
 
     after_CN = weight_CN - steps_CN * scales
     change_CN = torch.empty_like(after_CN)
-    for k in range(len(after_CN)):
+    for k, curve in enumerate(hessian_CC.diagonal().tolist()):
         slope = torch.addmv(slopes_CN[k], change_CN[:k].T, hessian_CC[k, :k])
-        wanted = weight_CN[k] - after_CN[k] + slope / hessian_CC[k, k]
-        code = nearest(wanted, scales, zeros, codes.scheme)
-        codes.values[:, columns.start + k] = code.to(torch.uint8)
-        error = weight_CN[k] - (code - zeros) * scales
+        wanted = weight_CN[k] - after_CN[k] + slope / curve
+        steps_CN[k] = nearest(wanted, scales, zeros, codes.scheme).sub_(zeros)
+        error = weight_CN[k] - steps_CN[k] * scales
         change_CN[k] = error - after_CN[k]
         after_CN[k] = error
+    codes.values[:, group.columns] = steps_CN.add_(zeros).T.to(torch.uint8)
     return after_CN.sub_(before_CN)

@@ -11,6 +11,7 @@ def matrix(format_: str, count: int, *, is_head: bool = False) -> MatrixRead:
         format=format_,
         stored=format_,
         group=None,
+        inputs=count,
         elements=count,
         bytes=count,
         grid_bytes=0,

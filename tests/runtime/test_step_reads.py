@@ -177,7 +177,7 @@ def test_a_quantized_product_reads_codes_and_scales(bits: int, group: int) -> No
     )
     (matrix,) = counted.matrices
     assert (matrix.format, matrix.stored, matrix.group) == (f"int{bits}", f"int{bits}", group)
-    assert matrix.elements == VOCABULARY * WIDTH
+    assert (matrix.inputs, matrix.elements) == (WIDTH, VOCABULARY * WIDTH)
     assert matrix.grid_bytes == 4 * VOCABULARY * groups
     assert matrix.bytes == VOCABULARY * WIDTH * bits // 8 + matrix.grid_bytes
 
@@ -240,6 +240,7 @@ def test_standard_operators_read_codes_in_front_of_the_product() -> None:
     )
     (matrix,) = counted.matrices
     assert (matrix.format, matrix.group, matrix.elements) == ("int4", 32, WIDTH * OUT)
+    assert matrix.inputs == WIDTH
     assert (matrix.bytes, matrix.grid_bytes) == (WIDTH * OUT // 2 + 8 * OUT, 8 * OUT)
 
 
