@@ -53,8 +53,8 @@ BITS: Mapping[Precision, Literal[4, 8]] = {"int8": 8, "int4": 4}
 
 GROUP_SIZE: GroupSize = 128
 FEWEST_BYTES_GROUP_SIZE: GroupSize = 256
-"""Of weights in few bits, and of those whose head has 4 bits as well: the fewest bytes to read, and
-calibration makes up for the rest (docs/adr/0005).
+"""Values that share a scale; in blocks below a head of 4 bits the second: fewer bytes to read, and
+calibration makes up for it (docs/adr/0005).
 
 Where nobody asked for a size, rows that it does not divide take a smaller one if that is shorter.
 """
@@ -236,9 +236,10 @@ def _quantization(
         # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
         pays = is_calibrated and kind != "encoder"
         head_bits = CALIBRATED_HEAD_BITS if pays else HEAD_BITS
+    blocks = FEWEST_BYTES_GROUP_SIZE if head_bits == CALIBRATED_HEAD_BITS else GROUP_SIZE
     scheme = Scheme(
         bits=BITS[precision],
-        group=_group_size(form.device, rounding.group_size, head_bits),
+        group=_group_size(form.device, rounding.group_size, blocks),
         symmetric=not rounding.asymmetric,
     )
     if head_bits < scheme.bits:
@@ -246,20 +247,21 @@ def _quantization(
             f"head bits: expected {scheme.bits} with {precision}, got {head_bits}. "
             "Leave it out, or choose --precision int4."
         )
+    head_group = _group_size(form.device, rounding.group_size, GROUP_SIZE)
     return Quantization(
         scheme=scheme,
-        head=replace(scheme, bits=head_bits),
+        head=replace(scheme, bits=head_bits, group=head_group),
         method=method,
         fits=rounding.group_size is None,
         exclude=rounding.exclude,
     )
 
 
-def _group_size(device: Device, asked: GroupSize | None, head_bits: HeadBits) -> GroupSize:
-    """The size of groups that was asked for, or the default."""
+def _group_size(device: Device, asked: GroupSize | None, default: GroupSize) -> GroupSize:
+    """What was asked for, or the default as far as the device has kernels for it."""
     largest = LARGEST_GROUPS[device]
     if asked is None:
-        return min(largest, FEWEST_BYTES_GROUP_SIZE if head_bits == 4 else GROUP_SIZE)
+        return min(largest, default)
     if asked > largest:
         raise OptionError(
             f"group size: expected at most {largest} for the device {device}, which has no kernel "

@@ -93,7 +93,7 @@ def export(
         attention_maps: write a graph of what each token attends to.
         allow_cpu_nodes: let the CPU compute what the device has no kernel for.
         method: how codes are found; `options.resolve` has the default.
-        group_size: values that share a scale; 256 by default where the head has 4 bits, else 128.
+        group_size: values that share a scale; 128 by default, 256 in blocks below a head of 4 bits.
         asymmetric: store a zero point for each group as well.
         head_bits: of head and embedding; 4 where a decoder is calibrated to int4, else 8.
         exclude: patterns of weights not to round, such as `blocks.0.*`.

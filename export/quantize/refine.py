@@ -60,12 +60,12 @@ class Group(NamedTuple):
     Attributes:
         columns: of the weight.
         places: of these columns in the order of the factor, `(C,)`.
-        hessian_CC: among them.
+        hessian: among them, `(C, C)`.
     """
 
     columns: slice
     places: Tensor
-    hessian_CC: Tensor
+    hessian: Tensor
 
 
 def _groups(factor: Factor, size: int) -> Iterator[Group]:
@@ -105,7 +105,7 @@ def _refine_group(
     Returns:
         By how much the errors of these columns changed, `(C, N)`.
     """
-    hessian_CC, scales = group.hessian_CC, codes.scales[:, number]
+    hessian_CC, scales = group.hessian, codes.scales[:, number]
     zeros = torch.tensor(float(codes.scheme.middle))
     if codes.zeros is not None:
         zeros = codes.zeros[:, number].float()

@@ -43,31 +43,34 @@ def test_head_of_an_encoder_has_the_bits_that_were_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "rounding", "group"),
+    ("wanted", "rounding", "blocks", "head"),
     [
-        ({}, {}, 256),
-        ({}, {"method": "rtn"}, 128),
-        ({}, {"method": "rtn", "head_bits": 4}, 256),
-        ({}, {"head_bits": 8}, 128),
-        ({}, {"group_size": 64}, 64),
-        ({"precision": "int8"}, {}, 128),
-        ({"precision": "int8"}, {"group_size": 256}, 256),
-        ({"device": "cuda"}, {}, 128),
+        ({}, {}, 256, 128),
+        ({}, {"method": "rtn"}, 128, 128),
+        ({}, {"method": "rtn", "head_bits": 4}, 256, 128),
+        ({}, {"head_bits": 8}, 128, 128),
+        ({}, {"group_size": 64}, 64, 64),
+        ({}, {"group_size": 256}, 256, 256),
+        ({"precision": "int8"}, {}, 128, 128),
+        ({"device": "cuda"}, {}, 128, 128),
     ],
 )
-def test_groups_are_the_largest_where_the_head_has_4_bits_and_the_device_has_kernels(
-    wanted: dict[str, Any], rounding: dict[str, Any], group: int
+def test_groups_of_blocks_are_the_largest_below_a_head_of_4_bits(
+    wanted: dict[str, Any], rounding: dict[str, Any], blocks: int, head: int
 ) -> None:
     form, asked = INT4._replace(**wanted), ROUNDING._replace(**rounding)
     options = resolve("decoder", form, asked, max_kl=None, can_calibrate=True)
     assert options.quantization is not None
-    assert options.quantization.scheme.group == options.quantization.head.group == group
+    assert options.quantization.scheme.group == blocks
+    assert options.quantization.head.group == head
     assert options.quantization.fits == ("group_size" not in rounding)
 
 
 def test_group_that_a_device_has_no_kernel_for_is_refused() -> None:
     form, asked = INT4._replace(device="cuda"), ROUNDING._replace(group_size=256)
-    with pytest.raises(OptionError, match=r"^group size: expected at most 128 for .* cuda.*got 256"):
+    with pytest.raises(
+        OptionError, match=r"^group size: expected at most 128 for .* cuda.*got 256"
+    ):
         resolve("decoder", form, asked, max_kl=None, can_calibrate=True)
 
 

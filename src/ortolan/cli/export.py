@@ -74,7 +74,7 @@ _FIGURES = (
 @click.option(
     "--group-size",
     type=click.Choice(["32", "64", "128", "256"]),
-    help="Values that share a scale; 256 by default where the head has 4 bits, else 128.",
+    help="Values that share a scale; 128 by default, 256 in blocks below a head of 4 bits.",
 )
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group as well.")
 @click.option(
