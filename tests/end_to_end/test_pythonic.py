@@ -65,10 +65,9 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 
 def test_int4_is_calibrated_on_the_text_of_the_recipe(int4: dict[str, Bundle]) -> None:
     quantized = int4["fused"].manifest.quantized
-    # 688 columns are shorter in groups of 64.
     groups = {t.name: t.group for t in quantized}
     assert {t.method for t in quantized} == {"gptq"}
-    assert all(groups[name] == (64 if "down" in name else 128) for name in groups)
+    assert all(groups[name] == (256 if ".blocks." in f".{name}" else 128) for name in groups)
     measured = read(int4["fused"]).measured
     assert measured is not None
     assert measured.mean_kl is not None
