@@ -132,6 +132,8 @@ def test_small_groups_read_more_scales(group: int) -> None:
 def test_small_groups_that_make_rows_shorter_are_left_alone() -> None:
     assert advise(facts(matrix("int4", group=64, inputs=576))) == ()
     assert advise(facts(matrix("int4", group=32, inputs=576))) != ()
+    both = only(facts(matrix("int4", group=64, inputs=576), matrix("int4", group=32)))
+    assert both.text.startswith("groups of 32: ")
 
 
 def test_int8_in_small_groups_is_two_things_to_do() -> None:
