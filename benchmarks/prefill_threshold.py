@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ortolan.runtime.bundle import Bundle, open_bundle
-from ortolan.runtime.session import Engine
-from ortolan.runtime.steps import feed, prefill
+from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.engine.runner import feed, prefill
+from ortolan.runtime.engine.session import Engine
 
 NEW_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 

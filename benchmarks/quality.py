@@ -27,9 +27,9 @@ from tokenizers import Tokenizer
 import report
 from catalog import PEERS, PRECISIONS, TRANSFORMERS, Peer, ortolan
 from divergence import Predictions, Quality
-from ortolan.modeling.bpe import encode
-from ortolan.modeling.corpora.stdlib import read_corpus
-from ortolan.modeling.recipe import StdlibData, read_recipe
+from ortolan.modeling.training.bpe import encode
+from ortolan.modeling.training.corpora.stdlib import read_corpus
+from ortolan.modeling.training.recipe import StdlibData, read_recipe
 from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
 from rounds import Program, Worker
 from script import count, exit_status, names

@@ -22,8 +22,8 @@ from sacrebleu import corpus_bleu
 import report
 import rounds
 from catalog import TRANSFORMERS, Peer, ortolan
-from ortolan.modeling.corpora.numerals import Pair, pairs
-from ortolan.modeling.recipe import NumeralsData, read_recipe
+from ortolan.modeling.training.corpora.numerals import Pair, pairs
+from ortolan.modeling.training.recipe import NumeralsData, read_recipe
 from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
 from script import count, exit_status
 

@@ -13,8 +13,8 @@ from ortolan.export.errors import OptionError
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import METHODS, Method, Quantization
 from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, ModelConfig
-from ortolan.runtime.manifest import Graph
-from ortolan.runtime.manifest_fields import MAPS_ROLE
+from ortolan.runtime.bundle.fields import MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Graph
 
 Kind = Literal["decoder", "encoder", "encoder-decoder"]
 Device = Literal["cpu", "cuda"]

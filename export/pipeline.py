@@ -11,19 +11,8 @@ from typing import Literal
 import msgspec
 import onnx_ir as ir
 
-from ortolan.export.bundle import staged, write_manifest
-from ortolan.export.calibration import (
-    Calibration,
-    can_calibrate,
-    cut_inputs,
-    own_recipe,
-    read_calibration,
-    recipe_calibration,
-)
-from ortolan.export.certificate import certify, describe_failure, passed, thresholds
-from ortolan.export.description import describe
 from ortolan.export.errors import ExportError, OptionError, ParityError
-from ortolan.export.inputs import Inputs
+from ortolan.export.manifest import describe
 from ortolan.export.options import (
     CALIBRATION_SEQUENCES,
     Attention,
@@ -38,18 +27,29 @@ from ortolan.export.options import (
     kind_of,
     resolve,
 )
+from ortolan.export.output import staged, write_manifest
 from ortolan.export.passes import tidy
-from ortolan.export.placement import check_placement
-from ortolan.export.portable import attach_bodies
-from ortolan.export.probes import make_probes
+from ortolan.export.passes.portable_bodies import attach_bodies
+from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
+from ortolan.export.proof.placement import check_placement
+from ortolan.export.proof.probes import make_probes
 from ortolan.export.quantize.plan import Method
-from ortolan.export.source import Source, open_source
-from ortolan.export.store import Lowered, Stored, lower, store
+from ortolan.export.source.calibration import (
+    Calibration,
+    can_calibrate,
+    cut_inputs,
+    own_recipe,
+    read_calibration,
+    recipe_calibration,
+)
+from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.export.source.inputs import Inputs
 from ortolan.export.trace import trace_graph
-from ortolan.export.weights import Blob, bind
-from ortolan.modeling.stack import Model
+from ortolan.export.weights.blob import Blob, bind
+from ortolan.export.weights.store import Lowered, Stored, lower, store
+from ortolan.modeling.models.stack import Model
 from ortolan.runtime import certificate as runtime_certificate
-from ortolan.runtime.bundle import Bundle, open_bundle
+from ortolan.runtime.bundle.folder import Bundle, open_bundle
 from ortolan.runtime.certificate import Certificate, Report
 
 Progress = Callable[[str, int, int], None]

@@ -3,7 +3,7 @@
 Knows nothing of ONNX Runtime, bundles or generation.
 """
 
-from ortolan.modeling.checkpoint import load, read_config, save
+from ortolan.modeling.checkpoint.folder import load, read_config, save
 from ortolan.modeling.config import (
     EncoderConfig,
     EncoderDecoderConfig,
@@ -11,8 +11,8 @@ from ortolan.modeling.config import (
     TransformerConfig,
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError, ModelingError, WeightError
-from ortolan.modeling.stack import Model
-from ortolan.modeling.transformer import Decoder, Encoder, EncoderDecoder
+from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.transformer import Decoder, Encoder, EncoderDecoder
 
 __all__ = [
     "CheckpointError",

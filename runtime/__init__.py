@@ -43,17 +43,17 @@ from ortolan.runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from ortolan.runtime.bundle import Bundle, open_bundle
+    from ortolan.runtime.bundle.folder import Bundle, open_bundle
+    from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.certificate import Report, verify
     from ortolan.runtime.encoder import Classification, Encoder
-    from ortolan.runtime.generate import Completion, TextStream, Timings
-    from ortolan.runtime.manifest import Manifest
+    from ortolan.runtime.generation.generate import Completion, TextStream, Timings
+    from ortolan.runtime.generation.sampling import Sampling
+    from ortolan.runtime.generation.sequence import Sequence
+    from ortolan.runtime.generation.translation import Hypothesis, Translation
+    from ortolan.runtime.inputs.tokenizer import Tokenizer
     from ortolan.runtime.model import Model, load
-    from ortolan.runtime.sampling import Sampling
     from ortolan.runtime.seq2seq import Seq2Seq
-    from ortolan.runtime.sequence import Sequence
-    from ortolan.runtime.tokenizer import Tokenizer
-    from ortolan.runtime.translation import Hypothesis, Translation
 
 __all__ = [
     "Bundle",
@@ -93,23 +93,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bundle": "bundle",
+    "Bundle": "bundle.folder",
     "Classification": "encoder",
-    "Completion": "generate",
+    "Completion": "generation.generate",
     "Encoder": "encoder",
-    "Hypothesis": "translation",
-    "Manifest": "manifest",
+    "Hypothesis": "generation.translation",
+    "Manifest": "bundle.manifest",
     "Model": "model",
     "Report": "certificate",
-    "Sampling": "sampling",
+    "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
-    "Sequence": "sequence",
-    "TextStream": "generate",
-    "Timings": "generate",
-    "Tokenizer": "tokenizer",
-    "Translation": "translation",
+    "Sequence": "generation.sequence",
+    "TextStream": "generation.generate",
+    "Timings": "generation.generate",
+    "Tokenizer": "inputs.tokenizer",
+    "Translation": "generation.translation",
     "load": "model",
-    "open_bundle": "bundle",
+    "open_bundle": "bundle.folder",
     "verify": "certificate",
 }
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle import Bundle, open_bundle
-from ortolan.runtime.encoder_inputs import Input, SourceReader
+from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
+from ortolan.runtime.bundle.manifest import MAPS_ROLE, ImageSource
+from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, TokenizerError
-from ortolan.runtime.ids import checked_ids
-from ortolan.runtime.interface import IDS, TARGET_IDS
+from ortolan.runtime.generation.request import open_tokenizer
+from ortolan.runtime.inputs.ids import checked_ids
+from ortolan.runtime.inputs.source import Input, SourceReader
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.limits import MAX_MAP_TOKENS
-from ortolan.runtime.manifest import MAPS_ROLE, ImageSource
-from ortolan.runtime.requests import open_tokenizer
 from ortolan.runtime.seq2seq import Seq2Seq
-from ortolan.runtime.session import Engine
-from ortolan.runtime.tokenizer import Tokenizer
 
 __all__ = ["AttentionMaps", "attention_maps"]
 

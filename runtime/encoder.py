@@ -1,7 +1,7 @@
 """A loaded encoder: texts, ids or images in; vectors or labels out.
 
 Knows how inputs become batches and what outputs mean. Does not know how inputs are read
-(`ortolan.runtime.encoder_inputs`), nor how a graph is run (`ortolan.runtime.session`).
+(`ortolan.runtime.inputs.source`), nor how a graph is run (`ortolan.runtime.engine.session`).
 """
 
 from collections import Counter
@@ -12,14 +12,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle import Bundle
-from ortolan.runtime.encoder_inputs import Inputs, Source, SourceReader, several
+from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.interface import OUTPUT
+from ortolan.runtime.bundle.kinds import wrong_kind
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import GraphError, InputError, NumericError
-from ortolan.runtime.interface import OUTPUT
-from ortolan.runtime.kinds import wrong_kind
-from ortolan.runtime.manifest import ImageSource, Manifest
-from ortolan.runtime.requests import open_tokenizer
-from ortolan.runtime.session import Engine
+from ortolan.runtime.generation.request import open_tokenizer
+from ortolan.runtime.inputs.source import Inputs, Source, SourceReader, several
 
 __all__ = ["Classification", "Encoder"]
 
@@ -56,8 +56,8 @@ class Encoder:
     gives alone, up to rounding.
 
     An input is a text, or its token ids; where the encoder takes images, the path of a file, its
-    contents, or uint8 pixels (see `ortolan.runtime.images.read_pixels`). Ids are taken as they
-    are; a text gets the special tokens of its tokenizer.
+    contents, or uint8 pixels (see `ortolan.runtime.inputs.images.read_pixels`). Ids are taken as
+    they are; a text gets the special tokens of its tokenizer.
 
     Attributes:
         bundle: what it was loaded from.

@@ -1,7 +1,7 @@
 """A loaded bundle: text or ids in, text, ids or logits out.
 
 Knows how requests are written and checks them. Does not know how tokens are computed: that is
-`ortolan.runtime.generate` and `ortolan.runtime.steps`.
+`ortolan.runtime.generation.generate` and `ortolan.runtime.engine.runner`.
 """
 
 import os
@@ -11,22 +11,23 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime import sequence
-from ortolan.runtime.bundle import Bundle, open_bundle
-from ortolan.runtime.constraints import Constraints
+from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.kinds import wrong_kind
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.encoder import Encoder
+from ortolan.runtime.engine.memory_plan import RequestMemory, check_load
+from ortolan.runtime.engine.runner import chunks, feed
+from ortolan.runtime.engine.session import Engine, onnxruntime_version
 from ortolan.runtime.errors import (
     ContextLengthError,
     InputError,
     NumericError,
 )
-from ortolan.runtime.generate import Completer, Completion, Request, TextStream
-from ortolan.runtime.ids import checked_ids
-from ortolan.runtime.kinds import wrong_kind
-from ortolan.runtime.manifest import Manifest
-from ortolan.runtime.memory_plan import RequestMemory, check_load
-from ortolan.runtime.packed import find_packed
-from ortolan.runtime.requests import (
+from ortolan.runtime.generation import sequence
+from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.generate import Completer, Completion, Request, TextStream
+from ortolan.runtime.generation.request import (
     Cancel,
     asked,
     checked_count,
@@ -34,10 +35,9 @@ from ortolan.runtime.requests import (
     open_tokenizer,
     sampling_of,
 )
-from ortolan.runtime.sampling_options import Sampling
+from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.seq2seq import Seq2Seq
-from ortolan.runtime.session import Engine, onnxruntime_version
-from ortolan.runtime.steps import chunks, feed
 
 __all__ = ["Model", "Prompt", "load"]
 

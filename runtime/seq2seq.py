@@ -1,8 +1,8 @@
 """A loaded encoder-decoder: texts, ids or images in; texts out.
 
 Knows how requests are written and checks them, and which sources are computed together. Does not
-know how sources are read (`ortolan.runtime.encoder_inputs`), nor how texts are found
-(`ortolan.runtime.translate`).
+know how sources are read (`ortolan.runtime.inputs.source`), nor how texts are found
+(`ortolan.runtime.generation.translate`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,24 +12,24 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.beam_request import (
+from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.kinds import wrong_kind
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.runner import chunks, feed
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.errors import ContextLengthError, InputError, ManifestError, NumericError
+from ortolan.runtime.generation.beam_options import (
     MAX_BEAMS,
     checked_early_stopping,
     checked_length_penalty,
     refuse_beam_options,
     refuse_sampling_options,
 )
-from ortolan.runtime.beam_search import BeamOptions, EarlyStopping
-from ortolan.runtime.bundle import Bundle
-from ortolan.runtime.constraints import Constraints
-from ortolan.runtime.encoder_inputs import Input, Source, SourceReader
-from ortolan.runtime.errors import ContextLengthError, InputError, ManifestError, NumericError
-from ortolan.runtime.generate import TextStream, rows_of
-from ortolan.runtime.ids import TokenIds, checked_ids
-from ortolan.runtime.kinds import wrong_kind
-from ortolan.runtime.manifest import Manifest
-from ortolan.runtime.memory_plan import RequestMemory
-from ortolan.runtime.requests import (
+from ortolan.runtime.generation.beam_search import BeamOptions, EarlyStopping
+from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.generate import TextStream, rows_of
+from ortolan.runtime.generation.request import (
     Cancel,
     asked,
     checked_count,
@@ -37,12 +37,12 @@ from ortolan.runtime.requests import (
     open_tokenizer,
     sampling_of,
 )
-from ortolan.runtime.row import Request
-from ortolan.runtime.sampling_options import Sampling
-from ortolan.runtime.session import Engine
-from ortolan.runtime.steps import chunks, feed
-from ortolan.runtime.translate import Found, Translator
-from ortolan.runtime.translation import Translation, from_row, from_search
+from ortolan.runtime.generation.row import Request
+from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.generation.translate import Found, Translator
+from ortolan.runtime.generation.translation import Translation, from_row, from_search
+from ortolan.runtime.inputs.ids import TokenIds, checked_ids
+from ortolan.runtime.inputs.source import Input, Source, SourceReader
 
 __all__ = ["MAX_SOURCES", "Seq2Seq"]
 
@@ -165,7 +165,7 @@ class Seq2Seq:
             beams: texts to search at once; 1 takes one token after the other (`sampling`).
             n_best: texts to give for each source, at most `beams`.
             length_penalty: above 0 favours long texts, below 0 short ones; only for beams.
-            early_stopping: when a search is over; see `ortolan.runtime.beam_search`.
+            early_stopping: when a search is over; see `ortolan.runtime.generation.beam_search`.
             max_new_tokens: most new tokens of each text; `None` for all that the decoder takes.
             sampling: how tokens are chosen; `None` takes the most probable. Not for beams.
             temperature: short for a `sampling` with nothing but this.

@@ -11,7 +11,7 @@ import torch
 from ortolan.export import pipeline
 from ortolan.export.trace import trace_graph
 from ortolan.modeling.config import ModelConfig
-from ortolan.runtime.manifest import Graph
+from ortolan.runtime.bundle.manifest import Graph
 
 _STEPS = ("prefill", "decode")
 

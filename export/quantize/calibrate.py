@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ortolan.export.inputs import Inputs
-from ortolan.export.layers import Layers, skeleton, stacks
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.refine import refine
-from ortolan.export.quantize.stream import Part, Quantized, round_rows, row_chunks
+from ortolan.export.source.inputs import Inputs
+from ortolan.export.source.layers import Layers, skeleton, stacks
+from ortolan.export.weights.codes import Part, Quantized, round_rows, row_chunks
 from ortolan.modeling.config import ModelConfig
-from ortolan.modeling.heads import LanguageModel
-from ortolan.modeling.transformer import Encoder
+from ortolan.modeling.layers.heads import LanguageModel
+from ortolan.modeling.models.transformer import Encoder
 from ortolan.modeling.weights import EMBEDDING, Weights, read_weight
-from ortolan.runtime.process_memory import return_free_memory
+from ortolan.runtime.machine.memory import return_free_memory
 
 TIED_DAMPING = 0.5
 """Of a head that is the embedding as well: there, errors count the same in every column."""

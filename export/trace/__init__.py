@@ -15,8 +15,8 @@ from ortolan.modeling.config import (
     ModelConfig,
     TransformerConfig,
 )
-from ortolan.runtime.manifest import Graph
-from ortolan.runtime.manifest_fields import MAPS_ROLE
+from ortolan.runtime.bundle.fields import MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Graph
 
 __all__ = [
     "OPSET",

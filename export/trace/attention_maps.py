@@ -10,8 +10,8 @@ from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.names import map_names
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import Encoder, EncoderDecoder
-from ortolan.modeling.attention_maps import attention_maps
 from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, ModelConfig, PatchInput
+from ortolan.modeling.models.attention_maps import attention_maps
 
 
 class _DecoderMaps(Entry):

@@ -10,9 +10,9 @@ from torch import Tensor
 from ortolan.export.trace.names import STEP_INPUTS, cache_names
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import Decoder, TransformerConfig
-from ortolan.modeling.cache import LayerCache, Step, empty_cache
 from ortolan.modeling.config import RelativePositions, RotaryPositions
-from ortolan.modeling.lowering import fits_kernel
+from ortolan.modeling.layers.cache import LayerCache, Step, empty_cache
+from ortolan.modeling.layers.lowering import fits_kernel
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 

@@ -11,9 +11,9 @@ from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.names import SOURCE_LENGTHS, STEP_INPUTS, cache_names, cross_names
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderDecoder
-from ortolan.modeling.cache import LayerCache, Source
 from ortolan.modeling.config import EncoderDecoderConfig, TransformerConfig
-from ortolan.modeling.sizes import is_one
+from ortolan.modeling.layers.cache import LayerCache, Source
+from ortolan.modeling.layers.sizes import is_one
 
 
 class _SourceGraph(Entry):

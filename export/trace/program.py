@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ortolan.export.passes.edit import share_initializer
 from ortolan.modeling.config import ModelConfig
-from ortolan.modeling.stack import Model
-from ortolan.modeling.transformer import build
+from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.transformer import build
 
 OPSET = 24
 """Below 23 norms are decomposed; above 24 onnxruntime's support is partial."""

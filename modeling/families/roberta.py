@@ -7,9 +7,9 @@ from ortolan.modeling.config import (
     LanguageModelHead,
     LearnedPositions,
 )
+from ortolan.modeling.config.head import NormConfig
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.head_config import NormConfig
 from ortolan.modeling.weights import Table, Target
 
 BASE_MODEL_PREFIX = "roberta"

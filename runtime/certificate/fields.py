@@ -23,7 +23,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
-from ortolan.runtime.manifest import Manifest
+from ortolan.runtime.bundle.manifest import Manifest
 
 __all__ = [
     "MAX_PROBES",

@@ -1,7 +1,7 @@
 """certificate.json and certificate.npz: a certificate on disk.
 
 Knows how fields and arrays must agree. Does not know how the reference was computed
-(`ortolan.export.certificate`) nor how it is replayed (`ortolan.runtime.certificate.replay`).
+(`ortolan.export.proof.certificate`) nor how it is replayed (`ortolan.runtime.certificate.replay`).
 """
 
 from pathlib import Path, PurePosixPath
@@ -13,7 +13,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle import Bundle
+from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest
 from ortolan.runtime.certificate.arrays import Shapes, damaged, pack, unpack
 from ortolan.runtime.certificate.fields import (
     MAX_PROBES,
@@ -29,7 +30,6 @@ from ortolan.runtime.certificate.fields import (
     given_by,
     kept_positions,
 )
-from ortolan.runtime.manifest import ImageSource, Manifest
 
 __all__ = ["ARRAYS_NAME", "JSON_NAME", "read", "write"]
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ortolan.runtime.bundle import open_bundle
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.certificate.fields import Certificate, Logits, Report
 from ortolan.runtime.certificate.figures import Comparison
 from ortolan.runtime.certificate.files import read
 from ortolan.runtime.certificate.runs import compute, total_positions
-from ortolan.runtime.packed import find_packed
-from ortolan.runtime.session import Engine, onnxruntime_version
+from ortolan.runtime.engine.session import Engine, onnxruntime_version
 
 __all__ = ["replay", "verify"]
 

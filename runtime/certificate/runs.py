@@ -24,17 +24,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
+from ortolan.runtime.bundle.manifest import ImageSource, TextSource
 from ortolan.runtime.certificate.fields import (
     Certificate,
     PhaseName,
     kept_positions,
 )
 from ortolan.runtime.certificate.figures import Numbers
-from ortolan.runtime.images import read_pixels
-from ortolan.runtime.interface import IDS, LENGTHS, OUTPUT, PIXELS
-from ortolan.runtime.manifest import ImageSource, TextSource
-from ortolan.runtime.session import Encoded, Engine
-from ortolan.runtime.steps import Decoder, feed, prefill
+from ortolan.runtime.engine.runner import Decoder, feed, prefill
+from ortolan.runtime.engine.session import Encoded, Engine
+from ortolan.runtime.inputs.images import read_pixels
 
 __all__ = ["BLOCK", "Rows", "compute", "groups", "total_positions"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import quality
 from catalog import PRECISIONS
 from divergence import Predictions, Quality, log_softmax
-from ortolan.modeling.evaluation import bits_per_byte
+from ortolan.modeling.training.evaluation import bits_per_byte
 from quality import SETTINGS, Text
 
 P, V = 7, 11

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ortolan import modeling
-from ortolan.modeling.checkpoint import config_from_hf
+from ortolan.modeling.checkpoint.folder import config_from_hf
 
 REPOSITORY = Path(__file__).parents[2]
 

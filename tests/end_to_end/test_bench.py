@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from tests.runtime.tiny_decoder import CONTEXT, TinyDecoder, write_bundle
 
 from ortolan.cli.bench import command
-from ortolan.runtime import bandwidth
 from ortolan.runtime.errors import ContextLengthError, DeviceError, InputError
+from ortolan.runtime.machine import bandwidth
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.conftest import Run
 
 from ortolan.cli import COMMANDS
-from ortolan.export.bundle import describe_files, write_manifest
+from ortolan.export.output import describe_files, write_manifest
 from ortolan.runtime import certificate, open_bundle
 
 

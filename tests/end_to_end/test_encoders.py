@@ -24,8 +24,8 @@ from tests.modeling.tiny_encoders import (
 from tokenizers import processors
 
 import ortolan
+from ortolan.modeling.checkpoint.sentence_head import write_sentence_head
 from ortolan.modeling.config import EmbeddingHead
-from ortolan.modeling.sentence_head import write_sentence_head
 from ortolan.runtime.attention_maps import attention_maps
 
 V = 97

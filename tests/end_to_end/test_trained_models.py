@@ -11,10 +11,10 @@ from sacrebleu import corpus_bleu
 from tests.traces import traced_once
 
 import ortolan
-from ortolan.modeling.corpora.digits import read_digits
-from ortolan.modeling.corpora.numerals import Pair, pairs
-from ortolan.modeling.corpora.snippets import read_snippets
-from ortolan.modeling.recipe import DigitsData, NumeralsData, SnippetsData, read_recipe
+from ortolan.modeling.training.corpora.digits import read_digits
+from ortolan.modeling.training.corpora.numerals import Pair, pairs
+from ortolan.modeling.training.corpora.snippets import read_snippets
+from ortolan.modeling.training.recipe import DigitsData, NumeralsData, SnippetsData, read_recipe
 from ortolan.runtime import Encoder, Seq2Seq
 
 MODELS = Path(__file__).parents[2] / "models"

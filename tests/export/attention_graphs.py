@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from ortolan.export.portable import attach_bodies
-from ortolan.modeling.cache import LayerCache, Step
+from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
-from ortolan.modeling.ops import Relative, cached_attention
-from ortolan.modeling.positions import rotary_tables
+from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.ops import Relative, cached_attention
+from ortolan.modeling.layers.positions import rotary_tables
 
 CAPACITY = 16
 

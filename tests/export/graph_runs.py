@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from ortolan.export.passes import tidy
-from ortolan.export.source import open_source
+from ortolan.export.source.checkpoint import open_source
 from ortolan.export.trace import trace_graph
-from ortolan.export.weights import BlobWriter, bind, initializer_bytes, write_rest
-from ortolan.modeling.stack import Model
+from ortolan.export.weights.blob import BlobWriter, bind, initializer_bytes, write_rest
+from ortolan.modeling.models.stack import Model
 from ortolan.runtime import Bundle
-from ortolan.runtime.manifest import Graph
+from ortolan.runtime.bundle.manifest import Graph
 
 Arrays = Mapping[str, NDArray[Any]]
 

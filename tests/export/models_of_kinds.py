@@ -7,7 +7,7 @@ from tests.export import tiny_models
 from tests.modeling import kinds
 from tokenizers.processors import TemplateProcessing
 
-from ortolan.export.source import Source, open_source
+from ortolan.export.source.checkpoint import Source, open_source
 from ortolan.modeling.config import (
     EncoderConfig,
     EncoderDecoderConfig,
@@ -18,8 +18,8 @@ from ortolan.modeling.config import (
     TokenInput,
     TransformerConfig,
 )
-from ortolan.modeling.stack import Model
-from ortolan.modeling.transformer import build
+from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.transformer import build
 
 LEARNED = LearnedPositions()
 

@@ -8,10 +8,10 @@ import pytest
 from tests.export.file_faults import Faults, Killed
 from tests.runtime import tiny_bundle
 
-from ortolan.export.bundle import describe_files, settle, staged, write_manifest
 from ortolan.export.errors import OutputError
+from ortolan.export.output import describe_files, settle, staged, write_manifest
 from ortolan.runtime import BundleNotFoundError, open_bundle
-from ortolan.runtime.manifest import File
+from ortolan.runtime.bundle.manifest import File
 
 OLD, NEW, NEXT = b"old", b"new", b"next"
 

@@ -16,8 +16,9 @@ from tests.export.models_of_kinds import (
 )
 
 import ortolan
-from ortolan.export import calibration
-from ortolan.export.calibration import (
+from ortolan.export.errors import OptionError
+from ortolan.export.source import calibration
+from ortolan.export.source.calibration import (
     CalibrationImages,
     CalibrationPairs,
     CalibrationText,
@@ -28,9 +29,8 @@ from ortolan.export.calibration import (
     recipe_calibration,
     spread,
 )
-from ortolan.export.errors import OptionError
-from ortolan.export.source import Source
-from ortolan.runtime.tokenizer import Tokenizer
+from ortolan.export.source.checkpoint import Source
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

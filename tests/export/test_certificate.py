@@ -6,12 +6,12 @@ import pytest
 import torch
 from tests.export import tiny_models
 
-from ortolan.export import reference as references
-from ortolan.export.certificate import certify, thresholds
 from ortolan.export.errors import ExportError
-from ortolan.export.probes import make_probes
-from ortolan.export.reference import TOP_K
-from ortolan.export.source import Source, open_source
+from ortolan.export.proof import reference as references
+from ortolan.export.proof.certificate import certify, thresholds
+from ortolan.export.proof.probes import make_probes
+from ortolan.export.proof.reference import TOP_K
+from ortolan.export.source.checkpoint import Source, open_source
 from ortolan.modeling import Decoder
 from ortolan.runtime.certificate import Certificate, Logits, summarize
 

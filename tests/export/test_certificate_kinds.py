@@ -19,15 +19,15 @@ from tests.export.models_of_kinds import (
 from tests.modeling import kinds, tiny_encoders
 from torch import Tensor
 
-from ortolan.export import layers
-from ortolan.export import reference as references
-from ortolan.export.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.errors import ExportError, OptionError
-from ortolan.export.probes import inputs_of, make_probes
-from ortolan.export.source import Source, open_source
+from ortolan.export.proof import reference as references
+from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
+from ortolan.export.proof.probes import inputs_of, make_probes
+from ortolan.export.source import layers
+from ortolan.export.source.checkpoint import Source, open_source
 from ortolan.modeling import load
 from ortolan.modeling.config import ClassifierHead, EmbeddingHead, Head, LanguageModelHead
-from ortolan.modeling.stack import Model
+from ortolan.modeling.models.stack import Model
 from ortolan.modeling.weights import read_weight
 from ortolan.runtime.certificate import Certificate, Divergence, Logits, Report, Vectors
 from ortolan.runtime.certificate.fields import ROWS, kept_positions

@@ -26,17 +26,17 @@ from torch import Tensor
 import ortolan
 from ortolan.export.errors import ExportError, PlacementError
 from ortolan.export.options import resolve
-from ortolan.export.placement import check_placement
+from ortolan.export.proof.placement import check_placement
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.rtn import quantize
-from ortolan.export.quantize.stream import Part, Quantized, write_codes
-from ortolan.export.weights import BlobWriter
+from ortolan.export.weights.blob import BlobWriter
+from ortolan.export.weights.codes import Part, Quantized, write_codes
 from ortolan.modeling.config import EmbeddingHead, EncoderDecoderConfig, RelativeBiasPositions
-from ortolan.modeling.stack import Model
+from ortolan.modeling.models.stack import Model
 from ortolan.runtime import Bundle, DeviceError, certificate, verify
-from ortolan.runtime.onnx_schema import parse_model
-from ortolan.runtime.onnx_types import node_kinds
-from ortolan.runtime.placement import placement
+from ortolan.runtime.graph.schema import parse_model
+from ortolan.runtime.inspect.placement import placement
+from ortolan.runtime.inspect.value_types import node_kinds
 
 BFLOAT16, FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
 

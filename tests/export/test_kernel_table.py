@@ -9,10 +9,10 @@ from tests.export import tiny_models
 from tests.export.conftest import Exported
 
 import ortolan
-from ortolan.runtime.kernel_table import DECISIVE_INPUT
-from ortolan.runtime.onnx_schema import parse_model
-from ortolan.runtime.onnx_types import node_kinds
-from ortolan.runtime.placement import placement
+from ortolan.runtime.graph.schema import parse_model
+from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT
+from ortolan.runtime.inspect.placement import placement
+from ortolan.runtime.inspect.value_types import node_kinds
 
 Export = Callable[[str], Exported]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ortolan
-from ortolan.export.bundle import settle
+from ortolan.export.output import settle
 from ortolan.runtime import BundleNotFoundError, open_bundle
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ from tests.modeling import kinds
 from tests.modeling.kinds import BLOCK, POSITIONS, VOCAB
 
 from ortolan.modeling.config import BlockConfig, Positions, RotaryPositions
-from ortolan.modeling.stack import Model
-from ortolan.modeling.transformer import build
+from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.transformer import build
 
 TEXTS = np.random.default_rng(0).integers(0, VOCAB, (6, 14))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tests.export.conftest import Exported
 from tests.export.tiny_models import CASES, CONTEXT, VOCAB
 
-from ortolan.export.certificate import THRESHOLDS
+from ortolan.export.proof.certificate import THRESHOLDS
 from ortolan.modeling import Decoder
 from ortolan.runtime import verify
 

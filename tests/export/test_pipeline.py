@@ -13,10 +13,12 @@ from tests.export.conftest import Exported
 from torch import Tensor
 
 import ortolan
-from ortolan.export import pipeline, store, weights
-from ortolan.export.certificate import thresholds
+from ortolan.export import pipeline
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
 from ortolan.export.passes import tidy
+from ortolan.export.proof.certificate import thresholds
+from ortolan.export.weights import blob as weights
+from ortolan.export.weights import store
 from ortolan.modeling.weights import Weights
 from ortolan.runtime import open_bundle
 from ortolan.runtime.certificate import read

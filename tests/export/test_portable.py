@@ -12,9 +12,9 @@ from tests.export import attention_graphs
 from tests.export.attention_graphs import CONVERSATIONS, KINDS, Run
 from tests.export.conftest import Exported
 
-from ortolan.export.portable import BODIES, attach_bodies, body
+from ortolan.export.passes.portable_bodies import BODIES, attach_bodies, body
 from ortolan.runtime import Bundle
-from ortolan.runtime.functions import KNOWN_FUNCTIONS
+from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
 
 Export = Callable[[str], Exported]
 

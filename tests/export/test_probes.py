@@ -13,11 +13,11 @@ from tests.export.models_of_kinds import (
     write_wrapping_tokenizer,
 )
 
-from ortolan.export.calibration import CalibrationImages, CalibrationPairs, CalibrationText
 from ortolan.export.errors import OptionError
-from ortolan.export.probes import IMAGES, LENGTHS, PAIRS, TEXT, Probe, inputs_of, make_probes
-from ortolan.export.source import Source
-from ortolan.runtime.tokenizer import Tokenizer
+from ortolan.export.proof.probes import IMAGES, LENGTHS, PAIRS, TEXT, Probe, inputs_of, make_probes
+from ortolan.export.source.calibration import CalibrationImages, CalibrationPairs, CalibrationText
+from ortolan.export.source.checkpoint import Source
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 
 def decoder(context: int = 600, tokenizer: Path | None = None) -> Source:

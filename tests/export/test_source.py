@@ -11,7 +11,7 @@ from tests.export.conftest import Exported
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.source import Source, open_source
+from ortolan.export.source.checkpoint import Source, open_source
 from ortolan.modeling import CheckpointError, ConfigError, save
 
 Export = Callable[[str], Exported]

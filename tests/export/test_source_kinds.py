@@ -19,8 +19,8 @@ from tests.export.models_of_kinds import (
 from tests.modeling import tiny_encoders
 
 from ortolan.export.errors import OptionError
-from ortolan.export.inputs import pixels
-from ortolan.export.source import Source, open_source
+from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.export.source.inputs import pixels
 from ortolan.modeling import CheckpointError, ConfigError
 from ortolan.modeling.config import (
     ClassifierHead,
@@ -28,8 +28,8 @@ from ortolan.modeling.config import (
     LanguageModelHead,
     SinusoidalPositions,
 )
+from ortolan.runtime.bundle.manifest import ImageSource, Output, TextSource, Tokens
 from ortolan.runtime.errors import TokenizerError
-from ortolan.runtime.manifest import ImageSource, Output, TextSource, Tokens
 
 LABELS = ("no", "yes")
 

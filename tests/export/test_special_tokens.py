@@ -6,7 +6,7 @@ import pytest
 from tests.export import tiny_models
 
 from ortolan.export.errors import OptionError
-from ortolan.export.special_tokens import special_tokens
+from ortolan.export.source.special_tokens import special_tokens
 
 
 def written(folder: Path, **values: Any) -> Path:

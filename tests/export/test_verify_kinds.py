@@ -22,7 +22,7 @@ from torch import Tensor
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ParityError
-from ortolan.export.source import open_source
+from ortolan.export.source.checkpoint import open_source
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -32,10 +32,10 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.weights import Weights
 from ortolan.runtime import certificate as certificates
-from ortolan.runtime.bundle import open_bundle
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.manifest import File, encode
 from ortolan.runtime.certificate import Report, replay, verify
-from ortolan.runtime.manifest import File, encode
-from ortolan.runtime.session import Encoded, Engine
+from ortolan.runtime.engine.session import Encoded, Engine
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 

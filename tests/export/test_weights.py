@@ -11,11 +11,18 @@ from tests.export import tiny_models
 from tests.export.conftest import Exported
 from torch import Tensor
 
-from ortolan.export import weights as export_weights
 from ortolan.export.errors import ExportError
-from ortolan.export.weights import ALIGNMENT, Blob, BlobWriter, bind, initializer_bytes, write_rest
+from ortolan.export.weights import blob as export_weights
+from ortolan.export.weights.blob import (
+    ALIGNMENT,
+    Blob,
+    BlobWriter,
+    bind,
+    initializer_bytes,
+    write_rest,
+)
 from ortolan.modeling import read_config, save
-from ortolan.modeling.checkpoint import open_weights
+from ortolan.modeling.checkpoint.folder import open_weights
 from ortolan.modeling.weights import ModuleWeights, Weights
 
 Export = Callable[[str], Exported]

@@ -19,10 +19,10 @@ from tests.export.attention_graphs import (
     without_kernel,
 )
 
-from ortolan.export.portable import attach_bodies
+from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
-from ortolan.modeling.ops import Relative, attention
-from ortolan.modeling.positions import rotary_tables
+from ortolan.modeling.layers.ops import Relative, attention
+from ortolan.modeling.layers.positions import rotary_tables
 
 HEADS, KV_HEADS, WIDTH, LENGTH = 4, 2, 32, 7
 LENGTHS = np.array([7, 3, 1], np.int32)

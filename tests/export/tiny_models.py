@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 
 from ortolan.modeling import Decoder, TransformerConfig, save
-from ortolan.modeling.checkpoint import limit_context
+from ortolan.modeling.checkpoint.folder import limit_context
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,

@@ -7,8 +7,8 @@ import pytest
 from tests.runtime import tiny_bundle
 
 from ortolan.runtime import DeviceError, load
-from ortolan.runtime.manifest import NAME, encode
-from ortolan.runtime.session import available_providers
+from ortolan.runtime.bundle.manifest import NAME, encode
+from ortolan.runtime.engine.session import available_providers
 
 pytestmark = pytest.mark.gpu
 

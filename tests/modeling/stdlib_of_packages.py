@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ortolan.modeling.corpora.snippets import PACKAGES
+from ortolan.modeling.training.corpora.snippets import PACKAGES
 
 FILES = 4
 """Of each package; one of them is held out."""

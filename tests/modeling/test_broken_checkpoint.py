@@ -12,7 +12,7 @@ from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
 from torch import Tensor
 
 from ortolan.modeling import CheckpointError, WeightError, load
-from ortolan.modeling.safetensors_folder import MAX_HEADER_BYTES, MAX_INDEX_BYTES
+from ortolan.modeling.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_INDEX_BYTES
 
 Tensors = dict[str, Tensor]
 

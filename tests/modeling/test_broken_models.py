@@ -32,7 +32,7 @@ from ortolan.modeling import (
     load,
     save,
 )
-from ortolan.modeling.checkpoint import open_weights, read_config
+from ortolan.modeling.checkpoint.folder import open_weights, read_config
 from ortolan.modeling.config import ClassifierHead, ModelConfig
 
 Tensors = dict[str, Tensor]

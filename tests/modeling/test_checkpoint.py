@@ -26,7 +26,7 @@ from tests.modeling.tiny_models import (
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ortolan.modeling import ConfigError, Decoder, WeightError, load, read_config, save
-from ortolan.modeling.checkpoint import checkpoint_sha256, open_weights
+from ortolan.modeling.checkpoint.folder import checkpoint_sha256, open_weights
 from ortolan.modeling.config import SinusoidalPositions, TransformerConfig
 from ortolan.modeling.weights import ModuleWeights
 
@@ -158,7 +158,7 @@ def test_an_interrupted_save_leaves_the_old_weights(
         Path(name).write_bytes(b"torn")
         raise OSError("disk full")
 
-    monkeypatch.setattr("ortolan.modeling.checkpoint.save_file", torn)
+    monkeypatch.setattr("ortolan.modeling.checkpoint.folder.save_file", torn)
     with pytest.raises(OSError, match="disk full"):
         save(module, tmp_path / "saved")
     with torch.inference_mode():

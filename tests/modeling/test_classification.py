@@ -14,19 +14,19 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
 from ortolan.modeling import CheckpointError, ConfigError, Encoder, load
-from ortolan.modeling.baselines import tfidf_guesses
 from ortolan.modeling.config import ClassifierHead
-from ortolan.modeling.corpora.snippets import PACKAGES, Snippet, read_snippets
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.recipe import SnippetsData, read_recipe
-from ortolan.modeling.tasks.bert import MASK_ID, PAD_ID, SPECIAL
-from ortolan.modeling.tasks.classification import (
+from ortolan.modeling.training.baselines import tfidf_guesses
+from ortolan.modeling.training.corpora.snippets import PACKAGES, Snippet, read_snippets
+from ortolan.modeling.training.recipe import SnippetsData, read_recipe
+from ortolan.modeling.training.tasks.bert import MASK_ID, PAD_ID, SPECIAL
+from ortolan.modeling.training.tasks.classification import (
     ClassificationTask,
     accuracies,
     encode_texts,
     padded,
 )
-from ortolan.modeling.training import train
+from ortolan.modeling.training.trainer import train
 
 MODEL = Path(__file__).parents[2] / "models" / "snippets"
 

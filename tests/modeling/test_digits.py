@@ -13,11 +13,11 @@ from transformers import AutoModelForImageClassification
 
 from ortolan.modeling import ConfigError, Encoder, load
 from ortolan.modeling.config import ClassifierHead
-from ortolan.modeling.corpora.digits import LABELS, read_digits
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.recipe import DigitsData, read_recipe
-from ortolan.modeling.tasks.images import ImagesTask, distorted, pixels
-from ortolan.modeling.training import train
+from ortolan.modeling.training.corpora.digits import LABELS, read_digits
+from ortolan.modeling.training.recipe import DigitsData, read_recipe
+from ortolan.modeling.training.tasks.images import ImagesTask, distorted, pixels
+from ortolan.modeling.training.trainer import train
 
 MODEL = Path(__file__).parents[2] / "models" / "digits"
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from ortolan.modeling import Decoder
-from ortolan.modeling.checkpoint import config_from_hf
-from ortolan.modeling.evaluation import bits_per_byte, xz_bits_per_byte
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.training.evaluation import bits_per_byte, xz_bits_per_byte
 
 LINE = "def add(first, second):\n    return first + second\n"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from ortolan.modeling.checkpoint import config_from_hf, empty_model
+from ortolan.modeling.checkpoint.folder import config_from_hf, empty_model
 from ortolan.modeling.config import (
     AttentionConfig,
     LearnedPositions,

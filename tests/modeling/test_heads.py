@@ -26,7 +26,7 @@ from ortolan.modeling.config import (
     PatchInput,
     TokenInput,
 )
-from ortolan.modeling.embeddings import PatchEmbedding
+from ortolan.modeling.layers.embeddings import PatchEmbedding
 
 LENGTHS = (6, 1, 4)
 

@@ -20,9 +20,9 @@ from tests.modeling.plain_transformer import Array, Weights, stack
 from torch import Tensor
 
 from ortolan.modeling import Decoder
-from ortolan.modeling.cache import LayerCache, Step, empty_cache
 from ortolan.modeling.config import AlibiPositions, NoPositions, TransformerConfig
-from ortolan.modeling.stack import Stack
+from ortolan.modeling.layers.cache import LayerCache, Step, empty_cache
+from ortolan.modeling.models.stack import Stack
 
 CHUNKS = (3, 1, 2, 1, 1, 4)
 

@@ -15,10 +15,10 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from ortolan.modeling import ConfigError, Encoder, load
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.recipe import SnippetsData, read_recipe
-from ortolan.modeling.tasks.bert import END_ID, MASK_ID, SPECIAL, START_ID, bert_tokenizer
-from ortolan.modeling.tasks.masked import MaskedTask, growing, hide, stream, windows
-from ortolan.modeling.training import train
+from ortolan.modeling.training.recipe import SnippetsData, read_recipe
+from ortolan.modeling.training.tasks.bert import END_ID, MASK_ID, SPECIAL, START_ID, bert_tokenizer
+from ortolan.modeling.training.tasks.masked import MaskedTask, growing, hide, stream, windows
+from ortolan.modeling.training.trainer import train
 
 VOCABULARY = 1000
 

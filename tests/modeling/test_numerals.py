@@ -7,18 +7,25 @@ from collections.abc import Callable
 import pytest
 from num2words import num2words
 
-from ortolan.modeling.corpora.numerals import english, french, make, pairs, sentences, templates
-from ortolan.modeling.corpora.numerals.clauses import (
+from ortolan.modeling.training.corpora.numerals import (
+    english,
+    french,
+    make,
+    pairs,
+    sentences,
+    templates,
+)
+from ortolan.modeling.training.corpora.numerals.clauses import (
     ADDITIONS,
     GENDERED,
     HELD_OUT,
     IMPERSONAL,
     PERSONAL,
 )
-from ortolan.modeling.corpora.numerals.draw import Draw, is_held_out
-from ortolan.modeling.corpora.numerals.slots import SLOTS
-from ortolan.modeling.corpora.numerals.vocabulary import SUBJECTS, THINGS
-from ortolan.modeling.recipe import NumeralsData
+from ortolan.modeling.training.corpora.numerals.draw import Draw, is_held_out
+from ortolan.modeling.training.corpora.numerals.slots import SLOTS
+from ortolan.modeling.training.corpora.numerals.vocabulary import SUBJECTS, THINGS
+from ortolan.modeling.training.recipe import NumeralsData
 
 NUMBERS = (
     *range(1101),

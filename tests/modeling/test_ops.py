@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-from ortolan.modeling.cache import LayerCache, Step
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.ops import Relative, Rotary, attention, cached_attention
+from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.ops import Relative, Rotary, attention, cached_attention
 
 HEADS, HEAD_DIM = 4, 8
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import Decoder, load
-from ortolan.modeling.cache import LayerCache, Step, empty_cache
+from ortolan.modeling.layers.cache import LayerCache, Step, empty_cache
 
 CHUNKS = (9, 6, 1)
 """How the first tokens enter the cache; 64 steps of one token follow."""

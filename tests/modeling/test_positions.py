@@ -22,7 +22,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotary, write_rotary
-from ortolan.modeling.positions import (
+from ortolan.modeling.layers.positions import (
     rotary_frequencies,
     rotary_tables,
     sinusoidal_table,

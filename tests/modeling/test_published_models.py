@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 
 from ortolan.modeling import ConfigError, EncoderConfig, EncoderDecoderConfig, ModelConfig
-from ortolan.modeling.checkpoint import config_from_hf, empty_model
+from ortolan.modeling.checkpoint.folder import config_from_hf, empty_model
 from ortolan.modeling.config import (
     ClassifierHead,
     LearnedPositions,

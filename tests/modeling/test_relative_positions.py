@@ -13,7 +13,7 @@ from ortolan.modeling.config import (
     RelativeBiasPositions,
     RelativeKeyPositions,
 )
-from ortolan.modeling.positions import alibi_slopes, relative_buckets, relative_index
+from ortolan.modeling.layers.positions import alibi_slopes, relative_buckets, relative_index
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import AutoModel
 
 from ortolan.modeling import CheckpointError, ConfigError, Encoder, EncoderConfig, load, save
-from ortolan.modeling.checkpoint import checkpoint_sha256, read_config
+from ortolan.modeling.checkpoint.folder import checkpoint_sha256, read_config
 from ortolan.modeling.config import EmbeddingHead
 
 TEXTS = ragged(9, 1, 16, 4)

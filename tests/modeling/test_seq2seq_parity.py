@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderDecoder, load, save
-from ortolan.modeling.cache import LayerCache, Source, Step, empty_cache
+from ortolan.modeling.layers.cache import LayerCache, Source, Step, empty_cache
 
 SOURCES = ragged(13, 1, 7, 20)
 

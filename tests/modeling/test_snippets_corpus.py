@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tests.modeling.stdlib_of_packages import write_stdlib
 
-from ortolan.modeling.corpora import snippets as corpus
-from ortolan.modeling.corpora.snippets import (
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.training.corpora import snippets as corpus
+from ortolan.modeling.training.corpora.snippets import (
     LINES,
     MOST_HELD_OUT,
     PACKAGES,
@@ -18,8 +19,7 @@ from ortolan.modeling.corpora.snippets import (
     package_of,
     read_snippets,
 )
-from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.recipe import SnippetsData, read_recipe
+from ortolan.modeling.training.recipe import SnippetsData, read_recipe
 
 MODEL = Path(__file__).parents[2] / "models" / "snippets"
 

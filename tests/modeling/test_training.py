@@ -12,15 +12,15 @@ from tests.modeling.tiny_models import assert_same_logits, reference_logits
 from transformers import AutoModelForCausalLM
 
 from ortolan.modeling import ConfigError, load
-from ortolan.modeling.bpe import byte_level_bpe, encode
-from ortolan.modeling.checkpoint import config_from_hf
-from ortolan.modeling.corpora.stdlib import Corpus, read_corpus
+from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.evaluation import bits_per_byte
 from ortolan.modeling.families import family_of
-from ortolan.modeling.recipe import OptimizerRecipe, StdlibData, read_recipe
-from ortolan.modeling.tasks.task import required
-from ortolan.modeling.training import learning_rate, train
+from ortolan.modeling.training.bpe import byte_level_bpe, encode
+from ortolan.modeling.training.corpora.stdlib import Corpus, read_corpus
+from ortolan.modeling.training.evaluation import bits_per_byte
+from ortolan.modeling.training.recipe import OptimizerRecipe, StdlibData, read_recipe
+from ortolan.modeling.training.tasks.task import required
+from ortolan.modeling.training.trainer import learning_rate, train
 
 RECIPE = """
 [model]

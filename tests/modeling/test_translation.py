@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, MarianMTModel
 
 from ortolan.modeling import ConfigError, EncoderDecoder, load
-from ortolan.modeling.corpora.numerals import pairs
-from ortolan.modeling.decoding import greedy, padded
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.recipe import NumeralsData, Recipe, read_recipe
-from ortolan.modeling.tasks.translation import TranslationTask
-from ortolan.modeling.training import train
-from ortolan.modeling.translation_quality import bleu, equal_share, nearest_translations
+from ortolan.modeling.training.corpora.numerals import pairs
+from ortolan.modeling.training.decoding import greedy, padded
+from ortolan.modeling.training.recipe import NumeralsData, Recipe, read_recipe
+from ortolan.modeling.training.tasks.translation import TranslationTask
+from ortolan.modeling.training.trainer import train
+from ortolan.modeling.training.translation_quality import bleu, equal_share, nearest_translations
 
 RECIPE = """
 [model]

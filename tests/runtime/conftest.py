@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def memory_left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets a test say how many bytes this machine has left, and has the smallest needs checked."""
-    from ortolan.runtime import memory_plan
+    from ortolan.runtime.engine import memory_plan
 
     def say(count: int) -> None:
         monkeypatch.setattr(memory_plan, "SMALL_BYTES", 0)

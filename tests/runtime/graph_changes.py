@@ -7,9 +7,9 @@ import pytest
 from onnx import ModelProto, helper
 from tests.runtime import tiny_bundle
 
-from ortolan.runtime import onnx_graph
 from ortolan.runtime.errors import GraphError
-from ortolan.runtime.onnx_graph import GraphSummary
+from ortolan.runtime.graph import summary as onnx_graph
+from ortolan.runtime.graph.summary import GraphSummary
 
 DATA = tiny_bundle.model().SerializeToString()
 MANIFEST = tiny_bundle.manifest_of(tiny_bundle.files_of(tiny_bundle.model()))

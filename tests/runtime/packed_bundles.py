@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, load_model
 from tests.runtime.tiny_decoder import ALIGNMENT, VOCABULARY, WIDTH, write_bundle
 
-from ortolan.runtime import manifest as manifests
-from ortolan.runtime.bundle import Bundle, open_bundle
-from ortolan.runtime.manifest import File
+from ortolan.runtime.bundle import manifest as manifests
+from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.manifest import File
 
 BITS, GROUP = 4, 32
 

@@ -8,7 +8,7 @@ from tests.runtime.tiny_encoder import HEADS, MAX_TOKENS, TinyEncoder
 
 from ortolan.runtime import attention_maps as module
 from ortolan.runtime.attention_maps import attention_maps
-from ortolan.runtime.bundle import open_bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, TokenizerError
 
 

@@ -19,8 +19,9 @@ from tests.runtime.tiny_encoder import (
 )
 
 from ortolan.runtime import encoder as encoders
-from ortolan.runtime.bundle import open_bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.encoder import Encoder, batches
+from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import (
     BundleKindError,
     ContextLengthError,
@@ -30,7 +31,6 @@ from ortolan.runtime.errors import (
     NumericError,
     TokenizerError,
 )
-from ortolan.runtime.session import Engine
 
 TEXTS = ["a b c", "d", "e f g h i j k l a b c d", "a", "b c d e f"]
 

@@ -16,7 +16,9 @@ from tests.runtime.tiny_decoder import (
     write_bundle,
 )
 
-from ortolan.runtime.binding import Step
+from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.engine.memory_plan import bytes_per_token
+from ortolan.runtime.engine.step import Step
 from ortolan.runtime.errors import (
     BundleFileError,
     ContextLengthError,
@@ -28,11 +30,9 @@ from ortolan.runtime.errors import (
     SamplingError,
     TokenizerError,
 )
-from ortolan.runtime.manifest import Tokens
-from ortolan.runtime.memory_plan import bytes_per_token
+from ortolan.runtime.generation.sampling import Sampling
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.model import Model, load
-from ortolan.runtime.sampling import Sampling
-from ortolan.runtime.tokenizer import Tokenizer
 
 POISON = 13
 

@@ -25,13 +25,13 @@ from ortolan.runtime import (
     TokenizerError,
     open_bundle,
 )
-from ortolan.runtime.binding import Step
-from ortolan.runtime.bundle import Bundle
+from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.manifest import TextSource
+from ortolan.runtime.engine.memory_plan import bytes_per_token
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.step import Step
+from ortolan.runtime.engine.threads import SMALL_BYTES, chosen_threads, physical_cores, step_threads
 from ortolan.runtime.errors import ForkedError
-from ortolan.runtime.manifest import TextSource
-from ortolan.runtime.memory_plan import bytes_per_token
-from ortolan.runtime.session import Engine
-from ortolan.runtime.threads import SMALL_BYTES, chosen_threads, physical_cores, step_threads
 
 SOURCE = [5, 40, 7, 31, 8]
 

@@ -13,8 +13,8 @@ from tests.runtime.tiny_translators import EOS, FORMS, SOURCES, START, family_of
 from transformers import PreTrainedModel
 
 from ortolan.runtime import Seq2Seq, Translation, open_bundle
-from ortolan.runtime.session import Engine
-from ortolan.runtime.targets import Targets
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.generation.targets import Targets
 
 NEW_TOKENS = 24
 

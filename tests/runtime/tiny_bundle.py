@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from ortolan.runtime.manifest import (
+from ortolan.runtime.bundle.manifest import (
     NAME,
     File,
     Graph,

@@ -22,7 +22,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from ortolan.runtime import certificate
-from ortolan.runtime.manifest import (
+from ortolan.runtime.bundle.manifest import (
     File,
     Graph,
     Manifest,

@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from ortolan.runtime.manifest import (
+from ortolan.runtime.bundle.manifest import (
     File,
     Graph,
     ImageSource,

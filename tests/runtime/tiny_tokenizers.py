@@ -18,7 +18,7 @@ from tokenizers import (
 )
 from tokenizers import Tokenizer as Library
 
-from ortolan.runtime.tokenizer import Tokenizer
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -9,7 +9,7 @@ import click
 from ortolan.cli.output import Steps, print_json, print_table, size
 
 if TYPE_CHECKING:
-    from ortolan.runtime.benchmark_figures import CaseResult, Generation, Result
+    from ortolan.runtime.bench.figures import CaseResult, Generation, Result
 
 COLUMNS = ("test", "tok/s", "±", "median", "read/token", "read/s", "of memory")
 
@@ -74,7 +74,7 @@ def command(
     import msgspec
 
     from ortolan.runtime import load
-    from ortolan.runtime.benchmark import cases, measure
+    from ortolan.runtime.bench.measure import cases, measure
 
     model = load(bundle, device=device, threads=threads)
     steps = Steps()

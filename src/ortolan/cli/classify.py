@@ -31,7 +31,7 @@ def command(
     Where a text is -, every line of standard input is one.
     """
     from ortolan.runtime import Encoder, load
-    from ortolan.runtime.manifest import ImageSource
+    from ortolan.runtime.bundle.manifest import ImageSource
 
     model = load(bundle, Encoder, device=device, threads=threads)
     given = list(inputs) if isinstance(model.manifest.source, ImageSource) else texts_of(inputs)

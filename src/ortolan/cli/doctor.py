@@ -56,7 +56,7 @@ def _machine() -> dict[str, str]:
 
 def _cores() -> str:
     try:
-        from ortolan.runtime.threads import physical_cores
+        from ortolan.runtime.engine.threads import physical_cores
     except ImportError:  # the advice below says how to get the runtime
         return f"{os.cpu_count()} logical"
     return f"{physical_cores()} physical for this process, {os.cpu_count()} logical"
@@ -93,7 +93,7 @@ def _devices() -> dict[str, str]:
     """What onnxruntime can run on, and what the driver says of a GPU."""
     facts = {"onnxruntime-gpu": installed_version("onnxruntime-gpu") or "missing"}
     try:
-        from ortolan.runtime.session import available_providers
+        from ortolan.runtime.engine.session import available_providers
 
         facts["providers"] = ", ".join(available_providers())
     except ImportError as error:

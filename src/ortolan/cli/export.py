@@ -12,7 +12,7 @@ from ortolan.cli.output import Steps, print_json, print_table, size
 from ortolan.errors import OrtolanError
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
-    from ortolan.runtime.manifest import Manifest
+    from ortolan.runtime.bundle.manifest import Manifest
 
 
 class MissingExportError(OrtolanError):

@@ -10,9 +10,9 @@ import click
 from ortolan.cli.output import print_json, print_table, size
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
-    from ortolan.runtime.description import AttentionKind, Description
-    from ortolan.runtime.manifest import QuantizedTensor
-    from ortolan.runtime.placement import Placement
+    from ortolan.runtime.bundle.manifest import QuantizedTensor
+    from ortolan.runtime.inspect.description import AttentionKind, Description
+    from ortolan.runtime.inspect.placement import Placement
 
 
 @click.command()
@@ -35,8 +35,8 @@ def command(
     import msgspec
 
     from ortolan.runtime import open_bundle
-    from ortolan.runtime.description import describe
-    from ortolan.runtime.placement import placement
+    from ortolan.runtime.inspect.description import describe
+    from ortolan.runtime.inspect.placement import placement
 
     opened = open_bundle(bundle)
     about = describe(opened, context=context, batch=batch, device=device)

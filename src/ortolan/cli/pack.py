@@ -21,7 +21,7 @@ def command(bundle: Path, as_json: bool) -> None:
     import msgspec
 
     from ortolan.runtime import open_bundle
-    from ortolan.runtime.packing import pack
+    from ortolan.runtime.pack.write import pack
 
     report = pack(open_bundle(bundle))
     if as_json:

@@ -21,7 +21,7 @@ def command(recipe: Path, out: Path | None) -> None:
     try:
         import matplotlib  # noqa: F401 - the curve is drawn at the end, too late to find out
 
-        from ortolan.modeling.training import train
+        from ortolan.modeling.training.trainer import train
 
         folder = train(recipe, out)  # it imports what its data needs before it starts
     except ModuleNotFoundError as error:

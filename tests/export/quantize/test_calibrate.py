@@ -7,13 +7,13 @@ from tests.export import tiny_models
 from tests.modeling import kinds
 from torch import Tensor
 
-from ortolan.export.inputs import Inputs
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.plan import Method
 from ortolan.export.quantize.refine import refine
-from ortolan.export.source import open_source
+from ortolan.export.source.checkpoint import open_source
+from ortolan.export.source.inputs import Inputs
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -23,8 +23,8 @@ from ortolan.modeling.config import (
     RelativeBiasPositions,
     SinusoidalPositions,
 )
-from ortolan.modeling.linear import PackedLinear
-from ortolan.modeling.stack import Model
+from ortolan.modeling.layers.linear import PackedLinear
+from ortolan.modeling.models.stack import Model
 
 SCHEME = Scheme(bits=4, group=32)
 

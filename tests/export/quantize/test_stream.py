@@ -5,9 +5,9 @@ import torch
 from tests.export.quantize.weights import gaussian
 from torch import nn
 
-from ortolan.export.quantize import stream
 from ortolan.export.quantize.channel import quantize_channels
-from ortolan.export.weights import BlobWriter
+from ortolan.export.weights import codes as stream
+from ortolan.export.weights.blob import BlobWriter
 from ortolan.modeling.weights import ModuleWeights
 
 

@@ -1,0 +1,1 @@
+"""The certificate of a bundle, and what it is measured on."""

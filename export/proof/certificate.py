@@ -1,0 +1,222 @@
+"""What PyTorch computes for the probes, with one layer's weights in memory at a time.
+
+The reference is the uncached forward pass in float32, of each probe alone. A decoder's bundle has
+to give the same logits in one go, in chunks, and token by token behind its cache, an encoder's the
+same output alone and in a padded batch (`ortolan.runtime.certificate`).
+
+Shape letters: S tokens of a probe, E model width.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ortolan.export.errors import ExportError, OptionError
+from ortolan.export.proof.probes import Probe, inputs_of
+from ortolan.export.proof.reference import reference_of
+from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.layers import Layers, skeleton, stacks
+from ortolan.modeling.models.transformer import Encoder
+from ortolan.runtime import certificate as runtime_certificate
+from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, Vectors
+from ortolan.runtime.certificate.fields import Given, compares_logits
+from ortolan.runtime.machine.memory import return_free_memory
+
+THRESHOLDS = {
+    "fp32": Thresholds(mean_kl=1e-6, mean_cosine=1e-8, max_abs_delta=1e-4, near_tie=1e-3),
+    # Ten bits of mantissa in weights, cache and activations.
+    "fp16": Thresholds(mean_kl=1e-4, mean_cosine=1e-4, max_abs_delta=2e-2, near_tie=5e-2),
+    # Seven bits. PyTorch's own bfloat16 is at 1.4e-4 nats on models/pythonic (docs/adr/0009).
+    "bf16": Thresholds(mean_kl=2e-3, mean_cosine=2e-3, max_abs_delta=1.6e-1, near_tie=4e-1),
+    # Rounded weights compute something else; beyond these the model is not the same any more.
+    "int8": Thresholds(mean_kl=0.02, mean_cosine=0.01),
+    "int4": Thresholds(mean_kl=0.5, mean_cosine=0.1),
+}
+"""By precision. `max_abs_delta` is relative to the largest output where that is above 1."""
+
+LEEWAY = 1.5
+"""How much further from the reference another device may be than the one of the export."""
+
+SMALLEST_BOUND = 1e-12
+"""In place of a bound of 0, which rounding alone exceeds."""
+
+Progress = Callable[[int, int], None]
+"""Called with layers done and layers in all."""
+
+
+def thresholds(
+    precision: str, *, given: Given = "logits", max_kl: float | None = None
+) -> Thresholds:
+    """What a bundle of a precision has to keep to.
+
+    Args:
+        precision: of the weights.
+        given: what is compared.
+        max_kl: the user's own bound on the divergence of logits.
+
+    Raises:
+        OptionError: a bound on logits where there are none.
+    """
+    bounds = THRESHOLDS[precision]
+    if compares_logits(given):
+        if max_kl is not None:
+            bounds = msgspec.structs.replace(bounds, mean_kl=max(max_kl, SMALLEST_BOUND))
+        return msgspec.structs.replace(bounds, mean_cosine=None)
+    if max_kl is not None:
+        raise OptionError(
+            f"max_kl: expected a model that gives logits, got one that gives {given}. Leave it out."
+        )
+    return msgspec.structs.replace(bounds, mean_kl=None, near_tie=None)
+
+
+def certify(
+    model: Source,
+    probes: Sequence[Probe],
+    *,
+    thresholds: Thresholds,
+    progress: Progress | None = None,
+) -> Certificate:
+    """Compute the reference of a model of any kind.
+
+    Args:
+        model: its config, its weights, read a layer at a time, and its tables.
+        probes: what to compute (`probes.make_probes`).
+        thresholds: what the bundle has to keep to.
+        progress: told after every layer.
+
+    Raises:
+        ExportError: PyTorch itself computes outputs that are not finite.
+    """
+    given: Given = "logits" if model.gives is None else model.gives.kind
+    with torch.inference_mode():
+        layers, streams = _run(model, probes, progress)
+        reference = reference_of(layers, streams, given, _next_ids(model, probes))
+    if not all(bool(np.isfinite(values).all()) for values in _numbers(reference)):
+        raise ExportError(
+            f"reference: expected finite {given} from PyTorch, got others. "
+            "The checkpoint is damaged, or its training diverged."
+        )
+    images = [probe.image for probe in probes if probe.image is not None]
+    return Certificate(
+        probes=tuple(
+            runtime_certificate.Probe(
+                name=probe.name,
+                length=len(x_SE),
+                source=None if probe.source is None else len(probe.source),
+            )
+            for probe, x_SE in zip(probes, streams, strict=True)
+        ),
+        thresholds=thresholds,
+        measured=None,
+        reference=reference,
+        token_ids=_joined([probe.token_ids for probe in probes]),
+        source_ids=_joined([probe.source for probe in probes]),
+        images=np.stack(images) if images else None,
+        kind=model.kind,
+        output=given,
+    )
+
+
+def passed(certificate: Certificate, measured: Report) -> Certificate:
+    """The certificate with what was measured on export.
+
+    Where only the mean counts, the bound comes down to what was measured and some leeway: a
+    device whose kernels are wrong shall not hide behind a generous bound.
+    """
+    bounds, least = certificate.thresholds, THRESHOLDS["fp16"]
+    if bounds.max_abs_delta is None:
+        bounds = Thresholds(
+            mean_kl=_reached(bounds.mean_kl, measured.mean_kl, least.mean_kl),
+            mean_cosine=_reached(bounds.mean_cosine, measured.mean_cosine, least.mean_cosine),
+        )
+    return replace(certificate, measured=measured, thresholds=bounds)
+
+
+def describe_failure(measured: Report, certificate: Certificate) -> str:
+    """Why a bundle was refused, with its figures."""
+    bounds, where = certificate.thresholds, measured.first_divergence
+    given = measured.output
+    place = f" First at {where.probe}, position {where.position}, {where.phase}." if where else ""
+    if measured.mean_kl is None or measured.top1_agreement is None:
+        mean, got = "cosine distance", measured.mean_cosine or 0.0
+        most, top, agreement = bounds.mean_cosine or 0.0, "", ""
+    else:
+        mean, got, most = "KL divergence", measured.mean_kl, bounds.mean_kl or 0.0
+        what = "labels" if given == "labels" else "tokens"
+        top = f" and the same most probable {what}"
+        agreement = f", {measured.top1_agreement:.2%} of the most probable {what} equal"
+    found = f" and {measured.non_finite} positions not finite.{place} The bundle was not kept."
+    if bounds.max_abs_delta is None:
+        return (
+            f"quality: expected a mean {mean} of at most {most:.3g} from PyTorch, got "
+            f"{got:.3g}{agreement}{found} Try --precision int8, --method gptq with --calibration, "
+            "or a smaller --group-size."
+        )
+    delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)
+    return (
+        f"parity: expected {given} within {delta:.3g} of PyTorch's, a mean {mean} of at most "
+        f"{most:.3g}{top}, got {measured.max_abs_delta:.3g}, {got:.3g}{agreement}{found}"
+    )
+
+
+def _reached(bound: float | None, measured: float | None, least: float | None) -> float | None:
+    """A bound brought down to what was measured, and some leeway."""
+    if bound is None or measured is None or least is None:
+        return None
+    return min(bound, max(measured, least) * LEEWAY)
+
+
+def _run(
+    model: Source, probes: Sequence[Probe], progress: Progress | None
+) -> tuple[Layers, list[Tensor]]:
+    """The last stack of a model, and what its head reads of each probe, `(S, E)`."""
+    sides = stacks(skeleton(model.config, model.tables), model.weights)
+    done, total = 0, sum(map(len, sides))
+    sources: list[Tensor] | None = None
+    streams: list[Tensor] = []
+    inputs = inputs_of(model, probes)
+    for layers in sides:
+        is_encoder = isinstance(layers.stack, Encoder)
+        streams = layers.embed(inputs.sources if is_encoder else inputs.ids)
+        for index in range(len(layers)):
+            # A layer's weights are freed before the next ones are read.
+            layer = layers.read(index)
+            streams = layers.run(index, layer, streams, sources)
+            del layer
+            return_free_memory()
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        streams = sources = [layers.run_final_norm(x_SE) for x_SE in streams]
+    return sides[-1], streams
+
+
+def _next_ids(model: Source, probes: Sequence[Probe]) -> Tensor | None:
+    """The token that follows each position, the first of its probe at the end.
+
+    `None` where an encoder sees all of them.
+    """
+    if model.kind == "encoder":
+        return None
+    return torch.cat([ids.roll(-1) for ids in inputs_of(model, probes).ids])
+
+
+def _numbers(reference: Logits | Vectors) -> Iterator[NDArray[np.float32]]:
+    match reference:
+        case Vectors(values=values):
+            yield values
+        case Logits(top_logits=top, log_sum_exp=sums, next_logits=following):
+            yield from (top, sums)
+            if following is not None:
+                yield following
+
+
+def _joined(ids: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int32]:
+    """One behind the other, where there are any."""
+    given = [each for each in ids if each is not None]
+    return np.concatenate(given or [np.empty(0, np.int64)]).astype(np.int32)

@@ -1,0 +1,229 @@
+"""The inputs on which a bundle must agree with PyTorch: texts, pairs or images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.export.errors import OptionError
+from ortolan.export.source.calibration import (
+    Calibration,
+    CalibrationImages,
+    CalibrationPairs,
+    CalibrationText,
+    spread,
+)
+from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.inputs import (
+    Inputs,
+    around,
+    encode_pair,
+    image_inputs,
+    longest_source,
+    pair_inputs,
+    text_inputs,
+    wrapped,
+)
+from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+LENGTHS = (1, 2, 5, 16, 33, 64, 128, 512)
+"""Tokens of each probe: the first step alone, odd lengths, more than one chunk."""
+
+PAIRS = 16
+"""Pairs that an encoder-decoder is judged by, where there are some."""
+
+IMAGES = 8
+"""Images that an encoder is judged by."""
+
+TEXT = '''\
+A bird that sings in the hedge before sunrise has no need of an audience. It repeats a short
+phrase, waits, changes the last note, and begins again. People who collect such songs write them
+down as rows of marks: a rising mark, a falling mark, a pause. Reading the marks aloud gives
+nothing that a bird would answer, and yet two readers agree on what was sung.
+
+Numbers help. In 1907 a teacher counted 3,412 phrases in one valley and found that four in ten
+were copies of a neighbour's. "We borrow," she wrote, "and then we believe we invented." Her notes
+cost 12.50 a volume; the second edition, printed in a smaller type, cost 7.
+
+def phrases(marks, pause="."):
+    """Split a song at its pauses, without the empty parts."""
+    return [part for part in marks.split(pause) if part]
+
+
+class Counter:
+    def __init__(self, songs=()):
+        self.seen = {}
+        for song in songs:
+            self.add(song)
+
+    def add(self, song):
+        for phrase in phrases(song):
+            self.seen[phrase] = self.seen.get(phrase, 0) + 1
+
+    def most_common(self, n=3):
+        ranked = sorted(self.seen.items(), key=lambda item: (-item[1], item[0]))
+        return ranked[:n]
+
+
+if __name__ == "__main__":
+    counter = Counter(["/\\\\/./\\\\", "//.\\\\\\\\./"])
+    for phrase, count in counter.most_common():
+        print(f"{phrase:>8} {count:3d}")
+
+| day | songs | borrowed |
+|-----|-------|----------|
+| 1   | 120   | 0.41     |
+| 2   | 98    | 0.38     |
+
+{"valley": "east", "altitude_m": 640, "singers": [{"id": 1, "phrases": 14}, {"id": 2}]}
+
+Was sie im Tal zählte, stand später in jedem Lehrbuch; était-ce vrai ? 谁也没有再数过。 Nobody
+counted again. The hedge was cut in spring, the road was widened, and the song moved to a garden
+wall, where it is still a short phrase, a pause, another last note. If you stand there early, listen
+for the third repetition: it is the one that differs, and the one that the others will copy. What is
+copied most is not what is simplest, and not what is loudest, but what comes just before silence.
+'''
+"""What the probes are cut from when the checkpoint has a tokenizer and no other text is given."""
+
+
+_CHARACTERS = 64
+"""Of a text, for each token of the longest probe: more than is needed, less than all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One input.
+
+    Attributes:
+        token_ids: int64 `(length,)`, of the decoder, or of an encoder of texts by itself.
+        source: int64 `(T,)`, of the text that a decoder stands behind.
+        image: uint8 `(H, W, C)`, of an encoder of images.
+    """
+
+    name: str
+    token_ids: NDArray[np.int64] | None = None
+    source: NDArray[np.int64] | None = None
+    image: NDArray[np.uint8] | None = None
+
+
+def make_probes(model: Source, data: Calibration | None = None) -> list[Probe]:
+    """Probes of growing length, or of growing coarseness for images.
+
+    Without a tokenizer the ids are random, from a fixed seed.
+
+    Args:
+        model: what they are for.
+        data: what they are taken from, its held-out part; a text of ours, or random images, by
+            default.
+
+    Raises:
+        OptionError: there is too little of the data.
+    """
+    if isinstance(model.takes, ImageSource):
+        images = _images(model.takes, data)
+        if model.kind == "encoder":
+            return [Probe(name=f"{number}-image", image=each) for number, each in enumerate(images)]
+        texts = _texts(model, data, [min(length, model.context_length) for length in LENGTHS])
+        return [
+            Probe(
+                name=f"{number}-{len(ids)}-tokens", token_ids=_behind_start(model, ids), image=each
+            )
+            for number, (ids, each) in enumerate(zip(texts, images, strict=True))
+        ]
+    if model.kind == "encoder-decoder":
+        return _pairs(model, data)
+    longest = model.context_length
+    texts = _texts(model, data, [min(length, longest) for length in LENGTHS])
+    return [
+        Probe(name=f"{number}-{len(ids)}-tokens", token_ids=ids) for number, ids in enumerate(texts)
+    ]
+
+
+def inputs_of(model: Source, probes: Sequence[Probe]) -> Inputs:
+    """What a model takes of probes."""
+    ids = [probe.token_ids for probe in probes if probe.token_ids is not None]
+    sources = [probe.source for probe in probes if probe.source is not None]
+    images = [probe.image for probe in probes if probe.image is not None]
+    if sources:
+        return pair_inputs(list(zip(sources, ids, strict=True)))
+    if not images:
+        return text_inputs(model, ids)
+    pixels = image_inputs(model, np.stack(images)).sources
+    return Inputs(sources=pixels, ids=text_inputs(model, ids).ids)
+
+
+def _images(source: ImageSource, data: Calibration | None) -> list[NDArray[np.uint8]]:
+    """Given images; or noise of growing coarseness, `(H, W, C)` each."""
+    if isinstance(data, CalibrationImages):
+        return list(data.held_out[spread(len(data.held_out), IMAGES)])
+    random, images = np.random.default_rng(0), []
+    for number in range(IMAGES):
+        block = 1 << number // 2
+        shape = (-(-source.height // block), -(-source.width // block), source.channels)
+        noise = random.integers(0, 256, shape, np.uint8)
+        image = noise.repeat(block, 0).repeat(block, 1)
+        images.append(image[: source.height, : source.width])
+    return images
+
+
+def _pairs(model: Source, data: Calibration | None) -> list[Probe]:
+    """Given pairs; or texts as sources of growing and targets of falling length."""
+    if isinstance(data, CalibrationPairs) and model.tokenizer is not None:
+        chosen = [data.held_out[place] for place in spread(len(data.held_out), PAIRS)]
+        pairs = [encode_pair(model, model.tokenizer, pair) for pair in chosen]
+    else:
+        most, room = longest_source(model), max(model.context_length - 1, 1)
+        sources = _texts(model, data, [min(length, most) for length in LENGTHS])
+        targets = _texts(model, data, [min(length, room) for length in reversed(LENGTHS)])
+        behind = [_behind_start(model, ids) for ids in targets]
+        pairs = list(zip(sources, behind, strict=True))
+    return [
+        Probe(name=f"{number}-{len(source)}-to-{len(ids)}-tokens", source=source, token_ids=ids)
+        for number, (source, ids) in enumerate(pairs)
+    ]
+
+
+def _behind_start(model: Source, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ids behind the token that a target begins with, within the context."""
+    start = [] if model.tokens.start is None else [model.tokens.start]
+    return np.concatenate((np.array(start, np.int64), ids))[: model.context_length]
+
+
+def _texts(
+    model: Source, data: Calibration | None, lengths: Sequence[int]
+) -> list[NDArray[np.int64]]:
+    """Texts of these lengths, each from another place; those of an encoder as it takes them."""
+    special: tuple[list[int], list[int]] = ([], [])
+    if model.tokenizer is None:
+        size = min(model.vocab_size, model.source_vocab_size)
+        stream = np.random.default_rng(0).integers(0, size, sum(lengths))
+    else:
+        is_decoder = model.kind == "decoder"
+        special = special if is_decoder else around(model.tokenizer)
+        text = data if isinstance(data, CalibrationText) else None
+        stream = _encode(model.tokenizer, text, max(lengths), with_special=is_decoder)
+    texts, start = [], 0
+    for length in lengths:
+        start = start if start + length <= len(stream) else 0
+        texts.append(wrapped(stream[start : start + length], length, special))
+        start += length
+    return texts
+
+
+def _encode(
+    tokenizer: Tokenizer, data: CalibrationText | None, longest: int, *, with_special: bool
+) -> NDArray[np.int64]:
+    """Ids of the text, repeated until the longest probe fits where the text is our own."""
+    part = TEXT if data is None else data.held_out[: longest * _CHARACTERS]
+    ids = np.array(tokenizer.encode(part, add_special_tokens=with_special), np.int64)
+    if data is None and len(ids) > 0:
+        ids = np.tile(ids, -(-longest // len(ids)))
+    if len(ids) < longest:
+        origin = "the text" if data is None else data.origin
+        raise OptionError(
+            f"{origin}: expected a text of at least {longest} tokens to judge by, got "
+            f"{len(ids)}. Give a longer text."
+        )
+    return ids

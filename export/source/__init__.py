@@ -1,0 +1,1 @@
+"""What is exported: a checkpoint or a model, its tokens and its inputs."""

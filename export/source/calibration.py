@@ -1,0 +1,313 @@
+"""What a quantized bundle is calibrated on, and what it is judged on: texts, pairs or images.
+
+Knows where they come from and how ids are cut from them. Does not know what is done with them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.export.errors import OptionError
+from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.inputs import (
+    Inputs,
+    around,
+    encode_pair,
+    image_inputs,
+    longest_source,
+    pair_inputs,
+    text_inputs,
+    wrapped,
+)
+from ortolan.modeling.training.corpora.digits import read_digits
+from ortolan.modeling.training.corpora.numerals import pairs
+from ortolan.modeling.training.corpora.snippets import read_snippets
+from ortolan.modeling.training.corpora.stdlib import read_corpus
+from ortolan.modeling.training.recipe import (
+    DigitsData,
+    NumeralsData,
+    SnippetsData,
+    StdlibData,
+    read_recipe,
+)
+from ortolan.runtime.bundle.manifest import ImageSource, TextSource
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+SEQUENCE_LENGTH = 256
+"""Tokens of one text to calibrate on, at most."""
+
+PAIRS = 8
+"""Pairs to calibrate on in place of one text, which is longer than they are."""
+
+RECIPE_PAIRS = 4096
+"""Pairs that are made anew of a recipe, which may name a million: enough to choose from."""
+
+RECIPE = "recipe.toml"
+
+_HELD_OUT = 4  # one part in so many of a file is not calibrated on
+_CHARACTERS = 16  # of a token, at most, in nearly all texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationText:
+    """A text in two parts.
+
+    Attributes:
+        origin: where it comes from, for messages.
+        learn: what to calibrate on.
+        held_out: what to judge by.
+    """
+
+    origin: str
+    learn: str
+    held_out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationPairs:
+    """Sources and their targets, for a model that has both; see `CalibrationText`."""
+
+    origin: str
+    learn: Sequence[tuple[str, str]]
+    held_out: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationImages:
+    """Images `(N, H, W, C)`; see `CalibrationText`."""
+
+    origin: str
+    learn: NDArray[np.uint8]
+    held_out: NDArray[np.uint8]
+
+
+Calibration = CalibrationText | CalibrationPairs | CalibrationImages
+
+
+def can_calibrate(model: Source, path: str | Path | None, recipe: Path | None) -> bool:
+    """Whether there is something to calibrate on, and a way to read it.
+
+    Args:
+        model: what is calibrated.
+        path: a file that was given.
+        recipe: of `own_recipe`.
+    """
+    has_reader = model.tokenizer is not None or isinstance(model.takes, ImageSource)
+    return has_reader and (path or recipe) is not None
+
+
+def own_recipe(model: Source) -> Path | None:
+    """The recipe beside a checkpoint, if its data is of the model's kind."""
+    path = None if model.folder is None else model.folder / RECIPE
+    if path is None or not path.is_file():
+        return None
+    return path if isinstance(read_recipe(path).data, _recipes(model)) else None
+
+
+def read_calibration(path: Path, model: Source, *, is_learned_from: bool) -> Calibration:
+    """Read a file; where a part of it is learned from, the last quarter is held out.
+
+    The file is a text for a decoder or an encoder of texts; lines `source TAB target` for an
+    encoder-decoder; and an array of bytes `(N, H, W, C)`, or `(N, H, W)` where an image has one
+    channel, in numpy's format `.npy` for an encoder of images.
+
+    Raises:
+        OptionError: no such file, it holds something else, or there is no tokenizer to read it.
+    """
+    if isinstance(model.takes, ImageSource) and model.kind == "encoder":
+        images = _read_images(path, model.takes)
+        cut = _split(len(images), is_learned_from=is_learned_from)
+        return CalibrationImages(origin=str(path), learn=images[:cut], held_out=images[cut:])
+    if model.tokenizer is None:
+        raise OptionError(
+            f"{path}: expected a checkpoint with tokenizer.json to read this text with, got none. "
+            "Leave --calibration out or add the tokenizer."
+        )
+    text = _read_text(path)
+    if model.kind == "encoder-decoder":
+        lines = _read_pairs(path, text)
+        cut = _split(len(lines), is_learned_from=is_learned_from)
+        return CalibrationPairs(origin=str(path), learn=lines[:cut], held_out=lines[cut:])
+    cut = len(text) - len(text) // _HELD_OUT if is_learned_from else 0
+    return CalibrationText(origin=str(path), learn=text[:cut], held_out=text[cut:])
+
+
+def recipe_calibration(path: Path) -> Calibration:
+    """What a model was trained on, from its own recipe (`own_recipe`).
+
+    Raises:
+        RecipeError: the recipe cannot be read, or its data is not on this machine.
+    """
+    origin = str(path)
+    match read_recipe(path).data:
+        case StdlibData() as data:
+            corpus = read_corpus(data)
+            learn, held_out = ("\n".join(texts) for texts in (corpus.train, corpus.held_out))
+            return CalibrationText(origin=origin, learn=learn, held_out=held_out)
+        case SnippetsData() as data:
+            read = read_snippets(data)
+            learn, held_out = ("\n".join(texts) for texts in (read.texts, read.held_out_texts))
+            return CalibrationText(origin=origin, learn=learn, held_out=held_out)
+        case NumeralsData() as data:
+            few = msgspec.structs.replace(data, pairs=min(data.pairs, RECIPE_PAIRS))
+            made = pairs(few)
+            return CalibrationPairs(origin=origin, learn=made.train, held_out=made.held_out_numbers)
+        case DigitsData() as data:
+            digits = read_digits(data)
+            images, others = (each.pixels[..., None] for each in (digits.train, digits.held_out))
+            return CalibrationImages(origin=origin, learn=images, held_out=others)
+
+
+def _recipes(model: Source) -> tuple[type, ...]:
+    """The data of recipes that a model of this kind can take."""
+    match model.kind, model.takes:
+        case "decoder", _:
+            return (StdlibData,)
+        case "encoder", ImageSource(height=8, width=8, channels=1):
+            return (DigitsData,)
+        case "encoder", TextSource():
+            return (SnippetsData, StdlibData)
+        case "encoder-decoder", TextSource():
+            return (NumeralsData,)
+        case _:
+            return ()
+
+
+def cut_inputs(
+    data: Calibration, model: Source, *, count: int, length: int = SEQUENCE_LENGTH
+) -> Inputs:
+    """What to calibrate on, spread evenly over the whole.
+
+    Args:
+        data: what to cut from, of the model's kind.
+        model: the model, with a tokenizer unless it takes images.
+        count: at most so many texts or images, and several pairs for each; fewer where there is
+            little.
+        length: tokens of each text, at most.
+
+    Raises:
+        OptionError: there is too little.
+    """
+    if count < 1:
+        raise OptionError(f"calibration sequences: expected at least 1, got {count}.")
+    match data, model.tokenizer:
+        case CalibrationImages(learn=images), _:
+            return image_inputs(model, images[spread(len(images), count)])
+        case _, None:
+            raise OptionError("calibration: expected a tokenizer to read it with, got none.")
+        case CalibrationPairs(learn=learn), tokenizer:
+            chosen = spread(len(learn), count * PAIRS)
+            return pair_inputs([encode_pair(model, tokenizer, learn[place]) for place in chosen])
+        case CalibrationText() as text, tokenizer:
+            return text_inputs(model, _cut_texts(text, model, tokenizer, count, length))
+
+
+def spread(available: int, count: int) -> list[int]:
+    """Places of at most `count` of some things, evenly from the first on."""
+    count = min(count, available)
+    return [number * available // count for number in range(count)]
+
+
+def _cut_texts(
+    text: CalibrationText, model: Source, tokenizer: Tokenizer, count: int, length: int
+) -> list[NDArray[np.int64]]:
+    """Texts of one length, `(length,)` each; those of an encoder between its special tokens."""
+    length = min(length, longest_source(model))
+    is_decoder = model.kind == "decoder"
+    special: tuple[list[int], list[int]] = ([], []) if is_decoder else around(tokenizer)
+    room = length - len(special[0]) - len(special[1])
+    room = length if room < 1 else room
+
+    def encode(part: str) -> list[int]:
+        return tokenizer.encode(part, add_special_tokens=is_decoder)
+
+    ids = _cut(text.learn, encode, count, room)
+    if not ids:
+        raise OptionError(
+            f"{text.origin}: expected a text of at least {room} tokens to calibrate on, got "
+            f"{len(encode(text.learn))} beside those held out. Give a longer text."
+        )
+    return [wrapped(np.array(sequence, np.int64), length, special) for sequence in ids]
+
+
+def _cut(text: str, encode: Callable[[str], list[int]], count: int, length: int) -> list[list[int]]:
+    width = length * _CHARACTERS
+    stride = max(len(text) // count, 1)
+    if stride < width:
+        # Too short to be spread: every token of it, in a row.
+        ids = encode(text)
+        starts = range(0, len(ids) - length + 1, length)
+        return [ids[start : start + length] for start in starts[:count]]
+    pieces = [text[number * stride :][:width] for number in range(count)]
+    # From the first whole line, so that no word is cut in two.
+    encoded = [encode(piece.partition("\n")[2] or piece) for piece in pieces]
+    return [ids[:length] for ids in encoded if len(ids) >= length]
+
+
+def _split(count: int, *, is_learned_from: bool) -> int:
+    """How many of some things are learned from; the others are held out, one at least."""
+    return count - max(count // _HELD_OUT, 1) if is_learned_from else 0
+
+
+def _read_pairs(path: Path, text: str) -> list[tuple[str, str]]:
+    read = []
+    for number, line in enumerate(text.splitlines(), 1):
+        source, tab, target = line.partition("\t")
+        if not (source and tab and target) or "\t" in target:
+            raise OptionError(
+                f"{path}: expected a source, a TAB and a target on every line, got another line "
+                f"{number}. Write pairs of what the model translates."
+            )
+        read.append((source, target))
+    _check_count(path, "pairs", len(read))
+    return read
+
+
+def _read_images(path: Path, source: ImageSource) -> NDArray[np.uint8]:
+    """Images `(N, H, W, C)` as bytes, of the size that the model takes."""
+    expected = f"an array of bytes (N, {source.height}, {source.width}, {source.channels}) in .npy"
+    try:
+        # No pickle: a file that is none must not become one.
+        images = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise OptionError(
+            f"{path}: expected {expected}, got {str(error)[:200]}. Check the path."
+        ) from error
+    if isinstance(images, np.ndarray) and images.ndim == 3:
+        images = images[..., None]
+    shape = (source.height, source.width, source.channels)
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != shape:
+        got = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else "an archive"
+        raise OptionError(f"{path}: expected {expected}, got {got}. Save the images like this.")
+    _check_count(path, "images", len(images))
+    return images
+
+
+def _check_count(path: Path, what: str, count: int) -> None:
+    if count < 2:
+        raise OptionError(f"{path}: expected at least 2 {what}, got {count}. Give more.")
+
+
+def _read_text(path: Path) -> str:
+    """Read a UTF-8 text.
+
+    Raises:
+        OptionError: no such file, empty, or not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"{path}: expected a text file, got {error.strerror}. Check the path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}. Convert it."
+        ) from error
+    if not text:
+        raise OptionError(f"{path}: expected a text, got an empty file. Give a longer text.")
+    return text

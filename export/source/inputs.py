@@ -1,0 +1,111 @@
+"""What a model takes, as tensors: of probes and of what is calibrated on.
+
+Knows texts, pairs and images. Does not know where they come from
+(`ortolan.export.source.calibration`), nor which are probes (`ortolan.export.proof.probes`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ortolan.export.source.checkpoint import Source
+from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+_WORD = "a"
+"""Tokens that stand around it are those that stand around every text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Inputs of a model, one behind the other.
+
+    Attributes:
+        sources: what the encoder takes of each: ids `(T,)` or pixels `(C, H, W)`; none where there
+            is no encoder.
+        ids: what the decoder takes of each, `(S,)`; none where there is no decoder.
+    """
+
+    sources: Sequence[Tensor] = ()
+    ids: Sequence[Tensor] = ()
+
+
+def text_inputs(model: Source, texts: Sequence[NDArray[np.int64]]) -> Inputs:
+    """Texts for a decoder, or an encoder, by itself."""
+    ids = [torch.from_numpy(text) for text in texts]
+    return Inputs(ids=ids) if model.kind == "decoder" else Inputs(sources=ids)
+
+
+def pair_inputs(
+    pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> Inputs:
+    """Sources, and what a decoder takes behind each."""
+    return Inputs(
+        sources=[torch.from_numpy(source) for source, _ in pairs],
+        ids=[torch.from_numpy(ids) for _, ids in pairs],
+    )
+
+
+def image_inputs(model: Source, images: NDArray[np.uint8]) -> Inputs:
+    """Images `(N, H, W, C)`, as bytes, for an encoder by itself.
+
+    Raises:
+        TypeError: it takes no images.
+    """
+    if not isinstance(model.takes, ImageSource):
+        raise TypeError("expected a model that takes images")
+    return Inputs(sources=list(torch.from_numpy(pixels(images, model.takes))))
+
+
+def pixels(images: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32]:
+    """Images `(N, H, W, C)` as what an encoder takes, `(N, C, H, W)`.
+
+    By the formula of the manifest, not by the runtime's code, which is judged by it.
+    """
+    mean, std = (np.array(each, np.float32) for each in (source.mean, source.std))
+    values = (images.astype(np.float32) * np.float32(source.scale) - mean) / std
+    return np.ascontiguousarray(values.transpose(0, 3, 1, 2), np.float32)
+
+
+def encode_pair(
+    model: Source, tokenizer: Tokenizer, pair: tuple[str, str]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A source, and its target behind the start token: what a decoder is taught with."""
+    source, target = (np.array(tokenizer.encode(text), np.int64) for text in pair)
+    start = [] if model.tokens.start is None else [model.tokens.start]
+    ids = np.concatenate((np.array(start, np.int64), target))
+    return source[: longest_source(model)], ids[: model.context_length]
+
+
+def longest_source(model: Source) -> int:
+    """Tokens of the longest text that the encoder takes."""
+    match model.takes:
+        case None | ImageSource():
+            return model.context_length
+        case text:
+            return text.max_tokens
+
+
+def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer sets before and behind a text."""
+    bare = tokenizer.encode(_WORD, add_special_tokens=False)
+    whole = tokenizer.encode(_WORD)
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    return [], []
+
+
+def wrapped(
+    body: NDArray[np.int64], length: int, special: tuple[list[int], list[int]]
+) -> NDArray[np.int64]:
+    """The first ids of a text between its special tokens, `length` in all."""
+    before, behind = (np.array(ids, np.int64) for ids in special)
+    room = length - len(before) - len(behind)
+    if room < 1:
+        return body[:length]
+    return np.concatenate((before, body[:room], behind))

@@ -1,0 +1,106 @@
+"""Ids with a meaning: which they are, from a config and from what stands beside it.
+
+`generation_config.json` knows more than a model's config: every end of a turn, tokens that are
+forced, and tokens that are never chosen. Does not know how they are used
+(`ortolan.runtime.generation.generate`).
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from ortolan.export.errors import OptionError
+from ortolan.modeling.config import EncoderDecoderConfig, ModelConfig
+from ortolan.runtime.bundle.manifest import Tokens
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+class _Generation(msgspec.Struct):
+    """What is read of generation_config.json, or of config.json where there is none."""
+
+    eos_token_id: int | tuple[int, ...] | None = None
+    decoder_start_token_id: int | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | tuple[int, ...] | None = None
+    bad_words_ids: tuple[tuple[int, ...], ...] | None = None
+    suppress_tokens: tuple[int, ...] | None = None
+    force_bos_token_to_be_generated: bool | None = None
+
+
+def special_tokens(config: ModelConfig, vocab_size: int, folder: Path | None) -> Tokens:
+    """The special ids of a model with a vocabulary.
+
+    Args:
+        config: the model.
+        vocab_size: the ids that it gives, or takes where it gives none, are below it.
+        folder: the checkpoint's; `None` for a live module.
+
+    Raises:
+        OptionError: the file cannot be read, asks for what a bundle does not have, or an id is
+            outside of the vocabulary.
+    """
+    given = _read(folder)
+    eos, last = _ids(given.eos_token_id), _ids(given.forced_eos_token_id)
+    words = given.bad_words_ids or ()
+    if len(last) > 1 or any(len(word) != 1 for word in words):
+        raise OptionError(
+            f"{GENERATION_CONFIG}: expected one forced_eos_token_id and bad_words_ids of one token "
+            "each, got several. Remove what a bundle cannot do."
+        )
+    start, first = None, None
+    if isinstance(config, EncoderDecoderConfig):
+        start, first = given.decoder_start_token_id, given.forced_bos_token_id
+        start = config.decoder_start_token_id if start is None else start
+        first = config.bos_token_id if given.force_bos_token_to_be_generated else first
+    ends = eos or config.eos_token_ids
+    # transformers takes no end of a text for a bad word
+    bad = {word[0] for word in words} - set(ends)
+    suppressed = bad | set(given.suppress_tokens or ())
+    tokens = (ends, *((start, first), last, sorted(suppressed)))
+    _check(config, vocab_size, (i for ids in tokens for i in ids))
+    return Tokens(
+        bos=config.bos_token_id,
+        eos=ends,
+        pad=config.pad_token_id,
+        start=start,
+        forced_first=first,
+        forced_last=last[0] if last else None,
+        suppressed=tuple(sorted(suppressed)),
+    )
+
+
+def _read(folder: Path | None) -> _Generation:
+    """The file where it is, else the old place of its values: the model's own config."""
+    if folder is None:
+        return _Generation()
+    own = folder / GENERATION_CONFIG
+    path = own if own.is_file() else folder / "config.json"
+    try:
+        given = msgspec.json.decode(path.read_bytes(), type=_Generation)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise OptionError(
+            f"{path}: expected a JSON object with eos_token_id, got {error}. Correct or remove it."
+        ) from error
+    return given
+
+
+def _ids(given: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    match given:
+        case None:
+            return ()
+        case int(one):
+            return (one,)
+        case several:
+            return several
+
+
+def _check(config: ModelConfig, vocab_size: int, ids: Iterable[int | None]) -> None:
+    special = (config.bos_token_id, config.pad_token_id, *ids)
+    outside = [i for i in special if i is not None and not 0 <= i < vocab_size]
+    if outside:
+        raise OptionError(
+            f"special tokens: expected ids from 0 to {vocab_size - 1}, got {outside}. "
+            "Correct config.json or generation_config.json."
+        )

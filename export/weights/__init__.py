@@ -1,0 +1,1 @@
+"""Weights into the file of a bundle, some rows at a time."""

@@ -1,0 +1,255 @@
+"""Codes from weights into a bundle, some rows at a time.
+
+Shape letters: N rows of a weight, K its columns.
+"""
+
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ortolan.export.passes.quantize_portable import (
+    COLUMN_SCALES,
+    COLUMN_ZEROS,
+    COLUMNS,
+    ROW_SCALES,
+    ROW_ZEROS,
+    ROWS,
+)
+from ortolan.export.passes.quantize_products import CHANNEL_SCALES, CHANNELS
+from ortolan.export.passes.quantize_weights import CODES, SCALES, TABLE, ZEROS
+from ortolan.export.quantize import hqq, rtn
+from ortolan.export.quantize.blocks import (
+    Codes,
+    Scheme,
+    dequantize,
+    pack,
+    pack_columns,
+    pack_zeros,
+)
+from ortolan.export.quantize.channel import quantize_channels
+from ortolan.export.quantize.plan import Method
+from ortolan.export.weights.blob import BlobWriter, narrowed, raw
+from ortolan.modeling.weights import Weights, read_weight
+from ortolan.runtime.bundle.manifest import QuantizedTensor
+from ortolan.runtime.machine.memory import return_free_memory
+
+CHUNK_ELEMENTS = 1 << 21
+"""Elements of a weight in flight."""
+
+TRIM_CHUNKS = 16
+"""Chunks of a weight after which what was freed is given back: malloc would keep it."""
+
+Round = Callable[[Tensor, Scheme], Codes]
+
+WITHOUT_DATA: dict[Method, Round] = {"rtn": rtn.quantize, "hqq": hqq.quantize}
+"""Methods that look at nothing but the weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some rows of a weight `(N, K)`, float32, and their codes."""
+
+    rows: Tensor
+    codes: Codes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """A weight on its way; `parts` holds all of its rows, in order, and can be read once."""
+
+    name: str
+    scheme: Scheme
+    method: Method
+    parts: Iterator[Part]
+
+
+def round_weights(
+    weights: Weights, plan: Mapping[str, Scheme], method: Method
+) -> Iterator[Quantized]:
+    """Every weight of a plan, by a method that needs no data."""
+    for name, scheme in plan.items():
+        parts = round_rows(weights, name, scheme, method)
+        yield Quantized(name=name, scheme=scheme, method=method, parts=parts)
+
+
+def round_rows(weights: Weights, name: str, scheme: Scheme, method: Method) -> Iterator[Part]:
+    """One weight, a few rows at a time."""
+    for rows in row_chunks(weights, name):
+        yield Part(rows=rows, codes=WITHOUT_DATA[method](rows, scheme))
+
+
+def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
+    """Rows of a weight `(n, K)`, float32, of about `CHUNK_ELEMENTS`."""
+    count, columns = weights.shape(name)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for number, start in enumerate(range(0, count, step), 1):
+        yield weights.rows(name, start, min(start + step, count)).float()
+        if number % TRIM_CHUNKS == 0:
+            return_free_memory()
+
+
+def write_codes(
+    writer: BlobWriter, quantized: Iterable[Quantized], *, dtype: torch.dtype
+) -> list[QuantizedTensor]:
+    """Write codes, scales and zero points of some weights, and say how far they are off.
+
+    Args:
+        writer: where to.
+        quantized: the weights.
+        dtype: of the scales.
+
+    Raises:
+        ExportError: a scale that `dtype` cannot hold.
+    """
+    written = []
+    for weight in quantized:
+        written.append(_write(writer, _with_scales(weight, dtype), dtype))
+        return_free_memory()
+    return written
+
+
+def write_portable(
+    writer: BlobWriter,
+    quantized: Iterable[Quantized],
+    wanted: Container[str],
+    *,
+    dtype: torch.dtype,
+) -> list[QuantizedTensor]:
+    """The same in the layouts of standard operators, whole weights at a time.
+
+    Args:
+        writer: where to.
+        quantized: the weights.
+        wanted: names of the initializers that the graphs have.
+        dtype: of the scales.
+
+    Raises:
+        ExportError: a scale that `dtype` cannot hold.
+    """
+    written = []
+    for weight in quantized:
+        name = weight.name
+        described, codes = _whole(_with_scales(weight, dtype))
+        scales = codes.scales.to(dtype)
+        written.append(described)
+        if f"{name}{COLUMNS}" in wanted:
+            columns = pack_columns(codes)
+            writer.add(f"{name}{COLUMNS}", [raw(columns.weights)])
+            writer.add(f"{name}{COLUMN_SCALES}", [raw(scales.T)])
+            if columns.zeros is not None:
+                writer.add(f"{name}{COLUMN_ZEROS}", [raw(columns.zeros)])
+        if f"{name}{ROWS}" in wanted:
+            # Signed codes stand for themselves where there are no zero points.
+            middle = weight.scheme.middle if codes.zeros is None else 0
+            writer.add(f"{name}{ROWS}", [raw(codes.values - middle)])
+            writer.add(f"{name}{ROW_SCALES}", [raw(scales)])
+            if codes.zeros is not None:
+                writer.add(f"{name}{ROW_ZEROS}", [raw(codes.zeros)])
+    return written
+
+
+def write_channels(
+    writer: BlobWriter, weights: Weights, names: Iterable[str]
+) -> list[QuantizedTensor]:
+    """Write the weights of 8-bit products: int8 `(K, N)`, and one scale for each output."""
+    written = []
+    for name in names:
+        weight = read_weight(weights, name)
+        values_KN, scales_N = quantize_channels(weight)
+        writer.add(f"{name}{CHANNELS}", [raw(values_KN)])
+        writer.add(f"{name}{CHANNEL_SCALES}", [raw(scales_N)])
+        off = (values_KN.T * scales_N[:, None] - weight).norm()
+        written.append(
+            QuantizedTensor(
+                name=name,
+                bits=8,
+                group=None,
+                symmetric=True,
+                method="rtn",
+                error=_share(off.item(), weight.norm().item()),
+            )
+        )
+    return written
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _with_scales(weight: Quantized, dtype: torch.dtype) -> Quantized:
+    """The weight with its scales rounded to a type, so that what they change is in its error."""
+
+    def parts() -> Iterator[Part]:
+        for part in weight.parts:
+            scales = narrowed(f"{weight.name}{SCALES}", part.codes.scales, dtype).float()
+            yield replace(part, codes=replace(part.codes, scales=scales))
+
+    return weight if dtype == torch.float32 else replace(weight, parts=parts())
+
+
+def _write(writer: BlobWriter, weight: Quantized, dtype: torch.dtype) -> QuantizedTensor:
+    scales: list[Tensor] = []
+    zeros: list[Tensor] = []
+    loss = _Loss()
+
+    def codes() -> Iterator[memoryview]:
+        for part in weight.parts:
+            loss.add(part)
+            scales.append(part.codes.scales)
+            packed_zeros = pack_zeros(part.codes)
+            if packed_zeros is not None:
+                zeros.append(packed_zeros)
+            yield raw(pack(part.codes))
+
+    name = weight.name
+    writer.add(f"{name}{CODES}", codes())
+    writer.alias(f"{name}{TABLE}", f"{name}{CODES}")
+    writer.add(f"{name}{SCALES}", [raw(torch.cat(scales).to(dtype))])
+    if zeros:
+        writer.add(f"{name}{ZEROS}", [raw(torch.cat(zeros))])
+    return _describe(weight, loss)
+
+
+def _whole(weight: Quantized) -> tuple[QuantizedTensor, Codes]:
+    """All parts of a weight in one."""
+    parts, loss = [], _Loss()
+    for part in weight.parts:
+        loss.add(part)
+        parts.append(part.codes)
+    zeros = [codes.zeros for codes in parts if codes.zeros is not None]
+    codes = Codes(
+        values=torch.cat([codes.values for codes in parts]),
+        scales=torch.cat([codes.scales for codes in parts]),
+        zeros=torch.cat(zeros) if zeros else None,
+        scheme=weight.scheme,
+    )
+    return _describe(weight, loss), codes
+
+
+class _Loss:
+    """What rounding changed, summed over the parts of a weight."""
+
+    def __init__(self) -> None:
+        self._off = self._norm = 0.0
+
+    def add(self, part: Part) -> None:
+        self._off += float((dequantize(part.codes) - part.rows).square().sum())
+        self._norm += float(part.rows.square().sum())
+
+    @property
+    def relative(self) -> float:
+        return _share(math.sqrt(self._off), math.sqrt(self._norm))
+
+
+def _describe(weight: Quantized, loss: _Loss) -> QuantizedTensor:
+    return QuantizedTensor(
+        name=weight.name,
+        bits=weight.scheme.bits,
+        group=weight.scheme.group,
+        symmetric=weight.scheme.symmetric,
+        method=weight.method,
+        error=loss.relative,
+    )

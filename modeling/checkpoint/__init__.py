@@ -1,0 +1,1 @@
+"""Checkpoint folders, read and written."""

@@ -1,0 +1,284 @@
+"""Checkpoint folders in the format of Hugging Face: safetensors and a config.json."""
+
+import json
+from dataclasses import fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar, cast, overload
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ortolan.modeling.checkpoint.safetensors import SafetensorsFolder, read_json
+from ortolan.modeling.checkpoint.sentence_head import (
+    read_sentence_head,
+    sentence_files,
+    write_sentence_head,
+)
+from ortolan.modeling.config import (
+    AlibiPositions,
+    DynamicNTKScaling,
+    EmbeddingHead,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    ModelConfig,
+    RelativeBiasPositions,
+    RelativeKeyPositions,
+    RotaryPositions,
+    StackConfig,
+    TransformerConfig,
+)
+from ortolan.modeling.errors import CheckpointError, ConfigError
+from ortolan.modeling.families import family_of, weights_of
+from ortolan.modeling.families.reader import MAX_SIZE, ConfigReader
+from ortolan.modeling.layers.linear import packed_rows
+from ortolan.modeling.layers.positions import tables
+from ortolan.modeling.models.stack import Model, Stack
+from ortolan.modeling.models.transformer import Decoder, Encoder, EncoderDecoder, build
+from ortolan.modeling.weights import MappedWeights, map_weights, published_pieces
+
+C = TypeVar("C", bound=ModelConfig)
+
+S = TypeVar("S", bound=StackConfig)
+
+M = TypeVar("M", bound=Model)
+
+MAX_CONFIG_BYTES = 1 << 20
+
+KINDS: dict[type[ModelConfig], str] = {
+    TransformerConfig: "a decoder",
+    EncoderConfig: "an encoder",
+    EncoderDecoderConfig: "an encoder-decoder",
+}
+"""What messages call the models of each config."""
+
+CONFIGS: dict[type[Model], type[ModelConfig]] = {
+    Model: ModelConfig,
+    Decoder: TransformerConfig,
+    Encoder: EncoderConfig,
+    EncoderDecoder: EncoderDecoderConfig,
+}
+"""The config of each kind of model."""
+
+
+@overload
+def read_config(path: str | Path) -> TransformerConfig: ...
+@overload
+def read_config(path: str | Path, kind: type[C]) -> C: ...
+
+
+def read_config(path: str | Path, kind: type[ModelConfig] = TransformerConfig) -> ModelConfig:
+    """The config of a checkpoint folder.
+
+    Args:
+        path: the folder.
+        kind: of the config; `ModelConfig` for whatever the checkpoint holds.
+
+    Raises:
+        CheckpointError: no folder, or no readable config.json in it.
+        ConfigError: a family that Ortolan does not have, a config it does not understand, or
+            a model of another kind.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: expected a checkpoint folder, got none. Check the path.")
+    file = folder / "config.json"
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file. "
+            "Check the path."
+        )
+    config = config_from_hf(read_json(file, MAX_CONFIG_BYTES), kind)
+    if isinstance(config, EncoderConfig) and config.head is None:
+        return replace(config, head=read_sentence_head(folder))
+    return config
+
+
+@overload
+def config_from_hf(values: dict[str, object]) -> TransformerConfig: ...
+@overload
+def config_from_hf(values: dict[str, object], kind: type[C]) -> C: ...
+
+
+def config_from_hf(
+    values: dict[str, object], kind: type[ModelConfig] = TransformerConfig
+) -> ModelConfig:
+    """A config of ours from the values of a Hugging Face config.
+
+    Raises:
+        ConfigError: a family that Ortolan does not have, a value it does not understand, or a
+            model of another kind.
+    """
+    reader = ConfigReader(values)
+    family = family_of(reader.get("model_type", str))
+    config: ModelConfig = family.config(reader)
+    reader.refuse("add_cross_attention")
+    reader.finish()
+    if not isinstance(config, kind):
+        raise ConfigError(
+            f"{config.model_type}: expected {KINDS[kind]}, got {KINDS[type(config)]}. "
+            "Choose another checkpoint, or say which kind to load."
+        )
+    return config
+
+
+def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
+    """The weights of a checkpoint folder by our names, read when asked for.
+
+    Raises:
+        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        CheckpointError: the files cannot be read.
+    """
+    module = empty_model(config)
+    return map_weights(
+        SafetensorsFolder(Path(path)),
+        weights_of(config),
+        {name: tuple(p.shape) for name, p in module.named_parameters()},
+        packed_rows(module),
+        base_model_prefix=family_of(config.model_type).BASE_MODEL_PREFIX,
+        tied=module.tied,
+    )
+
+
+def empty_model(config: ModelConfig) -> Model:
+    """A model of the right shape without memory for its weights (device "meta")."""
+    with torch.device("meta"):
+        return build(config)
+
+
+@overload
+def load(path: str | Path, *, max_context: int | None = None) -> Decoder: ...
+@overload
+def load(path: str | Path, kind: type[M], *, max_context: int | None = None) -> M: ...
+
+
+def load(path: str | Path, kind: type[Model] = Decoder, *, max_context: int | None = None) -> Model:
+    """Load a checkpoint folder as a float32 module in evaluation mode.
+
+    Args:
+        path: a folder with config.json and one or many safetensors (bf16, fp16 or fp32).
+        kind: `Decoder`, `Encoder` or `EncoderDecoder`; `Model` for whatever it holds.
+        max_context: tokens that shall fit; the config's own by default.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint that can be read.
+        ConfigError: the config asks for something that Ortolan does not have, or is of a model
+            of another kind.
+        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+    """
+    config = read_config(path, CONFIGS[kind])
+    weights = open_weights(path, config)
+    module = empty_model(limit_context(config, max_context))
+    # A shorter context needs only the first rows of a learned table.
+    state = {
+        name: weights.rows(name, 0, parameter.shape[0]).to(torch.float32)
+        for name, parameter in module.named_parameters()
+    }
+    # Not strict: what is shared has other names besides, and all names were checked above.
+    module.load_state_dict(state, assign=True, strict=False)
+    for stack in module.modules():
+        if isinstance(stack, Stack):
+            for name, table in tables(stack.config).items():
+                stack.register_buffer(name, table, persistent=False)
+    return module.eval()
+
+
+def limit_context(config: C, max_context: int | None) -> C:
+    """The same model with room for `max_context` tokens.
+
+    Raises:
+        ConfigError: more than the model's positions reach.
+    """
+    limited: ModelConfig = config
+    match config:
+        case _ if max_context is None:
+            return config
+        case StackConfig():
+            limited = _limit_stack(config, max_context)
+        case EncoderDecoderConfig(encoder=encoder, decoder=decoder):
+            limited = replace(
+                config,
+                encoder=_limit_stack(encoder, max_context),
+                decoder=_limit_stack(decoder, max_context),
+            )
+    return cast(C, limited)
+
+
+def _limit_stack(config: S, max_context: int) -> S:
+    match config.positions:
+        case RotaryPositions(scaling=DynamicNTKScaling()):
+            longest = MAX_SIZE
+        case RelativeBiasPositions() | RelativeKeyPositions() | AlibiPositions():
+            longest = MAX_SIZE
+        case _:
+            longest = config.context_length
+    if not 1 <= max_context <= longest:
+        raise ConfigError(
+            f"max_context: expected 1 to {longest}, got {max_context}. "
+            "The model's positions reach no further."
+        )
+    return replace(config, context_length=max_context)
+
+
+def save(module: Model, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
+    """Write a checkpoint folder that Hugging Face transformers loads to the same logits.
+
+    Args:
+        module: a model; its config names the family whose format is written.
+        path: a folder, made if absent; config.json and model.safetensors are replaced.
+        dtype: what to store the weights in; as they are by default.
+
+    Raises:
+        WeightError: a weight has no place in the family's format.
+        ConfigError: the config cannot be written in the family's format.
+    """
+    family = family_of(module.config.model_type)
+    values = family.hf_config(module.config)
+    _check_reads_back(values, module.config)
+    table, packed = weights_of(module.config), packed_rows(module)
+    tensors: dict[str, Tensor] = {}
+    for ours, parameter in module.named_parameters():
+        weight = parameter.detach().cpu().to(dtype or parameter.dtype)
+        pieces = published_pieces(table, ours, packed.get(ours, weight.shape[:1]))
+        for piece, rows in zip(pieces, torch.split(weight, [p.rows for p in pieces]), strict=True):
+            tensors[piece.name] = piece.published(rows).contiguous()
+    values["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    match module.config:
+        case EncoderConfig(head=EmbeddingHead() | None as head, hidden_size=width):
+            write_sentence_head(folder, head, width)
+    # Renamed when complete: training saves over the checkpoint it would lose otherwise.
+    partial = folder / "model.safetensors.partial"
+    save_file(tensors, str(partial), metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+    partial.replace(folder / "model.safetensors")
+
+
+def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
+    """Raise ConfigError if a published config would be read as another model."""
+    match config:
+        case EncoderConfig(head=EmbeddingHead()):
+            # It stands in files of its own.
+            config = replace(config, head=None)
+    read = config_from_hf(values, type(config))
+    changed = [f.name for f in fields(config) if getattr(read, f.name) != getattr(config, f.name)]
+    if changed:
+        raise ConfigError(
+            f"{config.model_type}: expected a model that its format can describe, got one whose "
+            f"{', '.join(changed)} would be read back differently. Save it as another family."
+        )
+
+
+def checkpoint_sha256(path: str | Path) -> str:
+    """A hash over every file that decides what a model computes, names and contents."""
+    folder = Path(path)
+    digest = sha256()
+    weights = SafetensorsFolder(folder).files()
+    for file in [folder / "config.json", *weights, *sentence_files(folder)]:
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,107 @@
+"""One layer as data: attention, feed-forward, and where their norms stand."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ortolan.modeling.config.head import Activation, NormConfig
+from ortolan.modeling.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """Attention; `num_kv_heads` makes it multi-head, grouped or multi-query.
+
+    Attributes:
+        scale: factor on the scores; usually `head_dim ** -0.5`.
+        sliding_window: how many tokens one sees, itself included; None for all before it.
+        softcap: scores become `softcap * tanh(scores / softcap)`; None for plain scores.
+        causal: tokens see those before them alone; else all of the text, or of the source.
+        value_dim: channels of each value; None for as many as a key's.
+        readout: `projection` maps the heads, side by side, by one more matrix. `sum` adds them
+            up: with values as wide as the model, the map of head h is `V_h X A_h`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    sliding_window: int | None = None
+    softcap: float | None = None
+    causal: bool = True
+    value_dim: int | None = None
+    readout: Literal["projection", "sum"] = "projection"
+
+    @property
+    def value_width(self) -> int:
+        """Channels of each value."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    def __post_init__(self) -> None:
+        if min(self.num_heads, self.num_kv_heads, self.head_dim, self.value_width) < 1:
+            raise ConfigError(
+                f"attention: expected at least one head of at least one channel, got "
+                f"{self.num_heads} and {self.num_kv_heads} heads of {self.head_dim}. "
+                "Check num_attention_heads, num_key_value_heads and head_dim."
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"attention: expected num_heads divisible by num_kv_heads, got {self.num_heads} "
+                f"and {self.num_kv_heads}. Check num_key_value_heads."
+            )
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ConfigError(
+                f"attention: expected a sliding window of at least 1, got {self.sliding_window}. "
+                "Leave it out for full attention."
+            )
+        if self.sliding_window is not None and not self.causal:
+            raise ConfigError(
+                "attention: expected a sliding window where tokens see those before them alone, "
+                "got one where they see all. Leave it out."
+            )
+        if self.readout == "sum" and self.out_bias:
+            raise ConfigError(
+                "attention: expected no out_bias where the heads are added up, got one. "
+                "Leave it out."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForwardConfig:
+    """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020).
+
+    Attributes:
+        hidden_layers: of an mlp; the second one is `act(middle(act(up(x))))`.
+    """
+
+    kind: Literal["mlp", "gated"]
+    intermediate_size: int
+    activation: Activation
+    bias: bool = False
+    hidden_layers: Literal[1, 2] = 1
+
+    def __post_init__(self) -> None:
+        if self.hidden_layers not in (1, 2) or (self.kind == "gated" and self.hidden_layers == 2):
+            raise ConfigError(
+                f"feed_forward: expected one hidden layer, or two of an mlp, got "
+                f"{self.hidden_layers} of kind {self.kind}. Correct it."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """One layer.
+
+    Attributes:
+        placement: `pre` normalises what enters a sublayer, x + f(norm(x)); `post` what leaves
+            its residual sum, norm(x + f(x)); `pre_residual` takes the residual from the
+            normed stream, norm(x) + f(norm(x)).
+        cross_attention: to a source, between the self-attention and the mlp; None without one.
+    """
+
+    attention: AttentionConfig
+    feed_forward: FeedForwardConfig
+    norm: NormConfig
+    placement: Literal["pre", "post", "pre_residual"] = "pre"
+    cross_attention: AttentionConfig | None = None

@@ -1,0 +1,269 @@
+"""A transformer as data.
+
+`TransformerConfig` says everything about what a decoder computes, `EncoderConfig` about an
+encoder, and `EncoderDecoderConfig` joins one of each. A family (Llama, T5, ...) is a function
+from its published config to one of these; nothing else in Ortolan knows a family's name. New
+behaviour is a new value of a field.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ortolan.modeling.config.block import AttentionConfig, BlockConfig
+from ortolan.modeling.config.head import (
+    Head,
+    LanguageModelHead,
+    NormConfig,
+)
+from ortolan.modeling.config.positions import (
+    AlibiPositions,
+    ConcatenatedPositions,
+    Positions,
+    RelativeBiasPositions,
+    RotaryPositions,
+)
+from ortolan.modeling.errors import ConfigError
+
+__all__ = [
+    "EncoderConfig",
+    "EncoderDecoderConfig",
+    "ModelConfig",
+    "PatchInput",
+    "StackConfig",
+    "TokenInput",
+    "TransformerConfig",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInput:
+    """Ids of tokens, each with a type (a sentence of a pair, say) if there are `types`."""
+
+    vocab_size: int
+    types: int = 0
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 1 or self.types < 0:
+            raise ConfigError(
+                f"input: expected at least one token, and types or none, got {self.vocab_size} "
+                f"and {self.types}. Check vocab_size and type_vocab_size."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchInput:
+    """An image cut into patches, each a linear map of its pixels (Dosovitskiy et al. 2021).
+
+    Attributes:
+        image_size: height and width in pixels.
+        patch_size: of each patch; what is left of the image at its edges is not seen.
+        channels: numbers of each pixel.
+        class_token: a trained vector stands before the patches.
+    """
+
+    image_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    channels: int
+    class_token: bool
+
+    @property
+    def length(self) -> int:
+        """Vectors that an image becomes."""
+        (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
+        return (height // patch_height) * (width // patch_width) + int(self.class_token)
+
+    def __post_init__(self) -> None:
+        if not all(0 < p <= i for p, i in zip(self.patch_size, self.image_size, strict=True)):
+            raise ConfigError(
+                f"input: expected patches that fit into the image, got {self.patch_size} in "
+                f"{self.image_size}. Check patch_size and image_size."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What every model has.
+
+    Attributes:
+        model_type: the family whose checkpoint format this model is saved in. It names a
+            format and never decides what is computed.
+        bos_token_id: the token that starts a text, if there is one.
+        eos_token_ids: the tokens that end one.
+        pad_token_id: the token that fills batches; never decides what is computed.
+    """
+
+    model_type: str
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig(ModelConfig):
+    """Blocks, and what stands before and behind them, in an encoder as in a decoder.
+
+    Attributes:
+        context_length: tokens that fit; rows of every position table.
+        final_norm: the norm before the head; None where the blocks already end in one.
+        embedding_scale: multiplies the token embeddings, not the position embeddings.
+        embedding_norm: a norm of what enters the first block, positions included.
+    """
+
+    hidden_size: int
+    context_length: int
+    positions: Positions
+    blocks: tuple[BlockConfig, ...]
+    final_norm: NormConfig | None
+    embedding_scale: float = 1.0
+    embedding_norm: NormConfig | None = None
+
+    @property
+    def embedding_width(self) -> int:
+        """Channels of a token's embedding: all of the stream, or what a position leaves."""
+        match self.positions:
+            case ConcatenatedPositions(dim=dim):
+                return self.hidden_size - dim
+            case _:
+                return self.hidden_size
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            raise ConfigError(
+                "blocks: expected at least one layer, got none. Check num_hidden_layers."
+            )
+        if self.embedding_width < 1:
+            raise ConfigError(
+                f"positions: expected fewer channels than the {self.hidden_size} of the stream, "
+                f"got {self.hidden_size - self.embedding_width}. Correct one of them."
+            )
+        _check_positions(self.positions, [block.attention for block in self.blocks])
+        _check_readouts(self.blocks, self.hidden_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig(StackConfig):
+    """A decoder: a language model, by itself or behind an encoder.
+
+    Attributes:
+        tied_head: the head is the embedding's table.
+        head_bias: the logits have one.
+        head_scale: multiplies what enters the head.
+    """
+
+    vocab_size: int
+    tied_head: bool
+    head_bias: bool = False
+    head_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        StackConfig.__post_init__(self)
+        if not all(block.attention.causal for block in self.blocks):
+            raise ConfigError(
+                "blocks: expected causal attention in every layer of a decoder, got other. "
+                "A model that sees all of its text is an encoder."
+            )
+        if self.tied_head and self.embedding_width != self.hidden_size:
+            raise ConfigError(
+                "tied_head: expected a head of its own beside concatenated positions, whose "
+                "embedding is narrower than the stream, got a tied one. Set it to False."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig(StackConfig):
+    """A stack without a cache: of texts or images, to one vector a token or to a head's output.
+
+    Attributes:
+        head: None for the vectors themselves.
+    """
+
+    input: TokenInput | PatchInput
+    head: Head | None = None
+
+    def __post_init__(self) -> None:
+        StackConfig.__post_init__(self)
+        if any(block.cross_attention for block in self.blocks):
+            raise ConfigError(
+                "blocks: expected no cross-attention in an encoder, got some. "
+                "It has no source to attend to."
+            )
+        if isinstance(self.input, PatchInput) and self.context_length != self.input.length:
+            raise ConfigError(
+                f"context_length: expected {self.input.length}, the patches of an image, got "
+                f"{self.context_length}. Correct it."
+            )
+        if not isinstance(self.head, LanguageModelHead):
+            return
+        narrow = self.embedding_width != self.hidden_size
+        if isinstance(self.input, PatchInput) or (self.head.tied and narrow):
+            raise ConfigError(
+                "head: expected a language model's over tokens, tied only to an embedding as "
+                "wide as the stream, got another. Choose another head."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderDecoderConfig(ModelConfig):
+    """An encoder of the source, and a decoder that attends to it (Vaswani et al. 2017).
+
+    Attributes:
+        shared_embedding: both have the same table.
+        decoder_start_token_id: what the decoder's text begins with.
+    """
+
+    encoder: EncoderConfig
+    decoder: TransformerConfig
+    shared_embedding: bool
+    decoder_start_token_id: int
+
+    def __post_init__(self) -> None:
+        widths = self.encoder.hidden_size, self.decoder.hidden_size
+        if widths[0] != widths[1] or self.encoder.head is not None:
+            raise ConfigError(
+                f"encoder: expected no head, and the decoder's width of {widths[1]}, got a width "
+                f"of {widths[0]}. Correct it."
+            )
+        crosses = [block.cross_attention for block in self.decoder.blocks]
+        if any(cross is None or cross.causal for cross in crosses):
+            raise ConfigError(
+                "decoder: expected cross-attention to all of the source in every layer, got "
+                "others. Give each block a cross_attention that is not causal."
+            )
+        match self.encoder.input:
+            case TokenInput(vocab_size=size) if size == self.decoder.vocab_size:
+                return
+            case source if self.shared_embedding:
+                raise ConfigError(
+                    f"shared_embedding: expected the decoder's {self.decoder.vocab_size} tokens "
+                    f"for the encoder too, got {source}. Set it to False."
+                )
+
+
+def _check_positions(positions: Positions, attentions: Iterable[AttentionConfig]) -> None:
+    """Raise ConfigError unless every layer can take these positions."""
+    layers = list(attentions)
+    if isinstance(positions, RotaryPositions):
+        narrowest = min(attention.head_dim for attention in layers)
+        if positions.dim % 2 or not 0 < positions.dim <= narrowest:
+            raise ConfigError(
+                f"positions: expected an even number of rotated channels up to {narrowest} "
+                f"(the head's width), got {positions.dim}. "
+                "Check partial_rotary_factor and head_dim."
+            )
+    shapes = {(attention.num_heads, attention.causal) for attention in layers}
+    if isinstance(positions, RelativeBiasPositions | AlibiPositions) and len(shapes) > 1:
+        raise ConfigError(
+            "positions: expected as many heads in every layer, all causal or none, where the "
+            "layers share a bias, got others. Choose other positions."
+        )
+
+
+def _check_readouts(blocks: tuple[BlockConfig, ...], width: int) -> None:
+    """Raise ConfigError where heads that are added up are not as wide as the stream."""
+    for block in blocks:
+        for attention in (block.attention, block.cross_attention):
+            if attention and attention.readout == "sum" and attention.value_width != width:
+                raise ConfigError(
+                    f"attention: expected values of the stream's {width} channels where the "
+                    f"heads are added up, got {attention.value_width}. Set value_dim."
+                )

@@ -1,0 +1,1 @@
+"""The parts of a block, and the ops that they are made of."""

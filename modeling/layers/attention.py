@@ -1,0 +1,157 @@
+"""Self- and cross-attention as layers: projections around the ops of `ops.py`.
+
+Shape letters: B batch, S new tokens, T tokens of the source, E model width, H query heads,
+U value width.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.linear import PackedLinear
+from ortolan.modeling.layers.ops import (
+    Relative,
+    Rotary,
+    attention,
+    attention_weights,
+    cached_attention,
+    cross_attention,
+    cross_attention_weights,
+    cross_states,
+)
+
+
+def same(x: Tensor) -> Tensor:
+    """All tokens, as they are."""
+    return x
+
+
+class SelfAttention(nn.Module):
+    """Queries, keys and values in one matrix, attention, and the readout of the heads.
+
+    Args:
+        config: what it computes.
+        width: of the stream.
+        distances: rows of a table of vectors added to the keys; None without one.
+    """
+
+    def __init__(
+        self, config: AttentionConfig, width: int, *, distances: int | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        parts = (
+            config.num_heads * config.head_dim,
+            config.num_kv_heads * config.head_dim,
+            config.num_kv_heads * config.value_width,
+        )
+        self.qkv = PackedLinear(width, parts, bias=config.qkv_bias)
+        self.out = readout(config, width)
+        self.relative_key: nn.Embedding | None = (
+            None if distances is None else nn.Embedding(distances, config.head_dim)
+        )
+
+    def forward(
+        self,
+        x_BSE: Tensor,
+        rotary: Rotary | None,
+        relative: Relative | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """`(B, S, E)` to `(B, S, E)`; see `ops.attention`."""
+        out: Tensor = self.out(
+            attention(
+                self.qkv(x_BSE),
+                rotary,
+                spec=self.config,
+                relative=self._own(relative),
+                lengths=lengths,
+            )
+        )
+        return out
+
+    def weights(
+        self,
+        x_BSE: Tensor,
+        rotary: Rotary | None,
+        relative: Relative | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """What `forward` takes of each token for each, float32 `(B, H, S, S)`."""
+        qkv = self.qkv(x_BSE)
+        own = self._own(relative)
+        return attention_weights(qkv, rotary, spec=self.config, relative=own, lengths=lengths)
+
+    def step(
+        self,
+        x_BSE: Tensor,
+        rotary: Rotary | None,
+        past: LayerCache,
+        step: Step,
+        relative: Relative | None = None,
+        pick: Callable[[Tensor], Tensor] = same,
+    ) -> tuple[Tensor, LayerCache]:
+        """The same for new tokens behind a cache, which comes back extended.
+
+        Of what attention gives, `(B, S, H * U)`, only the tokens that `pick` takes are read out.
+        """
+        attended, present = cached_attention(
+            self.qkv(x_BSE), past, step, rotary, spec=self.config, relative=self._own(relative)
+        )
+        return self.out(pick(attended)), present
+
+    def _own(self, relative: Relative | None) -> Relative | None:
+        """What the stack knows of distances, with this layer's table."""
+        if relative is None or self.relative_key is None:
+            return relative
+        return relative._replace(keys=self.relative_key.weight)
+
+
+class CrossAttention(nn.Module):
+    """Attention to a source: its keys and values, computed once, and queries of every step."""
+
+    def __init__(self, config: AttentionConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        keys, values = (
+            config.num_kv_heads * each for each in (config.head_dim, config.value_width)
+        )
+        self.q = nn.Linear(width, config.num_heads * config.head_dim, bias=config.qkv_bias)
+        self.kv = PackedLinear(width, (keys, values), bias=config.qkv_bias)
+        self.out = readout(config, width)
+
+    def states(self, source_BTE: Tensor) -> LayerCache:
+        """Keys and values of a source `(B, T, E)`."""
+        return cross_states(self.kv(source_BTE), spec=self.config)
+
+    def forward(self, x_BSE: Tensor, states: LayerCache, lengths: Tensor | None) -> Tensor:
+        """`(B, S, E)` to `(B, S, E)`; see `ops.cross_attention`."""
+        attended = cross_attention(self.q(x_BSE), states, lengths, spec=self.config)
+        out: Tensor = self.out(attended)
+        return out
+
+    def weights(self, x_BSE: Tensor, states: LayerCache, lengths: Tensor | None) -> Tensor:
+        """What `forward` takes of each token of the source, float32 `(B, H, S, T)`."""
+        return cross_attention_weights(self.q(x_BSE), states, lengths, spec=self.config)
+
+
+class HeadSum(nn.Module):
+    """Heads added up: `(B, S, H * U)` to `(B, S, U)`."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, S, H * U)` to `(B, S, U)`."""
+        return torch.unflatten(x, -1, (self.heads, -1)).sum(-2)
+
+
+def readout(config: AttentionConfig, width: int) -> nn.Module:
+    """What makes one stream of the heads."""
+    if config.readout == "sum":
+        return HeadSum(config.num_heads)
+    return nn.Linear(config.num_heads * config.value_width, width, bias=config.out_bias)

@@ -1,0 +1,243 @@
+"""The ONNX nodes that the attention ops become while `torch.onnx.export` traces.
+
+Self-attention is one `com.microsoft::GroupQueryAttention` wherever its kernel takes it, with a
+cache and without one; attention to a source, and what that kernel does not take, is the standard
+`Attention`, and what neither takes is spelled out by `ops.py`. `export/portable.py` gives the
+first a body of standard operators.
+
+Knows the contracts of these nodes (onnxruntime, docs/ContribOperators.md; onnx, Attention-24 and
+TensorScatter-24). Knows no layers and no weights.
+
+Shape letters: B batch, S new tokens, T tokens attended to, C cache capacity, H query heads,
+K key/value heads, D head width, U value width, G rows of a source.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.sizes import Size, is_one, is_same
+
+Rotary = tuple[Tensor, Tensor]
+
+_Attributes = dict[
+    str, int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]
+]
+"""What `symbolic` takes; a dict is invariant, so every kind must be named."""
+
+OPSET = 24
+
+
+def fits_kernel(spec: AttentionConfig, *, rotated: int, vectors: bool) -> bool:
+    """Whether the kernel of GroupQueryAttention computes a layer's self-attention.
+
+    Args:
+        spec: the layer's attention.
+        rotated: channels of a head that rotary positions turn; 0 for other positions.
+        vectors: positions add vectors to the keys, which become a bias of the scores.
+
+    Source: com.microsoft.GroupQueryAttention, version 1, as onnxruntime 1.31 checks it on the CPU.
+    """
+    if spec.value_width != spec.head_dim:
+        return False
+    if spec.head_dim % (16 if rotated else 8) or rotated % 16:
+        return False
+    # The node caps scores before it adds a bias.
+    return not (vectors and spec.softcap is not None)
+
+
+def group_query_attention(
+    qkv: Tensor,
+    rotary: Rotary | None,
+    lengths: Tensor | None,
+    bias: Tensor | None,
+    *,
+    spec: AttentionConfig,
+) -> Tensor:
+    """Self-attention without a cache as one node, `(B, S, H * D)`."""
+    batch, length, _ = qkv.shape
+    total = _int32(_size(qkv, 1), ())
+    # Without lengths there are as many tokens in every row.
+    last = (total - 1).expand(batch) if lengths is None else lengths.to(torch.int32) - 1
+    return torch.onnx.ops.symbolic(
+        "com.microsoft::GroupQueryAttention",
+        _given(qkv, None, None, None, None, last, total, *_tables(rotary), None, bias),
+        _attributes(spec, rotary) | {"causal": int(spec.causal)},
+        dtype=qkv.dtype,
+        shape=(batch, length, spec.num_heads * spec.head_dim),
+        version=1,
+    )
+
+
+def cached_group_query_attention(
+    qkv: Tensor,
+    past: LayerCache,
+    step: Step,
+    rotary: Rotary | None,
+    bias: Tensor | None,
+    *,
+    spec: AttentionConfig,
+) -> tuple[Tensor, LayerCache]:
+    """Self-attention behind a cache as one node; present keeps the capacity of past."""
+    batch, new_tokens, _ = qkv.shape
+    cache_shape = (batch, *past.key.shape[1:])
+    out, key, value = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        _given(
+            *(qkv, None, None, past.key, past.value, step.seqlens_k, step.total),
+            *(*_tables(rotary), None, bias),
+        ),
+        _attributes(spec, rotary),
+        dtypes=(qkv.dtype, qkv.dtype, qkv.dtype),
+        shapes=((batch, new_tokens, spec.num_heads * spec.head_dim), cache_shape, cache_shape),
+        version=1,
+    )
+    return out, LayerCache(key, value)
+
+
+def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
+    """`torch.split` as one node; the exporter makes a sequence of it, which few tools take."""
+    axis %= x.ndim
+    shapes = [(*x.shape[:axis], size, *x.shape[axis + 1 :]) for size in sizes]
+    return torch.onnx.ops.symbolic_multi_out(
+        "Split",
+        (x, _constant(sizes)),
+        {"axis": axis},
+        dtypes=[x.dtype] * len(sizes),
+        shapes=shapes,
+        version=OPSET,
+    )
+
+
+def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
+    """A buffer `(B, K, C, D)` with `(B, K, S, D)` written from slots `start`, int64 `(B,)`."""
+    return torch.onnx.ops.symbolic(
+        "TensorScatter",
+        (past, new, start),
+        {"axis": 2},
+        dtype=past.dtype,
+        shape=tuple(past.shape),
+        version=OPSET,
+    )
+
+
+def standard_attention(
+    q_BHSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTU: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    *,
+    spec: AttentionConfig,
+) -> Tensor:
+    """The standard node, `(B, H, S, U)`.
+
+    Args:
+        q_BHSD: queries.
+        k_BKTD: keys.
+        v_BKTU: values.
+        mask: bool, or numbers to add to the scores; `(B | 1, H | 1, S, T)`.
+        lengths: int `(B,)`; valid keys of each row, from the first; None where all are.
+        spec: the scale.
+    """
+    nonpad = None if lengths is None else lengths.to(torch.int64)
+    return torch.onnx.ops.symbolic(
+        "Attention",
+        _given(q_BHSD, k_BKTD, v_BKTU, mask, None, None, nonpad),
+        {"scale": float(spec.scale)},
+        dtype=q_BHSD.dtype,
+        shape=(*q_BHSD.shape[:3], v_BKTU.shape[-1]),
+        version=OPSET,
+    )
+
+
+def fold(q: Tensor, sources: Tensor, *, spec: AttentionConfig) -> Tensor:
+    """Queries `(G * B, S, H * D)` as those of longer rows, `(B, H, G * S, D)`.
+
+    By a node that asks for no proof that B divides the rows.
+
+    Args:
+        q: queries; the G rows of a source stand one after the other.
+        sources: of shape `(B, ...)`.
+        spec: heads and width.
+    """
+    batch = sources.shape[0]
+    if is_one(q.shape[1]) and is_same(q.shape[0], batch):
+        # One query a source: with nothing to fold, nothing has to change places either.
+        one = (batch, spec.num_heads, 1, spec.head_dim)
+        return _reshape(q, _constant([-1, *one[1:]]), one)
+    heads = [-1, spec.num_heads, spec.head_dim]
+    shape = torch.cat((_size(sources, 0), _constant(heads)))
+    rows = (q.shape[0] * q.shape[1]) // batch
+    folded = _reshape(q, shape, (batch, rows, *heads[1:]))
+    return folded.transpose(1, 2)
+
+
+def unfold(out_BHNU: Tensor, q: Tensor) -> Tensor:
+    """What `(B, H, G * S, U)` are to the rows of `q`: `(G * B, S, H * U)`."""
+    width = out_BHNU.shape[1] * out_BHNU.shape[3]
+    if is_one(q.shape[1]) and is_same(q.shape[0], out_BHNU.shape[0]):
+        return _reshape(out_BHNU, _constant([-1, 1, width]), (*q.shape[:2], width))
+    if width == q.shape[-1]:
+        shape = _size(q, 0, 3)
+    else:
+        shape = torch.cat((_size(q, 0, 2), _constant([width])))
+    return _reshape(out_BHNU.transpose(1, 2), shape, (*q.shape[:2], width))
+
+
+def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
+    return {
+        "num_heads": spec.num_heads,
+        "kv_num_heads": spec.num_kv_heads,
+        "scale": float(spec.scale),
+        "do_rotary": int(rotary is not None),
+        "local_window_size": spec.sliding_window or -1,
+        "softcap": float(spec.softcap or 0.0),
+    }
+
+
+def _tables(rotary: Rotary | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if rotary is None else rotary
+
+
+def _given(*inputs: Tensor | None) -> list[Tensor | None]:
+    """Inputs up to the last that is there."""
+    given = list(inputs)
+    while given and given[-1] is None:
+        given.pop()
+    return given
+
+
+def _size(x: Tensor, start: int, end: int | None = None) -> Tensor:
+    """Sizes of some axes, one by default, int64 `(N,)`."""
+    end = start + 1 if end is None else end
+    return torch.onnx.ops.symbolic(
+        "Shape",
+        (x,),
+        {"start": start, "end": end},
+        dtype=torch.int64,
+        shape=(end - start,),
+        version=OPSET,
+    )
+
+
+def _constant(values: list[int]) -> Tensor:
+    return torch.onnx.ops.symbolic(
+        "Constant",
+        (),
+        {"value_ints": values},
+        dtype=torch.int64,
+        shape=(len(values),),
+        version=OPSET,
+    )
+
+
+def _int32(x: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.reshape(shape).to(torch.int32)
+
+
+def _reshape(x: Tensor, to: Tensor, shape: Sequence[Size]) -> Tensor:
+    return torch.onnx.ops.symbolic("Reshape", (x, to), dtype=x.dtype, shape=shape, version=OPSET)

@@ -1,0 +1,1 @@
+"""Decoders, encoders, and encoder-decoders."""

@@ -1,0 +1,48 @@
+"""What each token attends to: the weights of every attention of a model, for looking at.
+
+Knows the order of the layers. Does not draw anything.
+"""
+
+from torch import Tensor, nn
+
+from ortolan.modeling.layers.attention import CrossAttention, SelfAttention
+from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.transformer import EncoderDecoder
+
+
+def attention_maps(
+    model: Model,
+    inputs: Tensor,
+    lengths: Tensor | None = None,
+    target_ids: Tensor | None = None,
+) -> list[Tensor]:
+    """The weights of each attention, `(B, H, queries, keys)` in float32, in the order of layers.
+
+    Of an encoder-decoder: those of the encoder, then each layer's of the decoder, to its own
+    text and to the source. Rows of padding have no meaning; what is padding gets nothing.
+
+    Args:
+        model: of any kind.
+        inputs: ids `(B, T)`, or what else it takes.
+        lengths: int `(B,)`; valid tokens of each row, where the model takes lengths.
+        target_ids: what the decoder of an encoder-decoder takes, `(B, S)`.
+    """
+    maps: list[Tensor] = []
+
+    def record(module: nn.Module, arguments: tuple[Tensor, ...], _: Tensor) -> None:
+        if isinstance(module, SelfAttention | CrossAttention):
+            maps.append(module.weights(*arguments))  # type: ignore[arg-type]
+
+    layers = [m for m in model.modules() if isinstance(m, SelfAttention | CrossAttention)]
+    hooks = [layer.register_forward_hook(record) for layer in layers]
+    try:
+        if isinstance(model, EncoderDecoder):
+            model(inputs, target_ids, lengths)
+        elif lengths is None:
+            model(inputs)
+        else:
+            model(inputs, lengths)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return maps

@@ -1,0 +1,143 @@
+"""What encoders and decoders share: an embedding, positions, blocks, a norm.
+
+Shape letters: B batch, S tokens, T tokens attended to, E model width, H heads, M distances.
+"""
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ortolan.modeling.config import (
+    AlibiPositions,
+    ConcatenatedPositions,
+    LearnedPositions,
+    ModelConfig,
+    RelativeBiasPositions,
+    RelativeKeyPositions,
+    StackConfig,
+)
+from ortolan.modeling.layers.block import Block
+from ortolan.modeling.layers.embeddings import position_embedding
+from ortolan.modeling.layers.norms import norm
+from ortolan.modeling.layers.ops import Relative, Rotary
+from ortolan.modeling.layers.positions import relative_index, tables
+
+
+class Model(nn.Module):
+    """What every model has: a config, and names that stand for another's weight."""
+
+    config: ModelConfig
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Names that a checkpoint may use for a copy of a weight, and that weight's name."""
+        return {}
+
+
+class Stack(Model):
+    """Blocks, and what stands before and behind them in an encoder as in a decoder.
+
+    Args:
+        config: what it computes.
+        embedding: what makes vectors of its input.
+    """
+
+    config: StackConfig
+
+    def __init__(self, config: StackConfig, embedding: nn.Module) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = embedding
+        self.position_embedding = position_embedding(config)
+        self.embedding_norm = (
+            norm(config.embedding_norm, config.hidden_size)
+            if config.embedding_norm
+            else nn.Identity()
+        )
+        self.position_bias: nn.Embedding | None = None
+        distances: int | None = None
+        match config.positions:
+            case RelativeBiasPositions(buckets=buckets):
+                self.position_bias = nn.Embedding(buckets, config.blocks[0].attention.num_heads)
+            case RelativeKeyPositions(max_distance=most):
+                distances = 2 * most + 1
+        self.blocks = nn.ModuleList(
+            Block(block, config.hidden_size, distances=distances) for block in config.blocks
+        )
+        self.final_norm = (
+            norm(config.final_norm, config.hidden_size) if config.final_norm else nn.Identity()
+        )
+        for name, table in tables(config).items():
+            self.register_buffer(name, table, persistent=False)
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """The rotary tables, if the positions are rotary."""
+        cos, sin = (self._buffers.get(name) for name in ("rotary_cos", "rotary_sin"))
+        return None if cos is None or sin is None else (cos, sin)
+
+    @property
+    def layers(self) -> Iterable[Block]:
+        """The blocks, by their type."""
+        return cast(Iterable[Block], self.blocks)
+
+    def relative(self, positions_BS: Tensor, keys: int) -> Relative | None:
+        """What distances change in the scores, if the positions are relative.
+
+        Args:
+            positions_BS: int `(B, S)` or `(1, S)`; where the queries stand.
+            keys: tokens attended to, which stand at 0, 1, ...
+        """
+        match self.config.positions:
+            case RelativeBiasPositions(max_distance=most) if self.position_bias is not None:
+                index_BST = relative_index(positions_BS, keys, most)
+                by_distance_MH = self.position_bias(self._buffers["relative_buckets"])
+                return Relative(bias=F.embedding(index_BST, by_distance_MH).permute(0, 3, 1, 2))
+            case RelativeKeyPositions(max_distance=most):
+                return Relative(rows=relative_index(positions_BS, keys, most))
+            case AlibiPositions():
+                slots_T = torch.arange(keys, device=positions_BS.device)
+                distance_BST = (positions_BS[..., None] - slots_T).abs()
+                slopes_H = cast(Tensor, self._buffers["alibi_slopes"])
+                return Relative(bias=slopes_H[:, None, None] * -distance_BST[:, None])
+            case _:
+                return None
+
+    def embed(self, inputs: Tensor, positions: Tensor, added: Tensor | None = None) -> Tensor:
+        """Inputs at positions `(B, S)` or `(1, S)` to the stream that enters the blocks.
+
+        Args:
+            inputs: int64 ids `(B, S)`, or what else the embedding takes.
+            positions: int; where each stands.
+            added: vectors to add, `(B, S, E)` or `(1, 1, E)`.
+        """
+        x_BSE: Tensor = self.embedding(inputs)
+        if self.config.embedding_scale != 1.0:
+            x_BSE = x_BSE * self.config.embedding_scale
+        if added is not None:
+            x_BSE = x_BSE + added
+        position_BSE = self._position_vectors(positions)
+        if position_BSE is not None:
+            if isinstance(self.config.positions, ConcatenatedPositions):
+                position_BSE = position_BSE.expand(*x_BSE.shape[:2], -1)
+                x_BSE = torch.cat((x_BSE, position_BSE), -1)
+            else:
+                x_BSE = x_BSE + position_BSE
+        out: Tensor = self.embedding_norm(x_BSE)
+        return out
+
+    def _position_vectors(self, positions: Tensor) -> Tensor | None:
+        """The rows of the table of positions, learned or fixed, if there is one."""
+        if self.position_embedding is not None:
+            match self.config.positions:
+                case LearnedPositions(offset=offset) if offset:
+                    positions = positions + offset
+                case ConcatenatedPositions(table=LearnedPositions(offset=offset)) if offset:
+                    positions = positions + offset
+            learned: Tensor = self.position_embedding(positions)
+            return learned
+        table = self._buffers.get("position_table")
+        return None if table is None else F.embedding(positions, table)

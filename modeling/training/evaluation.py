@@ -1,0 +1,50 @@
+"""How well a model predicts text, in units that do not depend on its tokenizer.
+
+Knows ids and bytes. Does not know where the text comes from.
+"""
+
+import lzma
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from ortolan.modeling.models.transformer import Decoder
+
+
+def bits_per_byte(
+    module: Decoder, documents: Sequence[Sequence[int]], text_bytes: int, *, window: int
+) -> float:
+    """Bits that the model needs for each byte of some documents.
+
+    Windows overlap by half, so that every token but the first of a document is predicted once,
+    from at least `window / 2` tokens, or from all there are.
+
+    Args:
+        module: the model.
+        documents: ids of each document, the first one given and not predicted.
+        text_bytes: UTF-8 bytes of all documents.
+        window: tokens the model sees at once, at most its context.
+    """
+    stride = max(window // 2, 1)
+    nats = 0.0
+    with torch.inference_mode():
+        for ids in documents:
+            for start in range(0, max(len(ids) - 1, 0), stride):
+                piece = torch.tensor(ids[start : start + window + 1])
+                known = 0 if start == 0 else window - stride
+                if len(piece) - 1 <= known:
+                    break
+                logits = module(piece[None, :-1])[0, known:]
+                nats += float(F.cross_entropy(logits, piece[1 + known :], reduction="sum"))
+    return nats / math.log(2) / text_bytes
+
+
+def xz_bits_per_byte(texts: Sequence[str]) -> tuple[float, float]:
+    """What `xz -9` needs for the same bytes: file by file, and all of them at once."""
+    files = [text.encode() for text in texts]
+    total = sum(map(len, files))
+    single = sum(len(lzma.compress(file, preset=9)) for file in files)
+    together = len(lzma.compress(b"".join(files), preset=9))
+    return 8 * single / total, 8 * together / total

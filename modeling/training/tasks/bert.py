@@ -1,0 +1,64 @@
+"""What the tasks of BERT-shaped encoders share: special tokens, the tokenizer, first weights.
+
+Knows models and texts. Does not know what is learned.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from tokenizers import Tokenizer, processors
+from torch import nn
+
+from ortolan.modeling.layers.positions import sinusoidal_table
+from ortolan.modeling.models.transformer import Encoder
+from ortolan.modeling.training.bpe import byte_level_bpe
+from ortolan.modeling.training.tasks.task import initialise, write_json
+
+PAD, UNKNOWN, START, END, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD_ID, UNKNOWN_ID, START_ID, END_ID, MASK_ID = range(len(SPECIAL))
+
+
+def initialise_bert(module: Encoder) -> None:
+    """Random weights with which a small post-norm encoder soon learns where its tokens stand.
+
+    Matrices keep the size of what passes them: with the customary 0.02, attention to neighbours
+    starts thousands of steps later. The learned positions begin as the sinusoids of Vaswani et
+    al. (2017), in which the same distance looks the same everywhere.
+    """
+    config = module.config
+    std = config.hidden_size**-0.5
+    initialise(module, layers=len(config.blocks), std=std)
+    table = cast(nn.Embedding, module.position_embedding).weight
+    sinusoids = sinusoidal_table(table.shape[0], table.shape[1], "halves")
+    with torch.no_grad():
+        # Sines and cosines have a mean square of a half.
+        table.copy_(sinusoids * (std * 2**0.5))
+
+
+def bert_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
+    """A byte-level BPE that puts `[CLS]` and `[SEP]` around a text."""
+    tokenizer = byte_level_bpe(texts, vocab_size=vocab_size, special_tokens=SPECIAL)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A {END}",
+        pair=f"{START} $A {END} $B {END}",
+        special_tokens=[(START, START_ID), (END, END_ID)],
+    )
+    return tokenizer
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, *, max_tokens: int) -> None:
+    """Write tokenizer.json, and what transformers needs to know of its special tokens."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = ("pad", "unk", "cls", "sep", "mask")
+    special = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=True)}
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": max_tokens,
+            "clean_up_tokenization_spaces": False,
+            **special,
+        },
+    )

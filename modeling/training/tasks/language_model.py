@@ -1,0 +1,122 @@
+"""Next-token prediction over whole files.
+
+Knows windows of tokens. Does not know where the files come from.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.config import TransformerConfig
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.models.transformer import Decoder
+from ortolan.modeling.training.bpe import byte_level_bpe, encode, id_of
+from ortolan.modeling.training.corpora.stdlib import read_corpus
+from ortolan.modeling.training.evaluation import bits_per_byte, xz_bits_per_byte
+from ortolan.modeling.training.recipe import Recipe, StdlibData, TokenizerRecipe
+from ortolan.modeling.training.tasks.task import Batch, initialise, required, write_json
+
+
+class LanguageModelTask:
+    """A decoder that continues texts, measured in bits per byte.
+
+    Args:
+        recipe: what to train.
+        data: its files.
+    """
+
+    module: Decoder
+
+    def __init__(self, recipe: Recipe, data: StdlibData) -> None:
+        self.recipe = recipe.training
+        tokenizer = required(recipe.tokenizer, "tokenizer", data)
+        self.window = required(self.recipe.sequence_length, "training.sequence_length", data)
+        _check(recipe, tokenizer, self.window)
+        self.corpus = read_corpus(data)
+        special = tokenizer.end_of_text
+        self.tokenizer = byte_level_bpe(
+            self.corpus.train, vocab_size=tokenizer.vocab_size, special_tokens=[special]
+        )
+        self.module = Decoder(
+            _config(
+                recipe,
+                vocab_size=self.tokenizer.get_vocab_size(),
+                end=id_of(self.tokenizer, special),
+            )
+        )
+        initialise(self.module, layers=len(self.module.config.blocks))
+        documents = encode(self.tokenizer, self.corpus.train, special)
+        self.tokens = torch.tensor([i for ids in documents for i in ids], dtype=torch.int32)
+        if len(self.tokens) < self.window + 2:
+            raise RecipeError(
+                f"training: expected sequence_length below the {len(self.tokens)} tokens of the "
+                f"text, got {self.window}. Learn from more files."
+            )
+        self.held_out = encode(self.tokenizer, self.corpus.held_out, special)
+
+    def batches(self) -> Iterator[Batch]:
+        """Windows from anywhere in the text, `(B, S + 1)`, without end."""
+        generator = torch.Generator().manual_seed(self.recipe.seed)
+        span = torch.arange(self.window + 1)
+        last = len(self.tokens) - self.window - 1
+        while True:
+            starts = torch.randint(last, (self.recipe.batch_size, 1), generator=generator)
+            yield (self.tokens[starts + span].long(),)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean next-token cross-entropy of windows `(B, S + 1)`."""
+        (ids,) = batch
+        logits = self.module(ids[:, :-1])
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            ids[:, 1:].flatten(),
+            label_smoothing=self.recipe.label_smoothing,
+        )
+
+    def measure(self) -> dict[str, float]:
+        """Bits per byte on the held-out files."""
+        size_bytes = self.corpus.held_out_bytes
+        bits = bits_per_byte(self.module, self.held_out, size_bytes, window=self.window)
+        return {"held_out_bits_per_byte": bits}
+
+    def companions(self, folder: Path) -> None:
+        """Write the tokenizer and the defaults of generation."""
+        config = self.module.config
+        self.tokenizer.save(str(folder / "tokenizer.json"))
+        write_json(
+            folder / "generation_config.json",
+            {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids)},
+        )
+
+    def figures(self) -> dict[str, object]:
+        """Sizes of the text, and what `xz` makes of the held-out files."""
+        single, together = xz_bits_per_byte(self.corpus.held_out)
+        return {
+            "train_tokens": len(self.tokens),
+            "tokens_seen": self.recipe.steps * self.recipe.batch_size * self.window,
+            "held_out_files": len(self.corpus.held_out),
+            "held_out_bytes": self.corpus.held_out_bytes,
+            "held_out_tokens": sum(len(ids) - 1 for ids in self.held_out),
+            "xz_bits_per_byte_by_file": single,
+            "xz_bits_per_byte_together": together,
+        }
+
+
+def _check(recipe: Recipe, tokenizer: TokenizerRecipe, window: int) -> None:
+    """Raise RecipeError or ConfigError, before any work, for what would fail later."""
+    config = _config(recipe, vocab_size=tokenizer.vocab_size, end=0)
+    if window > config.context_length:
+        raise RecipeError(
+            f"training: expected sequence_length up to the model's {config.context_length}, "
+            f"got {window}. Correct one of them."
+        )
+
+
+def _config(recipe: Recipe, *, vocab_size: int, end: int) -> TransformerConfig:
+    """The recipe's model for a tokenizer of `vocab_size` ids, one of them the end of a text."""
+    special = {"bos_token_id": end, "eos_token_id": end}
+    return config_from_hf({"vocab_size": vocab_size, **special, **recipe.model})

@@ -1,0 +1,229 @@
+"""Translation by an encoder-decoder, as in "Attention Is All You Need" (Vaswani et al. 2017).
+
+Teacher forcing with smoothed labels. Knows pairs of sentences as ids. Does not know what the
+sentences are about.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor, nn
+
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.config import EncoderDecoderConfig
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.models.transformer import EncoderDecoder
+from ortolan.modeling.training.bpe import byte_level_bpe, id_of
+from ortolan.modeling.training.corpora.numerals import Pair, pairs
+from ortolan.modeling.training.decoding import greedy, padded
+from ortolan.modeling.training.recipe import NumeralsData, Recipe, TokenizerRecipe
+from ortolan.modeling.training.tasks.task import Batch, required, write_json
+from ortolan.modeling.training.translation_quality import bleu, equal_share, nearest_translations
+
+UNKNOWN, PAD = "<unk>", "<pad>"
+
+# Words with their hyphens and the space before them, up to an apostrophe; digits one by one.
+_PIECES = Regex(r" ?\p{L}+(-\p{L}+)*'?| |\d|[^\s\p{L}\d]|\s")
+
+_POOL = 50
+"""Batches whose pairs are sorted by length together."""
+
+
+class TranslationTask:
+    """An encoder-decoder that translates, measured by BLEU (Papineni et al. 2002).
+
+    The last token of the vocabulary pads, starts the decoder's text and is never generated; its
+    embedding stays zero, which is Marian's convention.
+
+    Args:
+        recipe: what to train.
+        data: its sentences.
+    """
+
+    module: EncoderDecoder
+
+    def __init__(self, recipe: Recipe, data: NumeralsData) -> None:
+        self.recipe = recipe.training
+        spec = required(recipe.tokenizer, "tokenizer", data)
+        _config(recipe, vocab_size=spec.vocab_size, end=0)  # an error now, not in a minute
+        self.corpus = pairs(data)
+        self.tokenizer = train_tokenizer(spec, self.corpus.train)
+        self.end = id_of(self.tokenizer, spec.end_of_text)
+        self.pad = id_of(self.tokenizer, PAD)
+        config = _config(recipe, vocab_size=self.tokenizer.get_vocab_size(), end=self.end)
+        self.context_length = config.decoder.context_length
+        self.sources = self._encode([source for source, _ in self.corpus.train])
+        self.targets = self._encode([target for _, target in self.corpus.train])
+        longest = max(map(len, self.sources + self.targets))
+        if longest >= self.context_length:
+            raise RecipeError(
+                f"model: expected max_position_embeddings above {longest}, the longest sentence, "
+                f"got {self.context_length}. Increase it."
+            )
+        self.module = _initialised(config, self.pad)
+
+    def batches(self) -> Iterator[Batch]:
+        """Ids of pairs, without end: sources `(B, T)`, their lengths, inputs and labels `(B, S)`.
+
+        Pairs of similar length stand together. Labels are -100 behind the end.
+        """
+        rng, size = random.Random(self.recipe.seed), self.recipe.batch_size
+        rows = list(range(len(self.sources)))
+        while True:
+            rng.shuffle(rows)
+            for start in range(0, len(rows), size * _POOL):
+                pool = rows[start : start + size * _POOL]
+                pool.sort(key=lambda row: (len(self.targets[row]), len(self.sources[row])))
+                groups = [pool[at : at + size] for at in range(0, len(pool), size)]
+                rng.shuffle(groups)
+                for group in groups:
+                    yield self._batch(group)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy of the labels, smoothed."""
+        sources, lengths, inputs, labels = batch
+        logits = self.module(sources, inputs, lengths)
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.flatten(),
+            label_smoothing=self.recipe.label_smoothing,
+        )
+
+    def measure(self) -> dict[str, float]:
+        """BLEU of greedy translations of both held-out sets, and the share that is all right."""
+        figures: dict[str, float] = {}
+        for name, held_out in (
+            ("numbers", self.corpus.held_out_numbers),
+            ("templates", self.corpus.held_out_templates),
+        ):
+            translated = self.translate([source for source, _ in held_out])
+            references = [target for _, target in held_out]
+            figures[f"held_out_{name}_bleu"] = bleu(translated, references)
+            figures[f"held_out_{name}_equal"] = equal_share(translated, references)
+        return figures
+
+    def translate(self, texts: Sequence[str]) -> list[str]:
+        """Greedy translations."""
+        ids = greedy(
+            self.module,
+            self._encode(texts),
+            suppressed=[self.pad],
+            max_tokens=self.context_length - 1,
+        )
+        return [str(text) for text in self.tokenizer.decode_batch(ids)]
+
+    def companions(self, folder: Path) -> None:
+        """Write the tokenizer, the roles of its tokens, and the defaults of generation."""
+        self.tokenizer.save(str(folder / "tokenizer.json"))
+        special = {
+            "eos_token": self.tokenizer.id_to_token(self.end),
+            "pad_token": PAD,
+            "unk_token": UNKNOWN,
+        }
+        write_json(
+            folder / "tokenizer_config.json",
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                **special,
+                "clean_up_tokenization_spaces": False,
+                "model_max_length": self.context_length,
+            },
+        )
+        write_json(
+            folder / "generation_config.json",
+            {
+                "bad_words_ids": [[self.pad]],
+                "decoder_start_token_id": self.pad,
+                "eos_token_id": self.end,
+                "forced_eos_token_id": self.end,
+                "max_length": self.context_length,
+                "num_beams": 1,
+                "pad_token_id": self.pad,
+            },
+        )
+
+    def figures(self) -> dict[str, object]:
+        """Sizes of the text, and what needs no model: the source as it is, the nearest sentence."""
+        train_tokens = sum(map(len, self.targets))
+        seen = self.recipe.steps * self.recipe.batch_size / len(self.targets)
+        figures: dict[str, object] = {
+            "train_pairs": len(self.targets),
+            "train_source_tokens": sum(map(len, self.sources)),
+            "train_target_tokens": train_tokens,
+            "epochs": seen,
+            "target_tokens_seen": round(seen * train_tokens),
+            "held_out_pairs": len(self.corpus.held_out_numbers),
+        }
+        for name, held_out in (
+            ("numbers", self.corpus.held_out_numbers),
+            ("templates", self.corpus.held_out_templates),
+        ):
+            sources, references = ([pair[side] for pair in held_out] for side in (0, 1))
+            nearest = nearest_translations(self.corpus.train, sources)
+            figures[f"copy_{name}_bleu"] = bleu(sources, references)
+            figures[f"nearest_{name}_bleu"] = bleu(nearest, references)
+        return figures
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, its end behind it."""
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
+
+    def _batch(self, rows: Sequence[int]) -> Batch:
+        targets = [self.targets[row] for row in rows]
+        sources, lengths = padded([self.sources[row] for row in rows], self.pad)
+        inputs, _ = padded([[self.pad, *target[:-1]] for target in targets], self.pad)
+        labels, _ = padded(targets, -100)
+        return sources, lengths, inputs, labels
+
+
+def train_tokenizer(recipe: TokenizerRecipe, learned: Sequence[Pair]) -> Tokenizer:
+    """One vocabulary for both languages; it puts the end behind every text."""
+    end = recipe.end_of_text
+    tokenizer = byte_level_bpe(
+        (text for pair in learned for text in pair),
+        vocab_size=recipe.vocab_size - 1,
+        special_tokens=[end, UNKNOWN],
+        before=[pre_tokenizers.Split(_PIECES, "isolated")],
+        splits_words=False,
+    )
+    tokenizer.add_special_tokens([PAD])  # behind all others
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, id_of(tokenizer, end))]
+    )
+    return tokenizer
+
+
+def _config(recipe: Recipe, *, vocab_size: int, end: int) -> EncoderDecoderConfig:
+    """The recipe's model for a tokenizer whose last id pads."""
+    special = {
+        "decoder_start_token_id": vocab_size - 1,
+        "eos_token_id": end,
+        "forced_eos_token_id": end,
+        "pad_token_id": vocab_size - 1,
+    }
+    values = {"vocab_size": vocab_size, **special, **recipe.model}
+    return config_from_hf(values, EncoderDecoderConfig)
+
+
+def _initialised(config: EncoderDecoderConfig, pad: int) -> EncoderDecoder:
+    """A fresh model: matrices of the variance 1/d, and nothing at the row that pads."""
+    module = EncoderDecoder(config)
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=config.decoder.hidden_size**-0.5)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    if module.decoder.head_bias is not None:
+        module.decoder.head_bias.requires_grad_(False)  # the paper's has none
+    table = module.decoder.embedding.weight
+    kept = torch.ones(len(table), 1)
+    kept[pad] = 0
+    with torch.no_grad():
+        table.mul_(kept)
+    table.register_hook(lambda gradient: gradient * kept)  # type: ignore[no-untyped-call]
+    return module

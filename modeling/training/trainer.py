@@ -1,0 +1,200 @@
+"""The small trainer that the recipes in `models/` use: one process, one processor.
+
+Knows steps, rates and figures. Does not know what is learned: that is a `Task`.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ortolan.modeling.checkpoint.folder import save
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.training.recipe import OptimizerRecipe, read_recipe
+from ortolan.modeling.training.tasks import task_of
+from ortolan.modeling.training.tasks.task import Batch, Task, write_json
+
+
+def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
+    """Train the model of a recipe and write its checkpoint.
+
+    The folder then holds config.json, model.safetensors (bf16), what goes with the model
+    (tokenizer.json, generation_config.json, preprocessor_config.json), loss.png, and
+    training.json with every figure of the run.
+
+    Args:
+        recipe_path: the recipe.
+        out: the folder; the recipe's own by default.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RecipeError: the recipe is wrong, or this machine lacks what it asks for.
+        ConfigError: the recipe's model is not one that Ortolan has.
+    """
+    path = Path(recipe_path)
+    folder = Path(out) if out is not None else path.parent
+    recipe = read_recipe(path)
+    _check(recipe.training)
+    torch.manual_seed(recipe.training.seed)
+    task = task_of(recipe, path.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    task.companions(folder)
+    run = _Run(recipe.training, task, folder)
+    run.train()
+    run.finish()
+    return folder
+
+
+def _check(recipe: OptimizerRecipe) -> None:
+    """Raise RecipeError, before any work, for what would fail later."""
+    if recipe.compile and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+        raise RecipeError(
+            "training.compile: expected a C++ compiler on PATH, got none. "
+            "Install g++ or set compile = false."
+        )
+    if recipe.warmup_steps >= recipe.steps:
+        raise RecipeError(
+            f"training: expected warmup_steps below steps, got {recipe.warmup_steps} "
+            f"and {recipe.steps}. Correct one of them."
+        )
+    if recipe.average_last > recipe.steps:
+        raise RecipeError(
+            f"training: expected average_last up to steps, got {recipe.average_last} "
+            f"and {recipe.steps}. Correct one of them."
+        )
+
+
+def learning_rate(recipe: OptimizerRecipe, step: int) -> float:
+    """The rate of a step, from 0: linear warm-up, then what the schedule says."""
+    if step < recipe.warmup_steps:
+        return recipe.learning_rate * (step + 1) / recipe.warmup_steps
+    match recipe.schedule:
+        case "cosine":
+            done = (step - recipe.warmup_steps) / (recipe.steps - recipe.warmup_steps)
+            return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        case "inverse_sqrt":
+            return recipe.learning_rate * math.sqrt(max(recipe.warmup_steps, 1) / (step + 1))
+
+
+class _Run:
+    """One training: the task, and the figures so far."""
+
+    def __init__(self, recipe: OptimizerRecipe, task: Task, folder: Path) -> None:
+        self.recipe, self.task, self.folder = recipe, task, folder
+        self.losses: list[float] = []
+        self.measured: list[tuple[int, dict[str, float]]] = []
+        self.mean: dict[str, Tensor] = {}
+        self.seconds = 0.0
+
+    def train(self) -> None:
+        """Take every step, measuring and saving on the way."""
+        recipe, module = self.recipe, self.task.module
+        optimizer = _adamw(module, recipe)
+        loss_of = _loss_function(self.task, recipe)
+        batches = self.task.batches()
+        for step in tqdm(range(recipe.steps), desc="train", unit="step", smoothing=0.05):
+            started = time.monotonic()
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(recipe, step)
+            loss = loss_of(next(batches))
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(module.parameters(), recipe.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if step >= recipe.steps - recipe.average_last:
+                self._average(step)
+            self.losses.append(float(loss.detach()))
+            self.seconds += time.monotonic() - started
+            if (step + 1) % recipe.evaluate_every == 0 or step + 1 == recipe.steps:
+                self.measure(step + 1)
+
+    @torch.no_grad()
+    def _average(self, step: int) -> None:
+        """Take the weights after `step` into their mean."""
+        count = step - (self.recipe.steps - self.recipe.average_last) + 1
+        for name, parameter in self.task.module.named_parameters():
+            mean = self.mean.setdefault(name, parameter.detach().clone())
+            mean.lerp_(parameter, 1 / count)
+
+    def measure(self, step: int) -> None:
+        """The task's figures on what is held out; the checkpoint so far is kept."""
+        figures = self.task.measure()
+        self.measured.append((step, figures))
+        text = ", ".join(f"{_words(name)} {value:.4f}" for name, value in figures.items())
+        tqdm.write(f"step {step}: loss {self.losses[-1]:.3f}, {text}")
+        save(self.task.module, self.folder, dtype=torch.bfloat16)
+
+    def finish(self) -> None:
+        """Write the figures and the curve."""
+        # The checkpoint is what users get, so its rounded weights are what is measured.
+        for name, parameter in self.task.module.named_parameters():
+            parameter.data = self.mean.get(name, parameter.data).to(torch.bfloat16).float()
+        self.measure(self.recipe.steps)
+        (drawn, *_), last = self.measured[-1][1], self.measured[-1][1]
+        curve = [(step, figures[drawn]) for step, figures in self.measured]
+        figures = {
+            "parameters": sum(p.numel() for p in self.task.module.parameters()),
+            "training_seconds": round(self.seconds),
+            "train_loss": sum(self.losses[-100:]) / len(self.losses[-100:]),
+            **self.task.figures(),
+            **last,
+            "measured": curve,
+        }
+        write_json(self.folder / "training.json", figures)
+        draw_losses(self.losses, curve, self.folder / "loss.png", measured_name=_words(drawn))
+
+
+def _adamw(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.AdamW:
+    """AdamW that decays matrices only."""
+    matrices = [p for p in module.parameters() if p.dim() >= 2]
+    vectors = [p for p in module.parameters() if p.dim() < 2]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": recipe.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=recipe.learning_rate,
+        betas=(recipe.beta1, recipe.beta2),
+        fused=True,
+    )
+
+
+def _loss_function(task: Task, recipe: OptimizerRecipe) -> Callable[[Batch], Tensor]:
+    """The loss of a task, with the recipe's precision."""
+
+    def loss(batch: Batch) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16"):
+            return task.loss(batch)
+
+    return torch.compile(loss) if recipe.compile else loss
+
+
+def draw_losses(
+    losses: list[float], measured: list[tuple[int, float]], path: Path, *, measured_name: str
+) -> None:
+    """A picture of the training loss and of one held-out figure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, left = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    left.plot(range(1, len(losses) + 1), losses, color="tab:blue", linewidth=0.6)
+    left.set(xlabel="step", ylabel="training loss (nats)")
+    right = left.twinx()
+    right.plot(*zip(*measured, strict=True), color="tab:red", marker="o")
+    right.set_ylabel(measured_name, color="tab:red")
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def _words(name: str) -> str:
+    """The name of a figure as it is read."""
+    return name.replace("_", " ")

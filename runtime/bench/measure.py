@@ -1,0 +1,203 @@
+"""Speed of a loaded model: prompt processing (pp) and token generation (tg).
+
+Each is measured behind a number of tokens that stand in the cache already, the depth. Names and
+meaning are llama.cpp's, so that figures can be compared.
+
+Repetitions go round over all cases, so that a machine that slows down slows all of them, and each
+case has a first run that is not counted. Beside the speed stand the bytes that a token reads and
+the share of the bandwidth that this takes, which is measured in the same run.
+
+Knows repetitions and clocks. Does not know what is made of the seconds: that is
+`ortolan.runtime.bench.figures` and `ortolan.runtime.inspect.advice`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+
+import numpy as np
+
+from ortolan.runtime.bench.cases import Case, cases, check_context
+from ortolan.runtime.bench.figures import CaseResult, Memory, Result, case_result, weights
+from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.engine.session import onnxruntime_version
+from ortolan.runtime.engine.threads import physical_cores
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.generation.sequence import Sequence
+from ortolan.runtime.inspect import step_reads
+from ortolan.runtime.inspect.advice import Advice, Facts, advise
+from ortolan.runtime.inspect.step_reads import StepReads
+from ortolan.runtime.machine import memory as process_memory
+from ortolan.runtime.machine.bandwidth import Probe
+from ortolan.runtime.model import Model
+
+__all__ = ["Case", "Result", "cases", "measure"]
+
+Progress = Callable[[int, int], None]
+
+
+def measure(
+    model: Model,
+    chosen: Iterable[Case],
+    *,
+    repetitions: int,
+    progress: Progress | None = None,
+) -> Result:
+    """Measure cases on random tokens.
+
+    Args:
+        model: the model.
+        chosen: what to measure, in this order, again and again.
+        repetitions: counted runs of each.
+        progress: called with runs done and runs in all.
+
+    Raises:
+        ContextLengthError: the model's context is shorter than a case.
+        InputError: no case, or a number is out of range.
+    """
+    ordered = tuple(chosen)
+    if not ordered:
+        raise InputError("bench: expected at least one case, got none. Give -p or -n a length.")
+    if repetitions < 1:
+        raise InputError(f"repetitions: expected at least 1, got {repetitions}.")
+    check_context(ordered, model.manifest.context_length)
+    graph = model.bundle.graphs.get("decode") or model.bundle.graphs["decoder"]
+    kind = model.device.partition(":")[0]
+    reads = step_reads.count(model.manifest, graph, device=kind)
+    probe = Probe(model.threads) if kind == "cpu" else None
+    peaks = [process_memory.peak_memory()]
+    if probe is not None and process_memory.forget_peak():
+        probe.measure()
+        process_memory.forget_peak()
+    runs = _run(model, ordered, repetitions, progress)
+    peaks.append(process_memory.peak_memory())
+    if probe is not None:
+        probe.measure()
+    memory = _memory(probe)
+    results = tuple(
+        case_result(case, seconds, reads, memory)
+        for case, seconds in zip(ordered, runs, strict=True)
+    )
+    return Result(
+        model_type=model.manifest.provenance.model_type,
+        precision=model.manifest.precision,
+        device=model.device,
+        threads=model.threads,
+        physical_cores=physical_cores(),
+        repetitions=repetitions,
+        cases=results,
+        weights=weights(reads),
+        cache_bytes_per_token=reads.cache_bytes_per_token,
+        bandwidth=None if probe is None else probe.bandwidth,
+        last_level_cache_bytes=memory.cache_bytes,
+        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        notes=tuple(_notes(model.device, probe, results)),
+        advice=_advice(model, ordered, results, reads),
+    )
+
+
+def _run(
+    model: Model, chosen: tuple[Case, ...], repetitions: int, progress: Progress | None
+) -> list[list[float]]:
+    """Seconds of each counted run of each case."""
+    random = np.random.default_rng(0)
+    ids = random.integers(0, model.manifest.vocab_size, max(case.end for case in chosen)).tolist()
+    total, done = len(chosen) * (repetitions + 1), 0
+    seconds: list[list[float]] = [[] for _ in chosen]
+    with ExitStack() as stack:
+        # one for each depth: filling the cache takes longer than most cases
+        sequences = {
+            depth: stack.enter_context(model.sequence())
+            for depth in dict.fromkeys(case.depth for case in chosen)
+        }
+        for repetition in range(repetitions + 1):
+            for case, taken in zip(chosen, seconds, strict=True):
+                sequence = sequences[case.depth]
+                _go_to(sequence, ids[: case.depth], rewindable=_rewindable(model))
+                elapsed = _seconds(sequence, case, ids[case.depth : case.end])
+                if repetition > 0:
+                    taken.append(elapsed)
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+    return seconds
+
+
+def _go_to(sequence: Sequence, ids: list[int], *, rewindable: bool) -> None:
+    """Leave exactly these tokens in the cache, computed anew only where it has to be."""
+    sequence.rewind(len(ids) if rewindable and len(sequence) >= len(ids) else 0)
+    if len(sequence) < len(ids):
+        sequence.append(ids)
+
+
+def _seconds(sequence: Sequence, case: Case, ids: list[int]) -> float:
+    started = time.perf_counter()
+    if case.kind == "pp":
+        sequence.append(ids)
+    else:
+        token = ids[0]
+        for _ in range(case.tokens):
+            token = int(sequence.append([token]).argmax())
+    return time.perf_counter() - started
+
+
+def _rewindable(model: Model) -> bool:
+    return all(state.update == "append" for state in model.manifest.states)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def _memory(probe: Probe | None) -> Memory:
+    if probe is None:
+        return Memory(bandwidth=None, cache_bytes=None)
+    measured = probe.bandwidth
+    return Memory(
+        bandwidth=None if measured is None else measured.bytes_per_second,
+        cache_bytes=probe.cache_bytes,
+    )
+
+
+def _notes(device: str, probe: Probe | None, results: tuple[CaseResult, ...]) -> Iterator[str]:
+    measured = None if probe is None else probe.bandwidth
+    if probe is None:
+        yield f"bandwidth not measured: the weights are in the memory of {device}"
+    elif measured is None:
+        yield "bandwidth not measured: too little memory is left for it"
+    elif measured.buffer_bytes < measured.wanted_bytes:
+        yield (
+            f"bandwidth measured over {measured.buffer_bytes / 1e6:.0f} MB, not "
+            f"{measured.wanted_bytes / 1e6:.0f} MB, for want of memory: it may come out too high"
+        )
+    for result in results:
+        read = result.generation
+        if read is not None and read.in_cache:
+            yield f"{result.name}: all that a token reads fits in the processor's cache"
+        elif read is not None and measured is not None and read.bandwidth_share is None:
+            yield f"{result.name}: reads faster than memory, a part comes from a cache"
+
+
+def _advice(
+    model: Model, chosen: tuple[Case, ...], results: tuple[CaseResult, ...], reads: StepReads
+) -> tuple[Advice, ...]:
+    """What to say of the first case that generates."""
+    pairs = zip(chosen, results, strict=True)
+    tested = [(case, figures.generation) for case, figures in pairs if figures.generation]
+    case, read = tested[0] if tested else (None, None)
+    return advise(
+        Facts(
+            reads=reads,
+            length=None if case is None else case.mean_length,
+            threads=model.threads,
+            physical_cores=physical_cores(),
+            share=None if read is None else read.bandwidth_share,
+            in_cache=read is not None and bool(read.in_cache),
+            is_packed=_is_packed(model),
+        )
+    )
+
+
+def _is_packed(model: Model) -> bool | None:
+    if model.device != "cpu":
+        return None
+    return find_packed(model.bundle, onnxruntime=onnxruntime_version()) is not None

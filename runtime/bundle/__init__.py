@@ -1,0 +1,1 @@
+"""The folder of a bundle: its manifest, its files, and what may be in them."""

@@ -1,0 +1,263 @@
+"""The fields of manifest.json, and which values each may have.
+
+Does not know how fields refer to each other (`ortolan.runtime.bundle.checks`), nor how they
+are read and written (`ortolan.runtime.bundle.manifest`, from which to import these names).
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ortolan.runtime import limits
+
+__all__ = [
+    "GRAPH_ROLES",
+    "MAPS_ROLE",
+    "NAME",
+    "SCHEMA",
+    "File",
+    "Graph",
+    "ImageSource",
+    "Label",
+    "Manifest",
+    "Output",
+    "Provenance",
+    "QuantizedTensor",
+    "Sha256",
+    "State",
+    "TextSource",
+    "Tokens",
+]
+
+NAME = "manifest.json"
+"""The one file of a bundle that the manifest does not list."""
+
+SCHEMA = 2
+"""The schema this version reads and writes."""
+
+GRAPH_ROLES: dict[str, tuple[frozenset[str], ...]] = {
+    "decoder": (frozenset({"decoder"}), frozenset({"prefill", "decode"})),
+    "encoder": (frozenset({"encoder"}),),
+    "encoder-decoder": (
+        frozenset({"encoder", "decoder"}),
+        frozenset({"encoder", "prefill", "decode"}),
+    ),
+}
+"""The sets of graphs that a bundle may have, by kind; a decoder's are unified or split.
+
+Behind an encoder, `decode` takes one token of one row for each source.
+"""
+
+MAPS_ROLE = "attention"
+"""A graph that any kind may have besides: what each token attends to."""
+
+FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
+Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
+StateType = Literal["float32", "float16", "bfloat16"]
+TokenId = Annotated[int, Meta(ge=0, lt=limits.MAX_VOCABULARY)]
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of the bundle.
+
+    Attributes:
+        size: in bytes.
+        sha256: of the whole file, 64 lower-case hexadecimal digits.
+    """
+
+    name: FileName
+    size: Annotated[int, Meta(ge=0, le=limits.MAX_FILE_BYTES)]
+    sha256: Sha256
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something a decoder carries from one step to the next, or reads in all of them.
+
+    Attributes:
+        input: name of the decoder's input that takes the state.
+        output: name of the output that gives it: of the decoder, bound to the buffer of its
+            input, or of the encoder for `source`.
+        shape: sizes, `"batch"` once, and `"capacity"` once where the state grows, or `"source"`
+            once where it is one of a source.
+        update: `append` grows along `"capacity"`, `replace` has a fixed size, `source` is
+            computed once and only read.
+    """
+
+    name: Label
+    input: Label
+    output: Label
+    shape: tuple[int | str, ...]
+    dtype: StateType
+    update: Literal["append", "replace", "source"]
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ONNX graph.
+
+    Attributes:
+        file: its file name.
+        sequence: new tokens per step; `None` for any number, 1 for exactly one.
+        min_new_tokens: of a prefill graph, the fewest new tokens of a step it is used for;
+            steps of fewer go to the decode graph.
+    """
+
+    file: FileName
+    sequence: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] = 1
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ids with a meaning. Lengths are never inferred from `pad`.
+
+    Attributes:
+        start: what a text behind a source begins with.
+        forced_first: the first new token, where there is no choice.
+        forced_last: the last new token, where the length runs out.
+        suppressed: never chosen.
+    """
+
+    bos: TokenId | None = None
+    eos: Annotated[tuple[TokenId, ...], Meta(max_length=limits.MAX_STOP_TOKENS)] = ()
+    pad: TokenId | None = None
+    start: TokenId | None = None
+    forced_first: TokenId | None = None
+    forced_last: TokenId | None = None
+    suppressed: Annotated[tuple[TokenId, ...], Meta(max_length=limits.MAX_SUPPRESSED)] = ()
+
+
+class TextSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="text",
+):
+    """An encoder's texts.
+
+    Attributes:
+        max_tokens: most tokens of one, special ones included.
+        vocab_size: ids are below it, where they are others than the manifest's `vocab_size`.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)] | None = None
+
+
+class ImageSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="image",
+):
+    """An encoder's images, as `(value * scale - mean) / std` of each channel.
+
+    Attributes:
+        scale: of the bytes of a pixel.
+        resample: how an image of another size is brought to this one.
+    """
+
+    channels: Annotated[int, Meta(ge=1, le=4)]
+    height: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
+    width: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
+    mean: tuple[float, ...]
+    std: tuple[Annotated[float, Meta(gt=0)], ...]
+    scale: Annotated[float, Meta(gt=0)]
+    resample: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an encoder gives.
+
+    Attributes:
+        kind: `states` and `logits` for every token; `labels` (logits of them) and `embedding`
+            for the whole text or image.
+        size: of the last axis.
+        labels: the name of each, for `labels`.
+    """
+
+    kind: Literal["states", "logits", "labels", "embedding"]
+    size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
+    labels: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_LABELS)] = ()
+
+
+class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One weight that is stored in few bits.
+
+    Attributes:
+        name: of the weight in the model.
+        bits: of one value.
+        group: values of a row that share a scale; `None` for a whole row.
+        symmetric: without zero points.
+        method: how the codes were found: `rtn`, `hqq` or `gptq`.
+        error: norm of what rounding changed over the norm of the weight.
+    """
+
+    name: Label
+    bits: Literal[4, 8]
+    group: Literal[32, 64, 128, 256] | None
+    symmetric: bool
+    method: Literal["rtn", "hqq", "gptq"]
+    error: Annotated[float, Meta(ge=0)]
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a bundle comes from.
+
+    Attributes:
+        source_sha256: of the checkpoint that was exported.
+        model_type: the family, as the checkpoint names it.
+        versions: package name to version.
+    """
+
+    source_sha256: Sha256
+    model_type: Label
+    versions: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_VERSIONS)]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The contents of manifest.json.
+
+    Attributes:
+        precision: of the weights; where it is an integer, what is not in `quantized` has the type
+            of the states.
+        prefill_precision: of the weights of the prefill graph, where they are others.
+        devices: kinds of device that compute the graphs, first the one that they were made for.
+        context_length: most tokens of one conversation.
+        graphs: role to graph; see `GRAPH_ROLES` and `MAPS_ROLE`.
+        weights: file names of the blobs that the graphs refer to.
+        tokenizer: file name, or `None` when the bundle takes only ids.
+        certificate: file name of the reference that `ortolan verify` replays.
+        files: every file of the bundle but the manifest, sorted by name.
+        quantized: every weight stored in few bits, those of the prefill graph included.
+        source: what an encoder takes.
+        output: what an encoder gives that has no decoder.
+        attention_maps: outputs of the graph `attention`, such as `decoder.0.cross`.
+        unverified: why the export could not replay the certificate; `None` where it did.
+    """
+
+    schema: Literal[2]
+    kind: Literal["decoder", "encoder", "encoder-decoder"]
+    precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
+    attention: Literal["fused", "portable"]
+    devices: Annotated[tuple[Label, ...], Meta(min_length=1, max_length=limits.MAX_DEVICES)]
+    context_length: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)]
+    graphs: dict[str, Graph]
+    states: Annotated[tuple[State, ...], Meta(max_length=limits.MAX_STATES)]
+    weights: tuple[FileName, ...]
+    tokens: Tokens
+    tokenizer: FileName | None
+    certificate: FileName
+    files: Annotated[tuple[File, ...], Meta(min_length=1, max_length=limits.MAX_FILES)]
+    provenance: Provenance
+    prefill_precision: Literal["int8"] | None = None
+    quantized: Annotated[tuple[QuantizedTensor, ...], Meta(max_length=limits.MAX_QUANTIZED)] = ()
+    source: TextSource | ImageSource | None = None
+    output: Output | None = None
+    attention_maps: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_STATES)] = ()
+    unverified: Label | None = None

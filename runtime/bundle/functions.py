@@ -1,0 +1,28 @@
+"""The function bodies that a portable bundle may carry.
+
+A model-local function gives a custom node a meaning in standard operators. Functions that call
+each other expand exponentially when a graph is loaded (1.4 kB can hang a loader), so a bundle
+may carry only bodies listed here: none of them calls another local function.
+
+Knows hashes. Does not know how the bodies are written: that is
+`ortolan.export.passes.portable_bodies`.
+"""
+
+KNOWN_FUNCTIONS: frozenset[str] = frozenset(
+    {
+        # FusedMatMul
+        "aee0f910b952fda1a43dcb256f3e066c99f04360973202adf9cd1a025d346cb4",
+        # GroupQueryAttention, without and with rotary positions
+        "682bba767a9824ca1c4310157e7a66cb49c4c8165d149e2f0088d7165708ef3b",
+        "154b7284171d664fbfbdf0f4e6c69a23594a232d1d0f0e5c3ff16c9e57dbf9d8",
+        # the same with a bias
+        "183133e78733a5bc8d811204fd14cf64a6165aac73d1deb75112e3c49de8ce6a",
+        # the same without a cache: plain, with a bias, with rotary positions
+        "64d8219cccd266b614b718a25272987ec195c143f000b86ce9860f3f20f5441a",
+        "f5ef71c5e4ced32f55228db64c639b81ee13c01fdf70b48a471f1f9e12754b2d",
+        "13a591bcc7ff4596bb0c45b0995a1bd73df5bb82dd0ff288c18f0990b20e344d",
+        # SkipSimplifiedLayerNormalization
+        "8603c8a9d6abef5dd41ddde1b72f073eb7ec2113e74a55fc4655d3c6e09b30e7",
+    }
+)
+"""SHA-256, in lower-case hexadecimal, of each serialized body that an export writes."""

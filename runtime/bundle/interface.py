@@ -1,0 +1,136 @@
+"""What the graphs of a bundle take and give, by name.
+
+Knows roles of graphs and the manifest. Does not know onnxruntime, nor what a graph computes.
+
+A role is a key of the manifest's `graphs`:
+
+    decoder, prefill, decode   new tokens behind a cache, and behind a source where there is one
+    encoder                    whole texts or images at once
+    attention                  whole texts or images at once, to what attends to what
+"""
+
+from collections.abc import Collection
+
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.errors import GraphError, ManifestError
+
+__all__ = [
+    "ENCODER",
+    "IDS",
+    "LENGTHS",
+    "LOGITS",
+    "OUTPUT",
+    "PIXELS",
+    "SOURCE_LENGTHS",
+    "STEP_INPUTS",
+    "TARGET_IDS",
+    "check_layout",
+    "check_names",
+    "inputs_of",
+    "outputs_of",
+]
+
+ENCODER = "encoder"
+"""The role of a graph that takes whole sources."""
+
+IDS, LENGTHS, PIXELS = "input_ids", "lengths", "pixels"
+"""Inputs of an encoder: ids and lengths of texts, or pixels of images."""
+
+OUTPUT = "output"
+"""The output of an encoder that has no decoder."""
+
+STEP_INPUTS = (IDS, "seqlens_k", "total_sequence_length", "logit_positions")
+"""Inputs of every decoder graph, before those of its states."""
+
+SOURCE_LENGTHS = "source_lengths"
+"""Input of a decoder behind an encoder: valid tokens of each source."""
+
+TARGET_IDS = "target_ids"
+"""The decoder's ids, where the graph `attention` takes those of the source too."""
+
+LOGITS = "logits"
+
+
+def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
+    """Names of what the graph of a role takes."""
+    match role, manifest.kind:
+        case "encoder", _:
+            return _source_inputs(manifest)
+        case "attention", "decoder":
+            return (IDS,)
+        case "attention", "encoder":
+            return _source_inputs(manifest)
+        case "attention", _:
+            return (*_source_inputs(manifest), TARGET_IDS)
+        case _:
+            source = (SOURCE_LENGTHS,) if manifest.kind == "encoder-decoder" else ()
+            return (*STEP_INPUTS, *source, *(state.input for state in manifest.states))
+
+
+def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
+    """Names of what the graph of a role gives."""
+    read = tuple(state.output for state in manifest.states if state.update == "source")
+    written = tuple(state.output for state in manifest.states if state.update != "source")
+    match role, manifest.kind:
+        case "encoder", "encoder":
+            return (OUTPUT,)
+        case "encoder", _:
+            return read
+        case "attention", _:
+            return manifest.attention_maps
+        case _:
+            return (LOGITS, *written)
+
+
+def _source_inputs(manifest: Manifest) -> tuple[str, ...]:
+    return (PIXELS,) if isinstance(manifest.source, ImageSource) else (IDS, LENGTHS)
+
+
+def check_names(
+    role: str, manifest: Manifest, *, inputs: Collection[str], outputs: Collection[str]
+) -> None:
+    """See that a graph has the inputs and outputs of its role, and no others.
+
+    Raises:
+        GraphError: it has not.
+    """
+    for kind, expected, got in (
+        ("inputs", set(inputs_of(role, manifest)), set(inputs)),
+        ("outputs", set(outputs_of(role, manifest)), set(outputs)),
+    ):
+        if expected != got:
+            missing = ", ".join(sorted(expected - got)[:4]) or "none missing"
+            surplus = ", ".join(sorted(got - expected)[:4]) or "none besides"
+            raise GraphError(
+                f"{manifest.graphs[role].file}: expected the {kind} of a graph for the role "
+                f"{role!r}, got missing: {missing}; besides: {surplus}. "
+                "Export the checkpoint again."
+            )
+
+
+def check_layout(manifest: Manifest) -> None:
+    """See that the graphs and states are such as a runtime can drive.
+
+    Raises:
+        ManifestError: a graph for a number of new tokens that no step has, or a state that does
+            not begin with the batch.
+    """
+    for role, graph in manifest.graphs.items():
+        if graph.sequence is not None and (role, graph.sequence) != ("decode", 1):
+            raise ManifestError(
+                f"{graph.file}: expected a {role} graph for any number of new tokens"
+                f"{' or for one' if role == 'decode' else ''}, got one for {graph.sequence}. "
+                "Export the checkpoint again."
+            )
+    decode, prefill = manifest.graphs.get("decode"), manifest.graphs.get("prefill")
+    if decode and prefill and decode.sequence == 1 and prefill.min_new_tokens > 2:
+        raise ManifestError(
+            f"{decode.file}: expected a graph for steps of fewer than {prefill.min_new_tokens} "
+            "new tokens, got one for 1. Export the checkpoint again."
+        )
+    for state in manifest.states:
+        if state.shape[:1] != ("batch",):
+            raise ManifestError(
+                f"state {state.name!r}: expected batch as its first axis, got {state.shape}. "
+                "Export the checkpoint again."
+            )

@@ -1,0 +1,1 @@
+"""Sessions of onnxruntime, the states of a decoder, and one step."""

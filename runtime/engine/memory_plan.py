@@ -1,0 +1,288 @@
+"""The memory that a bundle takes, from its manifest and graphs alone, and whether it is there.
+
+Knows bytes. Loads no session and asks no device: what a GPU would hold is planned from the same
+manifest, and nothing is refused for it.
+
+What is refused on the CPU, and what is not:
+
+1. Weights are mapped. The system can drop their pages and read them again, so they never count:
+   a model larger than the memory runs slowly, and does run.
+2. What nobody can drop counts: the copies that kernels make of float32 matrices at loading,
+   states and logits. The figures for these are from below.
+3. Room for activations, and copies of weights in few bits, are estimates: they are shown, and
+   refuse nothing.
+4. A request counts with the tokens that are asked for by number. Without `max_new_tokens` only
+   the prompt and one token do, since most texts end before the context does.
+5. Free swap counts as memory. Outside of Linux nothing is known, and nothing refused.
+6. What a model keeps of its last request (at most 64 MiB) counts as taken,
+   though the next one may use it again.
+
+On a GPU weights lie in its memory, where nobody drops them: they count. Copies that its kernels
+make are not known from here, nor what its libraries take for themselves.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.manifest import MAPS_ROLE, Manifest, State, TextSource
+from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens, query_heads, score_bytes
+from ortolan.runtime.errors import MemoryPlanError
+from ortolan.runtime.graph.summary import GraphSummary
+from ortolan.runtime.machine.memory import available_memory, free_swap
+
+__all__ = [
+    "MemoryPlan",
+    "RequestMemory",
+    "bytes_per_token",
+    "check_load",
+    "plan_memory",
+    "size",
+]
+
+BATCH_TOKENS = 4096
+"""Most tokens of one call of an encoder (`ortolan.runtime.encoder`)."""
+
+WIDE_TENSORS = 4
+"""Activations as wide as the widest layer that are allowed for at once: those of a gated MLP."""
+
+SMALL_BYTES = 64 << 20
+"""Requests of less than this are not looked at: reading what is left would take longer."""
+
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+_ACTIVATION_BYTES = {"cpu": 4, "cuda": 2}
+"""The CPU computes float16 in float32 for the most part; graphs for CUDA have 16 bits."""
+
+_PRODUCTS = frozenset({"ai.onnx::Gemm", "ai.onnx::MatMul", "com.microsoft::FusedMatMul"})
+"""Operators whose CPU kernels pack a float32 matrix into a copy of their own."""
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes by what takes them.
+
+    Attributes:
+        device: whose memory it is.
+        context: tokens of every row.
+        batch: rows.
+        weights: mapped files, or their copies in the memory of a GPU.
+        packed: copies of them that kernels hold, at most.
+        copied: of `packed`, what is certain.
+        cache: states that a decoder carries.
+        source: what a decoder reads of sources of the greatest length; patches of images are
+            not known from here.
+        logits: of one step.
+        workspace: an allowance for activations.
+    """
+
+    device: str
+    context: int
+    batch: int
+    weights: int
+    packed: int
+    copied: int
+    cache: int
+    source: int
+    logits: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        """Everything: an estimate from above."""
+        return self.weights + self.packed + self.conversation + self.workspace
+
+    @property
+    def conversation(self) -> int:
+        """What the rows take beside the loaded model."""
+        return self.cache + self.source + self.logits
+
+    @property
+    def certain(self) -> int:
+        """What must be there, and stays: on the CPU without the weights, which are mapped."""
+        weights = 0 if self.device == "cpu" else self.weights
+        return weights + self.copied + self.conversation
+
+
+def plan_memory(
+    manifest: Manifest,
+    graphs: Mapping[str, GraphSummary],
+    *,
+    context: int,
+    batch: int = 1,
+    is_packed: bool = False,
+    device: str = "cpu",
+) -> MemoryPlan:
+    """Plan the memory of a bundle.
+
+    Args:
+        manifest: of the bundle.
+        graphs: by role; maps of attention are loaded on demand, and not counted.
+        context: tokens of every row.
+        batch: rows.
+        is_packed: whether copies of the weights are mapped too (`ortolan pack`).
+        device: `cpu` or `cuda`.
+    """
+    copies = device == "cpu" and not is_packed
+    loaded = [graph for role, graph in graphs.items() if role != MAPS_ROLE]
+    sizes = {file.name: file.size for file in manifest.files}
+    is_decoder = manifest.output is None
+    source = bytes_per_token(manifest.states, "source") * _source_tokens(manifest)
+    return MemoryPlan(
+        device=device,
+        context=context,
+        batch=batch,
+        weights=sum(sizes[name] for name in manifest.weights),
+        packed=sum(_read_bytes(graph) for graph in loaded) if copies else 0,
+        copied=sum(_copied_bytes(graph) for graph in loaded) if copies else 0,
+        cache=batch * _cache_bytes(manifest.states, context),
+        source=batch * source,
+        logits=batch * 4 * manifest.vocab_size if is_decoder else 0,
+        workspace=(CHUNK if is_decoder else BATCH_TOKENS)
+        * _ACTIVATION_BYTES[device]
+        * WIDE_TENSORS
+        * max((_width(graph, manifest) for graph in loaded), default=0)
+        + (_scores(manifest, loaded, context) if is_decoder and device == "cpu" else 0),
+    )
+
+
+def _scores(manifest: Manifest, graphs: Iterable[GraphSummary], context: int) -> int:
+    """What attention holds of the last part of a prompt as long as the context."""
+    heads = query_heads(graphs, manifest.states)
+    new_tokens = min(context, chunk_tokens(heads, max(0, context - CHUNK)))
+    return score_bytes(heads, new_tokens, context)
+
+
+def bytes_per_token(states: tuple[State, ...], axis: str) -> int:
+    """Bytes that one more token takes in all states that grow along that axis."""
+    return sum(_state_bytes(state) for state in states if axis in state.shape)
+
+
+def check_load(bundle: Bundle, *, is_packed: bool, root: Path = Path("/")) -> None:
+    """Refuse to load what cannot fit.
+
+    Args:
+        bundle: to be loaded on the CPU.
+        is_packed: whether copies of the weights are mapped too.
+        root: folder that holds `sys` and `proc`.
+
+    Raises:
+        MemoryPlanError: the certain copies of its weights are more than the memory that is left.
+    """
+    plan = plan_memory(bundle.manifest, bundle.graphs, context=1, is_packed=is_packed)
+    _check(
+        plan.certain,
+        what="load",
+        mend="Run `ortolan pack` on the bundle, which maps these copies, or export it with "
+        "--precision int4 or int8.",
+        root=root,
+    )
+
+
+class RequestMemory:
+    """What requests to a bundle take: counted when it is loaded, and then only multiplied.
+
+    Args:
+        manifest: of the bundle.
+    """
+
+    __slots__ = ("_per_row", "_per_source_token", "_per_token")
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._per_token = bytes_per_token(manifest.states, "capacity")
+        self._per_source_token = bytes_per_token(manifest.states, "source")
+        self._per_row = _fixed_bytes(manifest.states) + 4 * manifest.vocab_size
+
+    def check(
+        self, *, tokens: int, rows: int, source_tokens: int = 0, root: Path = Path("/")
+    ) -> None:
+        """Refuse a request whose states cannot fit.
+
+        Args:
+            tokens: of all rows together, new ones included.
+            rows: computed together.
+            source_tokens: of all sources together.
+            root: folder that holds `sys` and `proc`.
+
+        Raises:
+            MemoryPlanError: states and logits are more than the memory that is left.
+        """
+        needed = (
+            tokens * self._per_token + source_tokens * self._per_source_token + rows * self._per_row
+        )
+        _check(
+            needed,
+            what=f"generate ({rows} x {tokens // max(1, rows)} tokens)",
+            mend="Lower max_new_tokens, shorten the prompts, or give fewer of them at once.",
+            root=root,
+        )
+
+
+def size(count: int) -> str:
+    """Bytes for the text of an error, in powers of 1000."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def _check(needed: int, *, what: str, mend: str, root: Path) -> None:
+    if needed < SMALL_BYTES:
+        return
+    left = available_memory(root)
+    if left is None:
+        return
+    left += free_swap(root)
+    if needed > left:
+        raise MemoryPlanError(
+            f"{what}: expected at least {size(needed)} of free memory, got {size(left)}. {mend}"
+        )
+
+
+def _cache_bytes(states: tuple[State, ...], context: int) -> int:
+    return context * bytes_per_token(states, "capacity") + _fixed_bytes(states)
+
+
+def _fixed_bytes(states: tuple[State, ...]) -> int:
+    """Bytes of one row in states that do not grow."""
+    return sum(_state_bytes(state) for state in states if state.update == "replace")
+
+
+def _state_bytes(state: State) -> int:
+    """Bytes of one row, with one token where it grows."""
+    count = _ITEM_BYTES[state.dtype]
+    for length in state.shape:
+        count *= length if isinstance(length, int) else 1
+    return count
+
+
+def _source_tokens(manifest: Manifest) -> int:
+    source = manifest.source
+    return source.max_tokens if isinstance(source, TextSource) else 0
+
+
+def _read_bytes(graph: GraphSummary) -> int:
+    """Everything that a graph reads, each place once."""
+    places = {(tensor.file, tensor.offset, tensor.length) for tensor in graph.external}
+    return sum(length for _, _, length in places)
+
+
+def _copied_bytes(graph: GraphSummary) -> int:
+    """The float32 matrices of products."""
+    names = {
+        name for reader in graph.readers if reader.operator in _PRODUCTS for name in reader.weights
+    }
+    return sum(
+        tensor.length
+        for tensor in graph.external
+        if tensor.name in names and tensor.dtype == "float32" and len(tensor.dims) == 2
+    )
+
+
+def _width(graph: GraphSummary, manifest: Manifest) -> int:
+    """The widest side of a matrix; that of the vocabulary is met by one position at a time."""
+    sides = [
+        side
+        for tensor in graph.external
+        if len(tensor.dims) == 2 and manifest.vocab_size not in tensor.dims
+        for side in tensor.dims
+    ]
+    return max(sides, default=0)

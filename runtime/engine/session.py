@@ -1,0 +1,362 @@
+"""onnxruntime sessions of one bundle.
+
+Knows graphs, devices, threads and the names that graphs give their inputs. Does not know lengths
+of conversations (`ortolan.runtime.engine.cache`), tokens or text.
+
+The only module that imports onnxruntime. It never loads a library of custom operators, and takes
+no option of a session from a bundle.
+
+Notes:
+    * One `Engine` serves several threads at once; each `ortolan.runtime.engine.step.Step` one.
+    * A process forked after an engine was made may not use it: `ortolan.runtime.engine.fork_guard`.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.interface import ENCODER, LENGTHS, check_layout, check_names
+from ortolan.runtime.bundle.manifest import MAPS_ROLE, Graph
+from ortolan.runtime.bundle.packed import Packed
+from ortolan.runtime.engine.attention_kernels import query_heads, whole_scores
+from ortolan.runtime.engine.cache import Cache
+from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.fork_guard import check_process, guard
+from ortolan.runtime.engine.threads import chosen_threads, is_small_translator, step_threads
+from ortolan.runtime.errors import GraphError, InputError, MissingExtraError
+from ortolan.runtime.generation.greedy_graph import can_repeat, repeated
+from ortolan.runtime.machine.huge_pages import collapse_later, pages_in_use
+from ortolan.runtime.machine.memory import return_free_memory
+
+try:
+    import onnxruntime as ort  # type: ignore[import-untyped]
+except ImportError as error:
+    raise MissingExtraError(
+        "ortolan.runtime: expected the package onnxruntime, got none. "
+        'Run: pip install "ortolan[cpu]"'
+    ) from error
+
+__all__ = [
+    "Encoded",
+    "Engine",
+    "available_providers",
+    "onnxruntime_version",
+    "run",
+    "save_packed",
+    "share",
+]
+
+_ERRORS_ONLY = 3
+
+_SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
+
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+GREEDY = "greedy"
+"""The role of a graph that is made here: that of a step, repeated."""
+
+
+def onnxruntime_version() -> str:
+    """The version of onnxruntime in use."""
+    return str(ort.__version__)
+
+
+def available_providers() -> tuple[str, ...]:
+    """What this onnxruntime can compute with, best first, whether or not it works here."""
+    return tuple(ort.get_available_providers())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """What a decoder reads of its sources.
+
+    Attributes:
+        lengths: valid tokens of each source, int32 `(sources,)`.
+        states: one tensor for each state with the update `source`, in the order of the manifest.
+    """
+
+    lengths: NDArray[np.int32]
+    states: tuple[NDArray[Any], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the states."""
+        return sum(state.nbytes for state in self.states)
+
+    def take(self, sources: Sequence[int]) -> "Encoded":
+        """Copy some of the sources."""
+        kept = tuple(np.take(state, sources, axis=0) for state in self.states)
+        return Encoded(lengths=self.lengths[np.asarray(sources)], states=kept)
+
+
+class Engine:
+    """The sessions of one bundle on one device. Several threads may use it at once.
+
+    With `packed` weights it computes the same in less memory.
+
+    Attributes:
+        device: the device in use.
+        device_reason: why it is this one.
+        threads: threads within one operator; `step_threads` for the steps of a decoder.
+        heads: of the widest attention.
+        is_stranded: whether the process was forked since; see `check_process`.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        packed: Packed | None = None,
+    ) -> None:
+        self.is_stranded = False
+        self.manifest = bundle.manifest
+        choice = choose_device(device, bundle.manifest.devices, available_providers())
+        self.device, self.device_reason = choice.device, choice.reason
+        self.threads = chosen_threads(threads, bundle.manifest)
+        self.heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
+        check_layout(bundle.manifest)
+        known = pages_in_use()
+        graphs = bundle.manifest.graphs
+        self._read = [state for state in bundle.manifest.states if state.update == "source"]
+        self._bundle = bundle
+        self._lock = threading.Lock()
+        self._sessions = {
+            role: _open_session(bundle, role, self.threads, packed)
+            for role in graphs
+            if role != MAPS_ROLE
+        }
+        if packed is not None:
+            return_free_memory()
+        step = "decode" if "decode" in graphs else "decoder"
+        if is_small_translator(bundle.manifest) and can_repeat(
+            bundle.manifest, bundle.graphs[step]
+        ):
+            self._sessions[GREEDY] = _open_repeated(bundle, step, self.threads)
+        many = "prefill" if "prefill" in graphs else "decoder"
+        few = "decode" if "decode" in graphs else "decoder"
+        self._many, self._few = self._sessions.get(many), self._sessions.get(few)
+        self._many_from = graphs[many].min_new_tokens if many in graphs else 0
+        collapse_later(known)
+        guard(self)
+
+    def cache(self, *, batch: int = 1) -> Cache:
+        """Empty buffers for conversations with this model."""
+        states = tuple(state for state in self.manifest.states if state.update != "source")
+        return Cache(states, batch=batch, context_length=self.manifest.context_length)
+
+    def session(self, new_tokens: int, *, rows_per_source: int = 1) -> Any:
+        """The onnxruntime session for steps of that many new tokens in each row."""
+        is_few = new_tokens < self._many_from and rows_per_source == 1
+        return self._few if is_few else self._many
+
+    def encode(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+        """Compute the outputs of the encoder.
+
+        Args:
+            inputs: `input_ids` int64 `(B, T)`, right padded, and `lengths` int32 `(B,)`, each at
+                least 1; or `pixels` float32 `(B, channels, height, width)`.
+
+        Returns:
+            Each output by name, batch first.
+
+        Raises:
+            ForkedError: the process was forked after the engine was made.
+        """
+        return self._whole(ENCODER, inputs)
+
+    def encode_source(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
+        """Compute what the decoder reads of its sources.
+
+        Args:
+            inputs: as for `encode`.
+
+        Raises:
+            ForkedError: the process was forked after the engine was made.
+        """
+        self.check_process()
+        # arrays: calls with OrtValues take longer than the encoder of a small model
+        values = run(self._sessions[ENCODER], [state.output for state in self._read], inputs)
+        lengths = inputs.get(LENGTHS)
+        if lengths is None:  # images have no padding
+            shape = values[0].shape
+            lengths = np.full(shape[0], shape[self._read[0].shape.index("source")], np.int32)
+        return Encoded(lengths=lengths, states=tuple(values))
+
+    def attention(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+        """Compute what attends to what. The graph is opened at the first call.
+
+        Args:
+            inputs: as for `encode`; `input_ids` alone for a decoder; `target_ids` int64 `(B, S)`
+                besides for a decoder behind an encoder.
+
+        Returns:
+            The manifest's `attention_maps` by name, each `(B, heads, queries, keys)`.
+
+        Raises:
+            InputError: the bundle has no such graph.
+            ForkedError: the process was forked after the engine was made.
+        """
+        if MAPS_ROLE not in self.manifest.graphs:
+            raise InputError(
+                "attention: expected a bundle with attention maps, got one without. "
+                "Export the checkpoint with --attention-maps."
+            )
+        with self._lock:
+            if MAPS_ROLE not in self._sessions:
+                self.check_process()
+                opened = _open_session(self._bundle, MAPS_ROLE, self.threads, None)
+                # a new dictionary: a fork in another thread may be walking through the old one
+                self._sessions = {**self._sessions, MAPS_ROLE: opened}
+        return self._whole(MAPS_ROLE, inputs)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there is a graph that writes a text by itself; see `repeat`."""
+        return GREEDY in self._sessions
+
+    def repeat(
+        self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]
+    ) -> list[NDArray[Any]]:
+        """Run the graph of `ortolan.runtime.generation.greedy_graph`.
+
+        Raises:
+            ForkedError: the process was forked after the engine was made.
+        """
+        self.check_process()
+        return run(self._sessions[GREEDY], outputs, inputs)
+
+    def _whole(
+        self, role: str, inputs: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[np.float32]]:
+        """Run a graph without a cache."""
+        self.check_process()
+        session = self._sessions[role]
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+    def native_sessions(self) -> list[Any]:
+        """The objects whose destruction would wait for threads."""
+        return [session._sess for session in self._sessions.values()]
+
+    def check_process(self) -> None:
+        """Refuse to go on in a process that was forked after the engine was made.
+
+        Raises:
+            ForkedError: always then.
+        """
+        check_process(self)
+
+
+def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> Path:
+    """Let onnxruntime write a graph and all its weights, packed ones besides, as it runs them.
+
+    Args:
+        bundle: that holds the graph.
+        graph: the one to write.
+        folder: where to write it.
+        weights: file name for the weights.
+
+    Returns:
+        The path of the graph.
+
+    Raises:
+        GraphError: onnxruntime cannot load the graph, or not write it.
+    """
+    options = _options(bundle, threads=1)
+    path = folder / graph.file
+    options.optimized_model_filepath = str(path)
+    for key, value in (
+        ("session.save_external_prepacked_constant_initializers", "1"),
+        ("session.optimized_model_external_initializers_file_name", weights),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", "0"),
+    ):
+        options.add_session_config_entry(key, value)
+    _load(graph, bundle.read(graph.file), options)
+    return path
+
+
+def _open_session(bundle: Bundle, role: str, threads: int, packed: Packed | None) -> Any:
+    graph = bundle.manifest.graphs[role]
+    # the bytes that were checked, not the path: the file could be another one by now
+    data = bundle.read(graph.file)
+    if packed is not None:
+        data = packed.attach(graph.file, data)
+    if role not in (ENCODER, MAPS_ROLE):
+        threads = step_threads(threads, bundle.manifest)
+    session = _load(graph, data, _options(bundle, threads=threads), scores=_scores(bundle, role))
+    check_names(
+        role,
+        bundle.manifest,
+        inputs=[value.name for value in session.get_inputs()],
+        outputs=[value.name for value in session.get_outputs()],
+    )
+    return session
+
+
+def _open_repeated(bundle: Bundle, role: str, threads: int) -> Any:
+    graph = bundle.manifest.graphs[role]
+    options = _options(bundle, threads=step_threads(threads, bundle.manifest))
+    # its tensors are small and many: a sentence takes 4 % less time without these two
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_reuse = False
+    data = repeated(bundle.read(graph.file), bundle.manifest)
+    return _load(graph, data, options, scores=_scores(bundle, role))
+
+
+def _scores(bundle: Bundle, role: str) -> Callable[[], AbstractContextManager[None]]:
+    """How to open sessions, such that they have the kernel of attention that is the faster one."""
+    is_short = role != ENCODER and is_small_translator(bundle.manifest)
+    return nullcontext if is_short else whole_scores
+
+
+def _options(bundle: Bundle, *, threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry(_EXTERNAL_FOLDER, str(bundle.path))
+    return options
+
+
+def _load(
+    graph: Graph,
+    data: bytes,
+    options: Any,
+    *,
+    scores: Callable[[], AbstractContextManager[None]] = whole_scores,
+) -> Any:
+    try:
+        with scores():
+            return ort.InferenceSession(
+                data, options, ["CPUExecutionProvider"], disabled_optimizers=_SLOW_FUSIONS
+            )
+    except Exception as error:  # onnxruntime's own classes have no common base
+        raise GraphError(
+            f"{graph.file}: expected a graph that onnxruntime {ort.__version__} can run, got: "
+            f"{str(error).partition(chr(10))[0][:300]}. Export the checkpoint again, or install "
+            "the version of onnxruntime it was exported with."
+        ) from error
+
+
+def run(
+    session: Any, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]
+) -> list[NDArray[Any]]:
+    """Call a session with arrays, without the checks of onnxruntime's Python wrapper."""
+    native = getattr(session, "_sess", session)  # a private name, and promised by nobody
+    found: list[NDArray[Any]] = native.run(outputs, dict(inputs), None)
+    return found
+
+
+def share(array: NDArray[Any]) -> Any:
+    """An OrtValue over the memory of an array."""
+    return ort.OrtValue.ortvalue_from_numpy(array)

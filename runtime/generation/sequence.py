@@ -1,0 +1,151 @@
+"""One conversation: its tokens, and the cache of what the model computed for them.
+
+Knows ids and logits. Does not know text, sampling, or when to stop.
+"""
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.engine.runner import Decoder, prefill
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
+from ortolan.runtime.inputs.ids import TokenIds, checked_ids
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """Tokens appended one by one or many at once, each computed a single time.
+
+        with model.sequence() as sequence:
+            logits = sequence.append(model.tokenizer.encode("def main("))
+            logits = sequence.append([int(logits.argmax())])
+            sequence.rewind(len(sequence) - 1)  # take the last token back
+
+    Two sequences of one model may be used in two threads at once. One sequence belongs to one
+    thread at a time: a second thread that comes in between gets an `InputError`, since waiting
+    would only mix two conversations.
+
+    An error leaves a sequence as it was.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._cache = engine.cache()
+        self._decoder = Decoder(engine, self._cache)
+        self._tokens: list[int] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids so far."""
+        return tuple(self._tokens)
+
+    def __len__(self) -> int:
+        """Count the tokens so far."""
+        return len(self._tokens)
+
+    def append(self, ids: TokenIds) -> NDArray[np.float32]:
+        """Append tokens and compute what follows them.
+
+        Args:
+            ids: at least one.
+
+        Returns:
+            Logits of the last position, `(vocab,)`; the caller's own.
+
+        Raises:
+            ContextLengthError: the sequence would be longer than the context.
+            InputError: no ids, an id outside the vocabulary, a closed sequence, or another
+                thread is using it.
+            NumericError: the logits are not finite.
+            ForkedError: the process was forked after the model was loaded.
+        """
+        manifest = self._engine.manifest
+        new = checked_ids(ids, vocab_size=manifest.vocab_size, what="append")
+        if not new:
+            raise InputError("append: expected at least one token id, got none.")
+        with self._in_use():
+            length = len(self._tokens) + len(new)
+            if length > manifest.context_length:
+                raise ContextLengthError(
+                    f"append: expected at most {manifest.context_length} tokens, got "
+                    f"{len(self._tokens)} and {len(new)} more. Rewind, or begin a new sequence."
+                )
+            with self._cache.unchanged_on_error():
+                logits = self._compute(new, length)
+                if not math.isfinite(logits.max()):  # -inf marks what may not be chosen
+                    raise NumericError(
+                        f"append: expected finite logits, got others behind token {length - 1}. "
+                        "The model is damaged: run `ortolan verify` on its bundle."
+                    )
+            self._tokens += new
+        return logits
+
+    def rewind(self, length: int) -> None:
+        """Forget the tokens behind the first `length`. Costs nothing.
+
+        Raises:
+            InputError: the sequence is shorter or closed, another thread is using it, or a
+                state of the model cannot go back.
+        """
+        with self._in_use():
+            self._cache.rewind(length)
+            del self._tokens[length:]
+
+    def close(self) -> None:
+        """Give the memory back. Closing twice is no error.
+
+        Raises:
+            InputError: another thread is using the sequence.
+        """
+        if self._is_closed:
+            return
+        with self._in_use():
+            self._is_closed = True
+            self._tokens.clear()
+            del self._decoder, self._cache
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _compute(self, new: list[int], length: int) -> NDArray[np.float32]:
+        if len(new) == 1:
+            row: NDArray[np.float32] = self._decoder.step(new, [length])[0]
+            return row.copy()
+        # the buffers may move: bound ones would stay in memory beside the new ones
+        self._decoder.release()
+        logits = prefill(self._engine, self._cache, new)
+        if logits is None:
+            raise RuntimeError("prefill was cancelled, though nothing can cancel it here")
+        return logits
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise InputError(
+                "sequence: expected one thread at a time, got a second one. "
+                "Give each thread a sequence of its own."
+            )
+        try:
+            if self._is_closed:
+                raise InputError("sequence: expected an open one, got a closed one.")
+            yield
+        finally:
+            self._lock.release()

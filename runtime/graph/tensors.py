@@ -1,0 +1,172 @@
+"""The tensors inside a graph: their types, and where their bytes are.
+
+Knows that the bytes of a tensor have to fit its shape, inside the graph or outside. Does not
+know the files of a bundle, and reads none.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ortolan.runtime import limits
+from ortolan.runtime.graph.schema import RefusedError, check_count, text
+
+__all__ = ["ExternalTensor", "dtype_of", "external_tensors"]
+
+# ONNX number of an element type -> its name and its bits; no text, no complex numbers
+_DTYPES = {
+    1: ("float32", 32),
+    2: ("uint8", 8),
+    3: ("int8", 8),
+    4: ("uint16", 16),
+    5: ("int16", 16),
+    6: ("int32", 32),
+    7: ("int64", 64),
+    9: ("bool", 8),
+    10: ("float16", 16),
+    11: ("float64", 64),
+    12: ("uint32", 32),
+    13: ("uint64", 64),
+    16: ("bfloat16", 16),
+    17: ("float8e4m3fn", 8),
+    18: ("float8e4m3fnuz", 8),
+    19: ("float8e5m2", 8),
+    20: ("float8e5m2fnuz", 8),
+    21: ("uint4", 4),
+    22: ("int4", 4),
+    23: ("float4e2m1", 4),
+    24: ("float8e8m0", 8),
+    25: ("uint2", 2),
+    26: ("int2", 2),
+}
+
+# no prepacked_*: that is an image of a kernel's memory
+_EXTERNAL_FIELDS = frozenset({"location", "offset", "length", "checksum"})
+
+_INSIDE, _OUTSIDE = 0, 1
+
+_TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalTensor:
+    """A tensor whose bytes are in a weights file.
+
+    Attributes:
+        offset: of its first byte in the file.
+        length: in bytes.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    file: str
+    offset: int
+    length: int
+
+
+def dtype_of(name: str, number: int) -> tuple[str, int]:
+    """Name the element type of a value, and give its bits.
+
+    Args:
+        name: of the value, for the text of an error.
+        number: as ONNX counts its types.
+
+    Raises:
+        RefusedError: not a type of numbers that bundles use.
+    """
+    if number not in _DTYPES:
+        raise RefusedError(f"numbers as elements of {name!r}", f"element type {number}")
+    return _DTYPES[number]
+
+
+def external_tensors(graph: Any) -> Iterator[ExternalTensor]:
+    """Check every tensor of a graph; yield those whose bytes are in another file.
+
+    Args:
+        graph: the `Graph` message of `onnx_schema`.
+
+    Raises:
+        RefusedError: the bytes of a tensor do not fit its shape, or are in two places.
+    """
+    for name, tensor in _tensors(graph):
+        check_count(f"axes of {name!r}", len(tensor.dims), limits.MAX_TENSOR_RANK)
+        if any(not 0 <= size <= limits.MAX_DIMENSION for size in tensor.dims):
+            raise RefusedError(f"sizes of at least 0 for {name!r}", f"{list(tensor.dims)}")
+        # a differing reader could see other bytes than the one that counted them
+        if tensor.HasField("segment") or tensor.string_data:
+            raise RefusedError(f"numbers, and all of them, for {name!r}", "a segment or text")
+        if tensor.data_location == _OUTSIDE:
+            yield _external(name, tensor)
+        elif tensor.data_location == _INSIDE and not tensor.external_data:
+            _check_inside(name, tensor)
+        else:
+            raise RefusedError(f"the bytes of {name!r} inside or outside", "a mixture")
+
+
+def _tensors(graph: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every tensor with a name for errors: initializers, then constants of nodes."""
+    for tensor in graph.initializer:
+        yield text(tensor.name), tensor
+    for node in graph.node:
+        for attribute in node.attribute:
+            name = text(node.output[0]) if node.output else text(attribute.name)
+            if attribute.HasField("t"):
+                yield name, attribute.t
+            for tensor in attribute.tensors:
+                yield name, tensor
+
+
+def _check_inside(name: str, tensor: Any) -> None:
+    """Check that a tensor holds exactly the bytes of its shape, in one field."""
+    typed = _typed_counts(tensor)
+    if len(typed) + tensor.HasField("raw_data") > 1:
+        raise RefusedError(f"one field with the data of {name!r}", "several")
+    _, bits = dtype_of(name, tensor.data_type)
+    # a number of a typed field is one element, or one byte of elements that are smaller
+    expected = _byte_count(tensor.dims, min(bits, 8) if typed else bits)
+    got = typed[0] if typed else len(tensor.raw_data)
+    if got != expected:
+        raise RefusedError(f"{expected} values for {list(tensor.dims)} of {name!r}", f"{got}")
+
+
+def _external(name: str, tensor: Any) -> ExternalTensor:
+    if tensor.HasField("raw_data") or _typed_counts(tensor):
+        raise RefusedError(f"the bytes of {name!r} inside or outside", "both")
+    fields: dict[str, str] = {}
+    for entry in tensor.external_data:
+        key = text(entry.key)
+        if key in fields or key not in _EXTERNAL_FIELDS:
+            raise RefusedError(f"location, offset and length of {name!r}, each once", repr(key))
+        fields[key] = text(entry.value)
+    dtype, bits = dtype_of(name, tensor.data_type)
+    length = _byte_count(tensor.dims, bits)
+    stated = _decimal(name, fields.get("length", f"{length}"))
+    if stated != length:
+        raise RefusedError(f"{length} bytes for {dtype} {list(tensor.dims)} {name!r}", f"{stated}")
+    return ExternalTensor(
+        name=name,
+        dtype=dtype,
+        dims=tuple(tensor.dims),
+        file=fields.get("location", ""),
+        offset=_decimal(name, fields.get("offset", "0")),
+        length=length,
+    )
+
+
+def _typed_counts(tensor: Any) -> list[int]:
+    """Count the numbers of each typed data field that has any."""
+    counts = [len(getattr(tensor, field)) for field in _TYPED_FIELDS]
+    return [count for count in counts if count]
+
+
+def _byte_count(dims: Iterable[int], bits: int) -> int:
+    return (math.prod(dims) * bits + 7) // 8
+
+
+def _decimal(name: str, digits: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", digits):
+        raise RefusedError(f"decimal offset and length of {name!r}", repr(digits))
+    return int(digits)

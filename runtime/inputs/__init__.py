@@ -1,0 +1,1 @@
+"""Texts, ids and images, checked and made into what graphs take."""

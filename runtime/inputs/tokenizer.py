@@ -1,0 +1,220 @@
+"""Text to token ids and back.
+
+Knows the `tokenizers` library, and is the only module that does: its panics, which Python code
+does not expect, end here. Does not know prompts, templates, or which ids end a text.
+"""
+
+from collections.abc import Iterable, Sequence
+from operator import index
+from types import TracebackType
+
+import tokenizers
+
+from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.inputs.token_stream import TokenStream, open_stream
+from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
+
+__all__ = ["TokenStream", "Tokenizer"]
+
+
+class Tokenizer:
+    """The tokenizer of a bundle. Threads may share it.
+
+    Attributes:
+        vocab_size: ids are in `[0, vocab_size)`.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, outline: Outline, vocab_size: int) -> None:
+        """Wrap a loaded tokenizer; `from_bytes` is the way to make one."""
+        self._library = library
+        self._decoder = outline.decoder
+        self.vocab_size = vocab_size
+        added = library.get_added_tokens_decoder().values()
+        self._special = frozenset(token.content for token in added if token.special)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, model_vocab_size: int | None = None) -> "Tokenizer":
+        """Load a tokenizer from the content of a tokenizer.json.
+
+        Truncation and padding that the file asks for are left out: a prompt is taken whole.
+
+        Args:
+            data: the file.
+            model_vocab_size: number of logits of the model, at least that of the tokenizer.
+                Models often pad it; the padding has no text. `None` takes the tokenizer's own.
+
+        Raises:
+            TokenizerError: the file is broken, asks for too much, or has ids beyond the model's.
+        """
+        outline = read_outline(data)
+        with _LOADING:
+            library = tokenizers.Tokenizer.from_buffer(data)
+            library.no_truncation()
+            library.no_padding()
+            emptied = _emptied(library)
+            own_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        if emptied:
+            raise TokenizerError(
+                "tokenizer.json: expected added tokens that the normalizer leaves something of, "
+                f"got {emptied[0]!r}. Set its `normalized` to false."
+            )
+        if model_vocab_size is not None and own_size > model_vocab_size:
+            raise TokenizerError(
+                f"tokenizer.json: expected ids below the model's {model_vocab_size}, "
+                f"got {own_size - 1}. Take the tokenizer that belongs to the model."
+            )
+        return cls(library, outline, own_size if model_vocab_size is None else model_vocab_size)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text.
+
+        Special tokens that are written out in the text are taken for special tokens.
+
+        Args:
+            text: any text without lone surrogates.
+            add_special_tokens: let the tokenizer add what it puts around a text.
+
+        Raises:
+            TokenizerError: the text is not one, or the tokenizer fails on it.
+        """
+        if not isinstance(text, str):
+            raise TokenizerError(f"text: expected a str, got {type(text).__name__}. Decode it.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"text: expected Unicode, got half a surrogate pair at index {error.start}. "
+                "Decode the source of the text as UTF-8 or UTF-16."
+            ) from None
+        with _ENCODING:
+            encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
+            ids: list[int] = encoding.ids
+            return ids
+
+    def encode_start(self, text: str, *, max_tokens: int) -> list[int]:
+        """Return the ids of as much of a text as fits, from its start.
+
+        What the tokenizer puts around a text counts, and is put around the part.
+
+        Args:
+            text: as for `encode`.
+            max_tokens: most ids; more than the tokenizer adds.
+
+        Raises:
+            TokenizerError: as for `encode`, or there is no room for any token of the text.
+        """
+        ids = self.encode(text)
+        if len(ids) <= max_tokens:
+            return ids
+        room = max_tokens - len(self.encode(""))
+        if room < 1:
+            raise TokenizerError(
+                f"text: expected room for what the tokenizer adds and one token, got {max_tokens}."
+            )
+        with _ENCODING:
+            encoding = self._library.encode(text, add_special_tokens=False)
+            encoding.truncate(room)
+            whole: list[int] = self._library.post_process(encoding).ids
+            return whole
+
+    def labels(self, ids: Iterable[int]) -> list[str]:
+        """Return a short text for each id, for people: each token by itself.
+
+        White space is shown as ␣. Half a character, or nothing, gives the entry of the
+        vocabulary as it is written there.
+        """
+        return [self._label(self._checked(token)) for token in ids]
+
+    def _label(self, token: int) -> str:
+        text = self._decode([token], skip_special_tokens=False)
+        if not text or "\ufffd" in text:
+            return self._library.id_to_token(token) or f"{token}"
+        return text.strip() or "␣"
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ids.
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary, or the tokenizer fails on them.
+        """
+        return self._decode(
+            [self._checked(token) for token in ids], skip_special_tokens=skip_special_tokens
+        )
+
+    def stream(self, *, skip_special_tokens: bool = True) -> TokenStream:
+        """Return a stream whose pieces, joined, are what `decode` gives for all its tokens.
+
+        The work for a token does not grow with the text. Decoders of published language models
+        give text as it comes; an unknown one gives all of it at the end.
+        """
+
+        def lookup(token: int) -> str | None:
+            text: str | None = self._library.id_to_token(self._checked(token))
+            return None if skip_special_tokens and text in self._special else text
+
+        def decode(ids: Sequence[int]) -> str:
+            return self._decode(ids, skip_special_tokens=skip_special_tokens)
+
+        return open_stream(self._decoder, lookup, decode)
+
+    def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        with _DECODING:
+            text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
+            return text
+
+    def _checked(self, token: int) -> int:
+        """Return an id that is inside the vocabulary, as a plain int."""
+        try:
+            plain = index(token)
+        except TypeError:
+            plain = -1
+        if not 0 <= plain < self.vocab_size:
+            raise TokenizerError(
+                f"id: expected an integer from 0 to {self.vocab_size - 1}, got {token!r}. "
+                "Take ids from this tokenizer or its model."
+            )
+        return plain
+
+
+def _emptied(library: tokenizers.Tokenizer) -> list[str]:
+    """Added tokens of which the normalizer leaves nothing: encoding would find them without end."""
+    normalizer = library.normalizer
+    if normalizer is None:
+        return []
+    added = library.get_added_tokens_decoder().values()
+    contents = [token.content for token in added if token.normalized]
+    return [content for content in contents if not normalizer.normalize_str(content)]
+
+
+class _LibraryErrors:
+    """Turns whatever the library raises into a TokenizerError.
+
+    Holds nothing of one use: a generator for each would take half the time of decoding a sentence.
+    """
+
+    __slots__ = ("_advice", "_what")
+
+    def __init__(self, what: str, advice: str) -> None:
+        self._what = what
+        self._advice = advice
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # a panic of the library is no Exception, and its class cannot be imported
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise TokenizerError(
+                f"{self._what}: expected something the tokenizer can take, got {error}. "
+                f"{self._advice}"
+            ) from error
+
+
+_LOADING = _LibraryErrors("tokenizer.json", "Copy the file again.")
+_ENCODING = _LibraryErrors("text", "Its tokenizer cannot take this text; change the text.")
+_DECODING = _LibraryErrors("ids", "Its tokenizer cannot decode them; check the bundle.")

@@ -1,0 +1,1 @@
+"""What a bundle holds, and what would make it faster."""

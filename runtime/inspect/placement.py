@@ -1,0 +1,134 @@
+"""Where onnxruntime would compute each node of a bundle, from tables alone.
+
+Knows graphs and the table of kernels. Asks no device: what it says of CUDA has been read, not
+run.
+
+Shape arithmetic is set apart: nodes that compute with whole numbers or truth values and read no
+weights. onnxruntime places much of it on the CPU on purpose, since sizes are needed there.
+
+A node without a kernel on the device goes to the CPU, and what it takes and gives is copied
+there and back in every step; without a kernel on either, onnxruntime refuses the graph, or, for
+some operators, puts others in their place. float16 on the CPU is the exception: nodes without a
+kernel for it compute in float32, between conversions. For bfloat16 there is no such way.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.errors import DeviceError
+from ortolan.runtime.graph.schema import parse_function, parse_model, text
+from ortolan.runtime.inspect.kernel_table import KERNELS, TYPES, Kernels
+from ortolan.runtime.inspect.value_types import NodeKind, node_kinds
+
+__all__ = ["Misplaced", "Placement", "place", "placement"]
+
+Fallback = Literal["body", "cpu", "float32", "none", "unknown"]
+
+_COUNTING = frozenset({"bool", "int32", "int64"})
+
+_NEVER_RUN = {"ai.onnx::CastLike": "ai.onnx::Cast"}
+"""Operators that stand for another one at run time."""
+
+
+class Misplaced(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes of one kind that the device has no kernel for.
+
+    Attributes:
+        graph: its role in the manifest.
+        operator: `domain::op_type`.
+        dtype: type of the elements that it computes with.
+        fallback: `cpu`; `body`, which the graph carries, in its place; `float32`, between
+            conversions; `none`; `unknown` where the table lacks the operator or the type.
+    """
+
+    graph: str
+    operator: str
+    dtype: str
+    count: int
+    fallback: Fallback
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where nodes would be computed.
+
+    Attributes:
+        placed: nodes with a kernel on the device, shape arithmetic apart.
+        shape_nodes: nodes of shape arithmetic, wherever they are computed.
+        misplaced: the others, most frequent first in each graph.
+    """
+
+    device: str
+    placed: int
+    shape_nodes: int
+    misplaced: tuple[Misplaced, ...]
+
+
+def placement(bundle: Bundle, device: str) -> Placement:
+    """Place the nodes of every graph.
+
+    Args:
+        bundle: opened and checked.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        DeviceError: another device.
+        BundleFileError: a graph was changed meanwhile.
+    """
+    graphs = bundle.manifest.graphs.items()
+    return place({role: bundle.read(graph.file) for role, graph in graphs}, device)
+
+
+def place(graphs: Mapping[str, bytes], device: str) -> Placement:
+    """Place the nodes of graphs that are in no bundle yet.
+
+    Args:
+        graphs: the bytes of ONNX files, by role.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        DeviceError: another device.
+    """
+    if device not in Kernels._fields:
+        raise DeviceError(f"device: expected cpu or cuda, got {device!r}.")
+    placed = shapes = 0
+    misplaced = []
+    for role, data in graphs.items():
+        model = parse_model(data)
+        bodies = frozenset(_name_of(function) for function in model.functions)
+        kinds: Counter[tuple[str, str, Fallback]] = Counter()
+        for kind, count in node_kinds(model.graph).items():
+            if kind.dtype in _COUNTING and not kind.takes_weights:
+                shapes += count
+            elif (fallback := _fallback(kind, device, bodies)) is None:
+                placed += count
+            else:
+                kinds[kind.operator, kind.dtype, fallback] += count
+        misplaced += [
+            Misplaced(graph=role, operator=operator, dtype=dtype, count=count, fallback=fallback)
+            for (operator, dtype, fallback), count in kinds.most_common()
+        ]
+    return Placement(device=device, placed=placed, shape_nodes=shapes, misplaced=tuple(misplaced))
+
+
+def _name_of(data: bytes) -> str:
+    function = parse_function(data)
+    return f"{text(function.domain)}::{text(function.name)}"
+
+
+def _fallback(kind: NodeKind, device: str, bodies: frozenset[str]) -> Fallback | None:
+    """What becomes of a node; `None` when the device has a kernel."""
+    kernels = KERNELS.get(_NEVER_RUN.get(kind.operator, kind.operator))
+    if kernels is not None and kind.dtype in getattr(kernels, device):
+        return None
+    # onnxruntime prefers any kernel of any provider to the body
+    if kernels is not None and kind.dtype in kernels.cpu:
+        return "cpu"
+    if kind.operator in bodies:
+        return "body"
+    if kernels is None or kind.dtype not in TYPES:
+        return "unknown"
+    return "float32" if device == "cpu" and kind.dtype == "float16" else "none"

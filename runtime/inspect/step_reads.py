@@ -1,0 +1,206 @@
+"""What a decoding step reads from memory, counted from the graph and the manifest.
+
+One new token of one conversation. Weights are counted as they are stored, or as the kernels of
+the device hold them where that is wider; what a kernel adds when it packs them is not counted.
+
+Knows operators that read weights, and states. Measures nothing.
+
+Notes:
+    * Products read all of their weights. What a product shares with a table, as tied embeddings
+      do, counts as the product's.
+    * Tables (embeddings, rotations) are read a row at a time.
+    * Everything else, such as norms and biases, is read whole.
+    * A state that grows is read up to the length; one of fixed size is read whole.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.graph.readers import Reader
+from ortolan.runtime.graph.summary import GraphSummary
+from ortolan.runtime.graph.tensors import ExternalTensor
+
+__all__ = ["MatrixRead", "StepReads", "count"]
+
+_BLOCK_PRODUCT = "com.microsoft::MatMulNBits"
+
+_PRODUCTS = frozenset(
+    {
+        _BLOCK_PRODUCT,
+        "ai.onnx::Gemm",
+        "ai.onnx::MatMul",
+        "ai.onnx::DequantizeLinear",  # in front of a product, in graphs of standard operators
+        "com.microsoft::DynamicQuantizeMatMul",
+        "com.microsoft::FusedMatMul",
+    }
+)
+
+_LOOK_UPS = frozenset(
+    {
+        "ai.onnx::Gather",
+        "ai.onnx::RotaryEmbedding",
+        "com.microsoft::GatherBlockQuantized",
+        "com.microsoft::GroupQueryAttention",  # its tables of cosines and sines
+        "com.microsoft::RotaryEmbedding",
+    }
+)
+
+_FORMATS = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int8": "int8",
+    "uint8": "int8",
+    "int4": "int4",
+    "uint4": "int4",
+}
+
+_WIDENED = {"float16": 2, "bfloat16": 2}
+"""onnxruntime's CPU kernels multiply float32, and widen such weights once, at loading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixRead:
+    """The weights of one product.
+
+    Attributes:
+        name: of the largest of them.
+        format: as it is read: `fp32`, `fp16`, `int8` or `int4`.
+        stored: as it is on disk.
+        group: values that share a scale; `None` without groups.
+        inputs: values of a row, which groups may fill up with others.
+        elements: of the matrix.
+        bytes: with scales, zero points and bias.
+        grid_bytes: of scales and zero points.
+        is_head: whether it gives the logits.
+    """
+
+    name: str
+    format: str
+    stored: str
+    group: int | None
+    inputs: int
+    elements: int
+    bytes: int
+    grid_bytes: int
+    is_head: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReads:
+    """What one step reads.
+
+    Attributes:
+        matrices: in the order of the graph.
+        other_bytes: rows of tables, norms, biases.
+        cache_bytes_per_token: of states that grow.
+        state_bytes: of states of fixed size.
+    """
+
+    matrices: tuple[MatrixRead, ...]
+    other_bytes: int
+    cache_bytes_per_token: int
+    state_bytes: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights, independent of the length."""
+        return sum(matrix.bytes for matrix in self.matrices) + self.other_bytes
+
+    def bytes_at(self, length: float) -> float:
+        """All bytes of a step after which the cache holds `length` tokens."""
+        return self.weight_bytes + self.state_bytes + self.cache_bytes_per_token * length
+
+
+def count(manifest: Manifest, graph: GraphSummary, *, device: str) -> StepReads:
+    """Count what one step of a graph reads.
+
+    Args:
+        manifest: for the states and the size of the vocabulary.
+        graph: the one that takes a single new token.
+        device: `cpu`, or another that computes in the type of the weights.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.external}
+    products = [reader for reader in graph.readers if reader.operator in _PRODUCTS]
+    rest = [reader for reader in graph.readers if reader.operator not in _PRODUCTS]
+    head = _head(products, tensors, manifest.vocab_size)
+    matrices = tuple(
+        _matrix(reader, [tensors[name] for name in reader.weights], device, is_head=reader is head)
+        for reader in products
+    )
+    shared = [tensors[name] for reader in products for name in reader.weights]
+    others = sum(
+        _other_bytes(reader, tensors[name], device)
+        for reader in rest
+        for name in reader.weights
+        if not _within(tensors[name], shared)
+    )
+    growing = [state for state in manifest.states if state.update == "append"]
+    fixed = [state for state in manifest.states if state.update == "replace"]
+    return StepReads(
+        matrices=matrices,
+        other_bytes=others,
+        cache_bytes_per_token=sum(_state_bytes(state.shape, state.dtype) for state in growing),
+        state_bytes=sum(_state_bytes(state.shape, state.dtype) for state in fixed),
+    )
+
+
+def _matrix(
+    reader: Reader, tensors: Sequence[ExternalTensor], device: str, *, is_head: bool
+) -> MatrixRead:
+    main = max(tensors, key=lambda tensor: tensor.length)
+    wider = _WIDENED.get(main.dtype, 1) if device == "cpu" else 1
+    stored = _FORMATS.get(main.dtype, main.dtype)
+    group, elements = reader.attributes.get("block_size") or None, math.prod(main.dims)
+    if reader.operator == _BLOCK_PRODUCT:
+        bits = reader.attributes.get("bits", 4)
+        stored, elements = f"int{bits}", main.length * 8 // bits
+    beside = [tensor for tensor in tensors if tensor is not main]
+    return MatrixRead(
+        name=main.name,
+        format="fp32" if wider > 1 else stored,
+        stored=stored,
+        group=group,
+        inputs=reader.attributes.get("K", next(iter(main.dims), 1)),
+        elements=elements,
+        bytes=main.length * wider + sum(tensor.length for tensor in beside),
+        # a bias has one axis
+        grid_bytes=sum(tensor.length for tensor in beside if len(tensor.dims) > 1),
+        is_head=is_head,
+    )
+
+
+def _head(
+    products: Sequence[Reader], tensors: dict[str, ExternalTensor], vocab_size: int
+) -> Reader | None:
+    """The last product with an output per token of the vocabulary."""
+    for reader in reversed(products):
+        if any(vocab_size in tensors[name].dims for name in reader.weights):
+            return reader
+    return None
+
+
+def _other_bytes(reader: Reader, tensor: ExternalTensor, device: str) -> int:
+    if reader.operator in _LOOK_UPS and tensor.dims:
+        return tensor.length // max(1, tensor.dims[0])
+    return tensor.length * (_WIDENED.get(tensor.dtype, 1) if device == "cpu" else 1)
+
+
+def _within(tensor: ExternalTensor, others: Sequence[ExternalTensor]) -> bool:
+    """Whether the bytes of a tensor are among those of others, under whatever name."""
+    return any(
+        tensor.file == other.file
+        and other.offset <= tensor.offset
+        and tensor.offset + tensor.length <= other.offset + other.length
+        for other in others
+    )
+
+
+def _state_bytes(shape: Sequence[int | str], dtype: str) -> int:
+    """Bytes of a state, of one row and one token where it grows."""
+    sizes = [size for size in shape if isinstance(size, int)]
+    return math.prod(sizes) * np.dtype(dtype).itemsize

@@ -1,0 +1,1 @@
+"""Memory, processor and limits of this machine."""

@@ -1,0 +1,1 @@
+"""Weights prepared for this processor."""

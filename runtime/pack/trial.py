@@ -1,0 +1,56 @@
+"""What a bundle computes for some inputs that mean nothing: enough to compare two ways to run it.
+
+Knows engines and the manifest. Does not know what the numbers mean.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
+from ortolan.runtime.engine.runner import feed
+from ortolan.runtime.engine.session import Encoded, Engine
+
+__all__ = ["try_out"]
+
+_TOKENS = 32
+
+
+def try_out(engine: Engine) -> list[NDArray[np.float32]]:
+    """Run every graph but the maps of attention, for one and for several tokens."""
+    manifest = engine.manifest
+    match manifest.kind:
+        case "encoder":
+            return list(engine.encode(_source(manifest)).values())
+        case "encoder-decoder":
+            return _decoded(engine, engine.encode_source(_source(manifest)))
+        case _:
+            return _decoded(engine, None)
+
+
+def _decoded(engine: Engine, source: Encoded | None) -> list[NDArray[np.float32]]:
+    cache = engine.cache()
+    context, vocabulary = engine.manifest.context_length, engine.manifest.vocab_size
+    ids = _ids(min(_TOKENS, context), vocabulary)
+    logits = [feed(engine, cache, ids, positions=range(len(ids)), source=source)]
+    if len(ids) < context:
+        logits.append(feed(engine, cache, ids[:1], positions=[0], source=source))
+    return logits
+
+
+def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
+    match manifest.source:
+        case ImageSource(channels=channels, height=height, width=width):
+            values = np.linspace(-1, 1, channels * height * width, dtype=np.float32)
+            return {PIXELS: values.reshape(1, channels, height, width)}
+        case TextSource(max_tokens=most):
+            ids = _ids(min(_TOKENS, most), manifest.vocab_size)
+        case _:
+            ids = _ids(min(_TOKENS, manifest.context_length), manifest.vocab_size)
+    return {IDS: np.array([ids], np.int64), LENGTHS: np.array([len(ids)], np.int32)}
+
+
+def _ids(count: int, vocabulary: int) -> list[int]:
+    return [index % vocabulary for index in range(count)]

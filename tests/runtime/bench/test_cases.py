@@ -1,0 +1,48 @@
+import pytest
+
+from ortolan.runtime.bench.cases import Case, cases, check_context
+from ortolan.runtime.errors import ContextLengthError, InputError
+
+
+def test_names_are_those_of_llama_bench() -> None:
+    assert Case(kind="pp", tokens=512).name == "pp512"
+    assert Case(kind="tg", tokens=128, depth=1024).name == "tg128 @ d1024"
+
+
+def test_cases_go_through_depths_and_then_kinds() -> None:
+    found = [case.name for case in cases([8, 16], [4], [0, 32])]
+    assert found == ["pp8", "pp16", "tg4", "pp8 @ d32", "pp16 @ d32", "tg4 @ d32"]
+
+
+def test_zero_stands_for_none_and_repeated_cases_count_once() -> None:
+    assert [case.name for case in cases([0, 8, 8], [0], [2, 2])] == ["pp8 @ d2"]
+
+
+def test_mean_length_is_that_of_the_steps() -> None:
+    # after steps at depth 10 the cache holds 11, 12 and 13 tokens
+    assert Case(kind="tg", tokens=3, depth=10).mean_length == 12
+
+
+def test_cases_that_fill_the_context_pass() -> None:
+    check_context([Case(kind="pp", tokens=64), Case(kind="tg", tokens=4, depth=60)], 64)
+
+
+def test_a_case_beyond_the_context_is_named_with_what_fits() -> None:
+    with pytest.raises(ContextLengthError, match=r"^tg5 @ d60: .* 64 tokens, got 65\. .* -n 4\.$"):
+        check_context([Case(kind="pp", tokens=4), Case(kind="tg", tokens=5, depth=60)], 64)
+
+
+def test_both_kinds_beyond_the_context_are_mended_at_once() -> None:
+    with pytest.raises(ContextLengthError, match="Choose at most -p 64 -n 64"):
+        check_context(cases([512], [128]), 64)
+
+
+def test_a_depth_beyond_the_context_is_the_thing_to_change() -> None:
+    with pytest.raises(ContextLengthError, match="Choose a depth below 64"):
+        check_context([Case(kind="pp", tokens=1, depth=64)], 64)
+
+
+@pytest.mark.parametrize(("tokens", "depth"), [(0, 0), (-1, 0), (1, -1)])
+def test_numbers_out_of_range_are_refused(tokens: int, depth: int) -> None:
+    with pytest.raises(InputError, match="at least 1 token"):
+        check_context([Case(kind="pp", tokens=tokens, depth=depth)], 64)

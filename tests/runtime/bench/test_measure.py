@@ -1,0 +1,215 @@
+from collections.abc import Iterator
+
+import pytest
+from tests.runtime.tiny_decoder import (
+    CONTEXT,
+    HEAD_WIDTH,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    VOCABULARY,
+    WIDTH,
+    write_bundle,
+)
+
+from ortolan.runtime.bench import measure as benchmark
+from ortolan.runtime.bench.measure import Case, cases, measure
+from ortolan.runtime.errors import ContextLengthError, InputError
+from ortolan.runtime.generation.sequence import Sequence
+from ortolan.runtime.machine import bandwidth
+from ortolan.runtime.machine import memory as process_memory
+from ortolan.runtime.model import Model, load
+
+SPEED = 1e15
+"""Bytes per second, more than a tiny model reads."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load(write_bundle(tmp_path_factory.mktemp("benchmark") / "bundle").path, threads=1)
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened, in order: measurements of the bandwidth, and tokens appended."""
+    seen: list[str] = []
+    append = Sequence.append
+
+    def probed(threads: int, size: int) -> float:
+        seen.append("bandwidth")
+        return SPEED
+
+    def appended(self: Sequence, ids: list[int]) -> object:
+        seen.append(f"{len(self)}+{len(ids)}")
+        return append(self, ids)
+
+    monkeypatch.setattr(bandwidth, "read_bandwidth", probed)
+    monkeypatch.setattr(bandwidth, "last_level_cache", lambda: 1)
+    monkeypatch.setattr(bandwidth, "available_memory", lambda: 1 << 40)
+    monkeypatch.setattr(process_memory, "forget_peak", lambda: True)
+    monkeypatch.setattr(Sequence, "append", appended)
+    return seen
+
+
+CASES = cases([8], [2], [0, 4])
+
+
+def test_runs_go_round_over_the_cases_between_two_looks_at_the_memory(
+    model: Model, events: list[str]
+) -> None:
+    measure(model, CASES, repetitions=2)
+    first_depth = ["0+8", "0+1", "1+1"]
+    second_depth = ["4+8", "4+1", "5+1"]
+    assert events == [
+        "bandwidth",
+        *(*first_depth, "0+4", *second_depth),
+        *(first_depth + second_depth) * 2,
+        "bandwidth",
+    ]
+
+
+def test_a_state_of_fixed_size_is_computed_anew_for_every_run(
+    tmp_path_factory: pytest.TempPathFactory, events: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("benchmark") / "recurrent"
+    recurrent = load(write_bundle(folder, recurrent=True).path, threads=1)
+    result = measure(recurrent, [Case(kind="tg", tokens=2, depth=4)], repetitions=2)
+    assert events[1:-1] == ["0+4", "4+1", "5+1"] * 3
+    assert result.cases[0].speed.mean > 0
+
+
+def test_the_first_run_of_each_does_not_count(model: Model, events: list[str]) -> None:
+    result = measure(model, CASES, repetitions=3)
+    assert [case.name for case in result.cases] == ["pp8", "tg2", "pp8 @ d4", "tg2 @ d4"]
+    for case in result.cases:
+        assert len(case.speed.runs) == 3
+        assert min(case.speed.runs) <= case.speed.median <= max(case.speed.runs)
+
+
+def test_progress_reaches_the_end(model: Model, events: list[str]) -> None:
+    seen: list[tuple[int, int]] = []
+    measure(model, CASES, repetitions=1, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 8) for done in range(1, 9)]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_bytes_per_token_are_those_of_the_graph_that_decodes(
+    tmp_path_factory: pytest.TempPathFactory, events: list[str], split: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("benchmark") / "bundle"
+    result = measure(
+        load(write_bundle(folder, split=split).path, threads=1),
+        [Case(kind="tg", tokens=3, depth=6)],
+        repetitions=1,
+    )
+    projections = (HEADS + 2 * KV_HEADS + HEADS) * HEAD_WIDTH * WIDTH
+    rows = WIDTH + LAYERS * HEAD_WIDTH  # an embedding, and half of each of a cosine and a sine
+    weights = 4 * (LAYERS * projections + WIDTH * VOCABULARY + rows)
+    cache = 4 * 2 * LAYERS * KV_HEADS * HEAD_WIDTH
+    assert (result.weights.bytes, result.cache_bytes_per_token) == (weights, cache)
+    assert result.weights.head_bytes == 4 * WIDTH * VOCABULARY
+    read = result.cases[0].generation
+    assert read is not None
+    assert read.bytes_per_token == weights + cache * 8
+    assert read.bandwidth_share == pytest.approx(read.bytes_per_second / SPEED)
+
+
+def test_where_the_peak_cannot_be_forgotten_memory_is_measured_last(
+    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_memory, "forget_peak", lambda: False)
+    result = measure(model, [Case(kind="pp", tokens=4)], repetitions=1)
+    assert events == ["0+4", "0+4", "bandwidth"]
+    assert result.bandwidth is not None
+
+
+@pytest.mark.parametrize(
+    ("peaks", "expected"), [((30, 20), 30), ((20, 30), 30), ((None, None), None)]
+)
+def test_the_peak_is_that_of_loading_or_of_running(
+    model: Model,
+    events: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    peaks: tuple[int | None, ...],
+    expected: int | None,
+) -> None:
+    left: Iterator[int | None] = iter(peaks)
+    monkeypatch.setattr(process_memory, "peak_memory", lambda: next(left))
+    result = measure(model, [Case(kind="pp", tokens=4)], repetitions=1)
+    assert result.peak_memory_bytes == expected
+
+
+# --- notes and advice -------------------------------------------------------------------------
+
+GENERATE = [Case(kind="tg", tokens=2)]
+
+
+def notes(model: Model) -> str:
+    return "\n".join(measure(model, GENERATE, repetitions=1).notes)
+
+
+def test_nothing_special_needs_no_note(model: Model, events: list[str]) -> None:
+    assert notes(model) == ""
+
+
+def test_a_measurement_over_less_memory_says_so(
+    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidth, "available_memory", lambda: 800_000_000)
+    assert notes(model).startswith("bandwidth measured over 200 MB, not 537 MB")
+
+
+def test_no_measurement_says_so(
+    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidth, "available_memory", lambda: 1)
+    assert notes(model) == "bandwidth not measured: too little memory is left for it"
+
+
+def test_a_model_within_the_cache_says_so(
+    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidth, "last_level_cache", lambda: 1 << 30)
+    assert notes(model) == "tg2: all that a token reads fits in the processor's cache"
+
+
+def test_reading_faster_than_memory_says_so(
+    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidth, "read_bandwidth", lambda threads, size: 1.0)
+    assert notes(model) == "tg2: reads faster than memory, a part comes from a cache"
+
+
+def test_advice_is_about_the_run(
+    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark, "physical_cores", lambda: 2)
+    result = measure(model, [*cases([4], []), *GENERATE], repetitions=1)
+    assert [advice.rule for advice in result.advice] == [
+        "float weights",
+        "idle cores",
+        "not packed",
+    ]
+    prompts = measure(model, cases([4], []), repetitions=1)
+    assert [advice.rule for advice in prompts.advice] == ["idle cores", "not packed"]
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def test_no_cases_are_refused(model: Model) -> None:
+    with pytest.raises(InputError, match="expected at least one case"):
+        measure(model, cases([0], [0]), repetitions=1)
+
+
+def test_no_repetitions_are_refused(model: Model) -> None:
+    with pytest.raises(InputError, match="expected at least 1, got 0"):
+        measure(model, GENERATE, repetitions=0)
+
+
+def test_cases_beyond_the_context_are_refused_before_anything_runs(
+    model: Model, events: list[str]
+) -> None:
+    with pytest.raises(ContextLengthError, match=f"-p {CONTEXT}"):
+        measure(model, [*GENERATE, Case(kind="pp", tokens=CONTEXT + 1)], repetitions=1)
+    assert events == []

@@ -1,0 +1,394 @@
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import onnx
+import pytest
+from tests.runtime import tiny_bundle
+
+from ortolan.runtime.bundle import files as plain_file
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.manifest import NAME
+from ortolan.runtime.errors import (
+    BundleError,
+    BundleFileError,
+    BundleNotFoundError,
+    GraphError,
+    ManifestError,
+)
+
+MANIFEST = tiny_bundle.manifest_of(tiny_bundle.files_of(tiny_bundle.model()))
+LISTED = tuple(file.name for file in MANIFEST.files)
+EVERY = (NAME, *LISTED)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_bundle.write(tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def error_of(folder: Path, name: str, *, full_check: bool = False) -> BundleError:
+    """Open a bundle that has to be refused with an error that names the file first."""
+    with pytest.raises(BundleError) as caught:
+        open_bundle(folder, full_check=full_check)
+    assert name in str(caught.value)
+    assert ": expected " in str(caught.value)
+    assert ", got " in str(caught.value)
+    return caught.value
+
+
+def flipped(data: bytes, offset: int, bit: int) -> bytes:
+    return data[:offset] + bytes([data[offset] ^ 1 << bit]) + data[offset + 1 :]
+
+
+def flip(path: Path, offset: int) -> None:
+    path.write_bytes(flipped(path.read_bytes(), offset, 0))
+
+
+def test_tiny_bundle_is_what_onnx_accepts(folder: Path) -> None:
+    onnx.checker.check_model(folder / "decoder.onnx")
+
+
+@pytest.mark.parametrize("full_check", [False, True])
+def test_opened_bundle_holds_manifest_and_graphs(folder: Path, full_check: bool) -> None:
+    bundle = open_bundle(folder, full_check=full_check)
+
+    assert bundle.path == folder
+    assert bundle.manifest == MANIFEST
+    assert list(bundle.graphs) == ["decoder"]
+    assert len(bundle.graphs["decoder"].external) == 3
+
+
+def test_files_are_found_and_read(folder: Path) -> None:
+    bundle = open_bundle(folder)
+
+    for name in LISTED:
+        assert bundle.file(name) == folder / name
+        assert bundle.read(name) == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", [NAME, "notes.txt", "../bundle/tokenizer.json", "", "."])
+def test_files_that_are_not_listed_are_not_given(folder: Path, name: str) -> None:
+    (folder / "notes.txt").write_text("mine")
+    bundle = open_bundle(folder)
+
+    for get in (bundle.file, bundle.read):
+        with pytest.raises(BundleFileError, match="lists"):
+            get(name)
+
+
+def test_bundle_cannot_be_changed(folder: Path) -> None:
+    bundle = open_bundle(folder)
+
+    with pytest.raises(FrozenInstanceError):
+        bundle.path = folder  # type: ignore[misc]
+
+
+def test_path_stays_right_when_the_working_directory_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    bundle = open_bundle("bundle")
+    monkeypatch.chdir("/")
+
+    assert bundle.read("tokenizer.json") == b'{"version": "1.0"}'
+
+
+def test_progress_counts_every_byte_that_is_checked(folder: Path) -> None:
+    sizes = {file.name: file.size for file in MANIFEST.files}
+    counts: list[int] = []
+
+    open_bundle(folder, progress=counts.append)
+    without_weights = sum(counts)
+    open_bundle(folder, full_check=True, progress=counts.append)
+
+    assert without_weights == sum(sizes.values()) - sizes[tiny_bundle.BLOB_NAME]
+    assert sum(counts) - without_weights == sum(sizes.values())
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999])
+def test_truncated_file_is_named(folder: Path, name: str, kept: float) -> None:
+    path = folder / name
+    os.truncate(path, int(path.stat().st_size * kept))
+
+    error = error_of(folder, name)
+
+    assert isinstance(error, ManifestError if name == NAME else BundleFileError)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_longer_file_is_named(folder: Path, name: str) -> None:
+    with (folder / name).open("ab") as stream:
+        stream.write(b"x")
+
+    error_of(folder, name)
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("place", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_flipped_bit_is_named(folder: Path, name: str, place: float) -> None:
+    path = folder / name
+    original = path.read_bytes()
+    for bit in (0, 7):
+        path.write_bytes(flipped(original, round(place * (len(original) - 1)), bit))
+        assert isinstance(error_of(folder, name, full_check=True), BundleFileError)
+
+
+def test_weights_are_read_only_by_a_full_check(folder: Path) -> None:
+    flip(folder / tiny_bundle.BLOB_NAME, 100)
+
+    assert open_bundle(folder).manifest == MANIFEST
+
+
+def test_every_flip_in_the_list_of_files_is_refused(folder: Path) -> None:
+    path = folder / NAME
+    original = path.read_bytes()
+    start, end = original.index(b'"files"'), original.index(b'"provenance"')
+    for offset in range(start, end, 3):
+        path.write_bytes(flipped(original, offset, offset % 8))
+        with pytest.raises(BundleError):
+            open_bundle(folder, full_check=True)
+
+
+def test_flip_anywhere_in_the_manifest_raises_nothing_but_bundle_errors(folder: Path) -> None:
+    path = folder / NAME
+    original = path.read_bytes()
+    for offset in range(0, len(original), 5):
+        path.write_bytes(flipped(original, offset, offset % 8))
+        # not every flip can be seen: a manifest does not hold its own hash
+        with suppress(BundleError):
+            assert open_bundle(folder).manifest.files
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+
+    error = error_of(folder, name)
+
+    assert isinstance(error, BundleNotFoundError if name == NAME else BundleFileError)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_renamed_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).rename(folder / f"{name}.old")
+
+    error_of(folder, name)
+
+
+def to_symlink(path: Path, outside: Path) -> None:
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+
+
+def to_symlink_within(path: Path, outside: Path) -> None:
+    path.rename(path.with_suffix(".real"))
+    path.symlink_to(path.with_suffix(".real").name)
+
+
+def to_dangling_symlink(path: Path, outside: Path) -> None:
+    path.unlink()
+    path.symlink_to(outside / "nothing")
+
+
+def to_hard_link(path: Path, outside: Path) -> None:
+    os.link(path, outside)
+
+
+def to_folder(path: Path, outside: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def to_pipe(path: Path, outside: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def to_socket(path: Path, outside: Path) -> None:
+    path.unlink()
+    before = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket may have 108 characters only
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    ("replace", "kind"),
+    [
+        (to_symlink, "a symbolic link"),
+        (to_symlink_within, "a symbolic link"),
+        (to_dangling_symlink, "a symbolic link"),
+        (to_hard_link, "2 hard links"),
+        (to_folder, "a folder"),
+        (to_pipe, "a pipe"),
+        (to_socket, "a socket"),
+    ],
+)
+def test_what_is_not_a_plain_file_is_named(
+    folder: Path, name: str, replace: Callable[[Path, Path], None], kind: str
+) -> None:
+    replace(folder / name, folder.parent / "outside")
+
+    error = error_of(folder, name)
+
+    assert isinstance(error, BundleFileError)
+    assert kind in str(error)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.parametrize("name", EVERY)
+def test_unreadable_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).chmod(0)
+
+    assert isinstance(error_of(folder, name), BundleFileError)
+
+
+def swap_while_opening(
+    monkeypatch: pytest.MonkeyPatch, name: str, swap: Callable[[], object]
+) -> None:
+    """Change a file after it was looked at, and before it is opened."""
+    really_check = plain_file._check_plain
+    seen: list[str] = []
+
+    def check(checked: str, status: os.stat_result) -> None:
+        really_check(checked, status)
+        if checked == name and name not in seen:
+            swap()
+        seen.append(checked)
+
+    monkeypatch.setattr(plain_file, "_check_plain", check)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("replace", [to_symlink, to_hard_link, to_folder, to_pipe])
+def test_file_swapped_for_something_else_while_it_is_opened_is_refused(
+    folder: Path,
+    name: str,
+    replace: Callable[[Path, Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outside = folder.parent / "outside"
+    swap_while_opening(monkeypatch, name, lambda: replace(folder / name, outside))
+
+    assert isinstance(error_of(folder, name), BundleFileError)
+
+
+def test_file_swapped_for_another_while_it_is_opened_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "tokenizer.json"
+    shutil.copy(folder / name, folder / "copy")
+    swap_while_opening(monkeypatch, name, lambda: (folder / "copy").replace(folder / name))
+
+    assert "another while it was opened" in str(error_of(folder, name))
+
+
+def test_reading_checks_again(folder: Path) -> None:
+    bundle = open_bundle(folder)
+    flip(folder / "tokenizer.json", 3)
+
+    with pytest.raises(BundleFileError, match=r"tokenizer\.json: expected sha256"):
+        bundle.read("tokenizer.json")
+
+
+def test_failing_disk_is_a_typed_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailingStream:
+        def __enter__(self) -> "FailingStream":
+            return self
+
+        def __exit__(self, *details: object) -> None:
+            pass
+
+        def fileno(self) -> int:
+            return 0
+
+        def read(self, size: int) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("ortolan.runtime.bundle.folder.open_plain", lambda *_: FailingStream())
+
+    assert "Input/output error" in str(error_of(folder, NAME))
+
+
+def test_no_descriptor_is_left_open(folder: Path) -> None:
+    before = sorted(os.listdir("/dev/fd"))
+    open_bundle(folder, full_check=True)
+    for name in LISTED:
+        os.truncate(folder / name, 0)
+        error_of(folder, "")
+    to_folder(folder / "certificate.json", folder)
+    error_of(folder, "certificate.json")
+
+    assert sorted(os.listdir("/dev/fd")) == before
+
+
+def test_only_listed_files_are_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "notes.txt").write_text("mine")
+    (folder / "weights.tmp").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe")
+    opened: list[str] = []
+    really_open = os.open
+
+    def record(path: Path, flags: int, *, dir_fd: int | None = None) -> int:
+        opened.append(str(path))
+        return really_open(path, flags, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", record)
+        open_bundle(folder, full_check=True)
+
+    assert {path for path in opened if path != str(folder)} == set(EVERY)
+
+
+def test_folder_behind_a_symbolic_link_is_opened(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder, target_is_directory=True)
+
+    bundle = open_bundle(tmp_path / "link")
+
+    assert bundle.path == tmp_path / "link"
+    assert bundle.read("tokenizer.json")
+
+
+def test_paths_without_a_bundle_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    texts = {}
+    for name in ("nothing", "empty", "file", "nul\x00", "x" * 5000):
+        with pytest.raises(BundleNotFoundError, match=r"expected .*, got ") as caught:
+            open_bundle(tmp_path / name)
+        texts[name] = str(caught.value)
+
+    assert "no such folder" in texts["nothing"]
+    assert "without one" in texts["empty"]
+    assert "got a file" in texts["file"]
+    assert "no such folder" in texts["nul\x00"]
+    assert "too long" in texts["x" * 5000]
+
+
+def test_refused_graph_is_named(folder: Path, tmp_path: Path) -> None:
+    model = tiny_bundle.model()
+    model.graph.node[0].domain = "custom"
+    tiny_bundle.write(tmp_path / "other", {"decoder.onnx": model.SerializeToString()})
+
+    error = error_of(tmp_path / "other", "decoder.onnx")
+
+    assert isinstance(error, GraphError)
+
+
+def test_graph_with_weights_elsewhere_is_refused(tmp_path: Path) -> None:
+    model = tiny_bundle.model()
+    model.graph.initializer.append(tiny_bundle.external("more", (1,), "certificate.npz", 0, 4))
+    tiny_bundle.write(tmp_path / "other", {"decoder.onnx": model.SerializeToString()})
+
+    assert "certificate.npz" in str(error_of(tmp_path / "other", "decoder.onnx"))

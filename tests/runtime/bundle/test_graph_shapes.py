@@ -1,0 +1,88 @@
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.runtime.bundle.test_manifest_kinds import document_of
+
+from ortolan.runtime.bundle.graph_shapes import check_shapes
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.errors import GraphError
+from ortolan.runtime.graph.summary import GraphSummary, Value
+
+
+def manifest_of(kind: str) -> Manifest:
+    return msgspec.convert(document_of(kind), Manifest)
+
+
+def value(name: str, dtype: str, *shape: int | str) -> Value:
+    return Value(name=name, dtype=dtype, shape=shape)
+
+
+TEXT = (value("input_ids", "int64", "b", "t"), value("lengths", "int32", "b"))
+
+EMPTY: dict[str, Any] = {
+    "ir_version": 10,
+    "opsets": {},
+    "operators": {},
+    "attention": (),
+    "external": (),
+    "readers": (),
+    "functions": (),
+}
+
+
+def graph(*outputs: Value, inputs: tuple[Value, ...] = TEXT) -> GraphSummary:
+    return GraphSummary(inputs=inputs, outputs=outputs, **EMPTY)
+
+
+LABELS = graph(value("output", "float32", "b", 2))
+CROSS = graph(value("cross.0.key", "float32", "sources", 2, "t", 8))
+MAPS = graph(
+    value("encoder.0.self", "float32", "b", 4, "t", "t"),
+    value("decoder.0.cross", "float32", "b", 4, "s", "t"),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "summary"),
+    [
+        ("encoder", "encoder", LABELS),
+        ("encoder", "encoder", graph(value("output", "float32", "b", "labels"))),
+        ("encoder-decoder", "encoder", CROSS),
+        ("encoder-decoder", "attention", MAPS),
+        ("decoder", "attention", graph(value("decoder.0.self", "float32", 1, 4, "s", "s"))),
+        ("decoder", "decoder", graph()),  # not looked at
+    ],
+)
+def test_graph_that_fits_the_manifest_is_accepted(
+    kind: str, role: str, summary: GraphSummary
+) -> None:
+    check_shapes(role, summary, manifest_of(kind), file="x.onnx")
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "summary", "said"),
+    [
+        ("encoder", "encoder", graph(value("output", "float32", "b", 3)), "'output'"),
+        ("encoder", "encoder", graph(value("output", "float16", "b", 2)), "'output'"),
+        ("encoder", "encoder", graph(value("output", "float32", "b", "t", 2)), "'output'"),
+        ("encoder", "encoder", graph(value("logits", "float32", "b", 2)), "got none"),
+        ("encoder", "encoder", replace(LABELS, inputs=TEXT[:1]), "'lengths'"),
+        ("encoder", "attention", graph(), "'encoder.0.self'"),
+        (
+            "encoder-decoder",
+            "encoder",
+            graph(value("cross.0.key", "float32", "sources", 4, "t", 8)),
+            "'cross.0.key'",
+        ),
+        ("encoder-decoder", "attention", replace(MAPS, outputs=MAPS.outputs[:1]), "cross"),
+    ],
+)
+def test_graph_that_does_not_fit_the_manifest_is_refused(
+    kind: str, role: str, summary: GraphSummary, said: str
+) -> None:
+    with pytest.raises(GraphError, match=r"^x\.onnx: expected the ") as caught:
+        check_shapes(role, summary, manifest_of(kind), file="x.onnx")
+
+    assert said in str(caught.value)

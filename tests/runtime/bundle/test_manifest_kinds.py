@@ -1,0 +1,232 @@
+"""Manifests of each kind of bundle: what must be there, and what must not."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.runtime import tiny_bundle
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.manifest import (
+    ImageSource,
+    Manifest,
+    Output,
+    TextSource,
+    Tokens,
+    decode,
+)
+from ortolan.runtime.errors import ManifestError
+
+Document = dict[str, Any]
+Change = Callable[[Document], object]
+
+DECODER = tiny_bundle.manifest_of(tiny_bundle.files_of(tiny_bundle.model()))
+PIXELS: Document = {
+    "kind": "image",
+    "channels": 3,
+    "height": 8,
+    "width": 8,
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "scale": 1 / 255,
+    "resample": "bilinear",
+}
+
+
+def document_of(kind: str) -> Document:
+    """A manifest of that kind with everything it may have."""
+    document: Document = json.loads(msgspec.json.encode(DECODER))
+    graphs = {"decoder": {"file": "decoder.onnx"}, "encoder": {"file": "encoder.onnx"}}
+    roles = {"decoder": ["decoder"], "encoder": ["encoder"]}.get(kind, ["encoder", "decoder"])
+    document["kind"] = kind
+    document["graphs"] = {role: graphs[role] for role in roles}
+    document["graphs"]["attention"] = {"file": "attention.onnx"}
+    sides = {"decoder": ["decoder.0.self"], "encoder": ["encoder.0.self"]}
+    document["attention_maps"] = sides.get(kind, ["encoder.0.self", "decoder.0.cross"])
+    document["files"] += [
+        {"name": f"{role}.onnx", "size": 1, "sha256": "0" * 64}
+        for role in ("attention", "encoder")
+        if kind != "decoder" or role == "attention"
+    ]
+    document["files"].sort(key=lambda file: file["name"])
+    if kind != "decoder":
+        document["source"] = {"kind": "text", "max_tokens": document["context_length"]}
+    if kind == "encoder":
+        document["states"] = []
+        document["output"] = {"kind": "labels", "size": 2, "labels": ["no", "yes"]}
+    if kind == "encoder-decoder":
+        document["tokens"] |= {"start": 0, "forced_first": 4, "forced_last": 2, "suppressed": [0]}
+        document["states"].append(copy.deepcopy(SOURCE))
+    return document
+
+
+SOURCE: Document = {
+    "name": "0.cross.key",
+    "input": "cross.0.key",
+    "output": "cross.0.key",
+    "shape": ["batch", 2, "source", 8],
+    "dtype": "float32",
+    "update": "source",
+}
+
+
+def read(document: Document) -> Manifest:
+    return decode(json.dumps(document).encode())
+
+
+def put(*keys: str | int, value: object) -> Change:
+    def change(document: Document) -> None:
+        target: Any = document
+        for key in keys[:-1]:
+            target = target[key]
+        target[keys[-1]] = value
+
+    return change
+
+
+def image(document: Document) -> None:
+    document |= {"source": copy.deepcopy(PIXELS), "tokenizer": None, "vocab_size": 1, "tokens": {}}
+
+
+def images(**changes: object) -> Change:
+    def change(document: Document) -> None:
+        image(document)
+        document["source"] |= changes
+
+    return change
+
+
+def test_everything_an_encoder_decoder_has_is_read() -> None:
+    manifest = read(document_of("encoder-decoder"))
+
+    assert manifest.kind == "encoder-decoder"
+    assert manifest.source == TextSource(max_tokens=16)
+    assert manifest.states[-1].shape == ("batch", 2, "source", 8)
+    assert manifest.tokens == Tokens(
+        bos=1, eos=(2, 3), pad=0, start=0, forced_first=4, forced_last=2, suppressed=(0,)
+    )
+    assert manifest.attention_maps == ("encoder.0.self", "decoder.0.cross")
+
+
+def test_encoder_of_images_is_read() -> None:
+    document = document_of("encoder")
+    image(document)
+
+    manifest = read(document)
+
+    assert isinstance(manifest.source, ImageSource)
+    assert manifest.source.std == (0.5, 0.5, 0.5)
+    assert manifest.output == Output(kind="labels", size=2, labels=("no", "yes"))
+
+
+def test_decoder_with_maps_is_read() -> None:
+    assert read(document_of("decoder")).attention_maps == ("decoder.0.self",)
+
+
+@pytest.mark.parametrize("kind", ["states", "embedding"])
+def test_encoder_without_labels_is_read(kind: str) -> None:
+    document = document_of("encoder")
+    document["output"] = {"kind": kind, "size": 32}
+
+    output = read(document).output
+
+    assert output is not None
+    assert output.labels == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "part"),
+    [
+        ("decoder", put("source", value={"kind": "text", "max_tokens": 16}), "`source`"),
+        ("decoder", put("output", value={"kind": "states", "size": 4}), "`output`"),
+        ("decoder", put("states", 1, value=SOURCE), "'0.cross.key'"),
+        ("decoder", put("tokens", "start", value=1), "`start`"),
+        ("decoder", put("attention_maps", value=["encoder.0.self"]), "'encoder.0.self'"),
+        ("decoder", put("attention_maps", value=["decoder.0.cross"]), "'decoder.0.cross'"),
+        ("encoder", put("source", value=None), "`source`"),
+        ("encoder", put("output", value=None), "`output`"),
+        ("encoder", put("states", value=[SOURCE]), "'0.cross.key'"),
+        ("encoder", put("source", "max_tokens", value=15), "15"),
+        ("encoder", put("graphs", "encoder", "sequence", value=1), "'encoder'"),
+        ("encoder", put("graphs", "encoder", "min_new_tokens", value=2), "'encoder'"),
+        ("encoder", put("graphs", "decoder", value={"file": "certificate.npz"}), "decoder"),
+        ("encoder", put("output", "size", value=3), "3 labels"),
+        ("encoder", put("output", "labels", value=[]), "2 labels"),
+        ("encoder", put("output", "kind", value="states"), "0 labels"),
+        ("encoder", put("output", value={"kind": "logits", "size": 23}), "24 tokens"),
+        ("encoder", put("tokens", "start", value=1), "`start`"),
+        ("encoder", put("attention_maps", value=["decoder.0.self"]), "'decoder.0.self'"),
+        ("encoder", images(mean=[0.5]), "3 values of `mean`"),
+        ("encoder", images(std=[0.5] * 4), "3 values of `std`"),
+        ("encoder", put("source", value=PIXELS), "tokenizer.json"),
+        ("encoder-decoder", put("source", value=None), "`source`"),
+        ("encoder-decoder", put("output", value={"kind": "states", "size": 4}), "`output`"),
+        ("encoder-decoder", lambda document: document["states"].pop(), "'source'"),
+        ("encoder-decoder", put("states", -1, "shape", value=["batch", 2, "capacity", 8]), "once"),
+        ("encoder-decoder", put("tokens", "start", value=None), "`start`"),
+        ("encoder-decoder", put("tokens", "start", value=24), "'start'"),
+        ("encoder-decoder", put("tokens", "forced_first", value=24), "'forced_first'"),
+        ("encoder-decoder", put("tokens", "forced_last", value=24), "'forced_last'"),
+        ("encoder-decoder", put("tokens", "suppressed", value=[1, 24]), "'suppressed'"),
+        ("encoder-decoder", put("attention_maps", value=[]), "'attention'"),
+        ("encoder-decoder", put("attention_maps", value=["decoder.0.self"] * 2), "twice"),
+        ("encoder-decoder", lambda document: document["graphs"].pop("encoder"), "encoder"),
+        ("encoder-decoder", lambda document: document["graphs"].pop("attention"), "'attention'"),
+    ],
+)
+def test_part_that_does_not_fit_the_kind_is_refused(kind: str, change: Change, part: str) -> None:
+    document = document_of(kind)
+    change(document)
+
+    with pytest.raises(ManifestError, match=r"^manifest\.json: expected .*, got ") as caught:
+        read(document)
+
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        images(channels=0),
+        images(height=0),
+        images(std=[0.5, 0.0, 0.5]),
+        images(scale=0),
+        images(resample="area"),
+        images(kind="sound"),
+        images(crop=4),
+        put("output", "kind", value="scores"),
+        put("kind", value="translator"),
+    ],
+)
+def test_value_that_means_nothing_is_refused(change: Change) -> None:
+    document = document_of("encoder")
+    change(document)
+
+    with pytest.raises(ManifestError, match=r"^manifest\.json: expected .*, got "):
+        read(document)
+
+
+def labelled(count: int) -> Change:
+    labels = [f"{index}" for index in range(count)]
+    return put("output", value={"kind": "labels", "size": count, "labels": labels})
+
+
+@pytest.mark.parametrize(
+    ("limit", "make"),
+    [
+        (limits.MAX_LABELS, labelled),
+        (limits.MAX_IMAGE_SIDE, lambda n: images(width=n)),
+        (limits.MAX_IMAGE_SIDE, lambda n: images(height=n)),
+    ],
+)
+def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int], Change]) -> None:
+    document = document_of("encoder")
+    make(limit)(document)
+    assert read(document).kind == "encoder"
+
+    make(limit + 1)(document)
+    with pytest.raises(ManifestError):
+        read(document)

@@ -1,0 +1,357 @@
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import onnx
+import pytest
+from tests.runtime import packed_bundles
+
+from ortolan.runtime import GraphError, load, verify
+from ortolan.runtime.bundle import packed, seal
+from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.packed import (
+    BLOB,
+    NAME,
+    SEAL,
+    Packed,
+    PackedManifest,
+    Span,
+    find_packed,
+    folder_name,
+)
+from ortolan.runtime.engine.session import onnxruntime_version
+from ortolan.runtime.graph import summary as onnx_graph
+from ortolan.runtime.pack.write import pack
+
+VERSION = onnxruntime_version()
+
+ADVICE = ". The model runs without packed weights: run `ortolan pack` again, or delete the folder."
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keys of these tests stay out of the user's folders."""
+    folder = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+            patch.setenv(name, str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def original(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert state.is_dir()
+    bundle = packed_bundles.write(tmp_path_factory.mktemp("packed") / "bundle", "int4")
+    pack(bundle)
+    return bundle.path
+
+
+@pytest.fixture
+def bundle(original: Path, tmp_path: Path) -> Bundle:
+    """A packed bundle that a test may spoil."""
+    return open_bundle(shutil.copytree(original, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def folder(bundle: Bundle) -> Path:
+    return bundle.path / folder_name(VERSION)
+
+
+def refusal(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> str:
+    """Load a bundle whose packed weights are not used, and give what is said about it."""
+    caplog.clear()
+    model = load(bundle.path)
+    assert model.generate([1, 2], max_new_tokens=2).finish_reason == "length"
+    (record,) = caplog.records
+    assert record.name == "ortolan.runtime"
+    assert record.levelno == logging.WARNING
+    message = record.getMessage()
+    assert message.startswith("packed-")
+    assert message.endswith(ADVICE)
+    return message.removesuffix(ADVICE)
+
+
+def reseal(folder: Path, change: Callable[[PackedManifest], PackedManifest]) -> None:
+    """Change a packed manifest as only its maker can."""
+    manifest = change(msgspec.json.decode((folder / NAME).read_bytes(), type=PackedManifest))
+    (folder / NAME).write_bytes(packed.encode(manifest))
+    (folder / SEAL).write_bytes(seal.make_seal((folder / NAME).read_bytes()))
+
+
+# --- what is used -----------------------------------------------------------------------------
+
+
+def test_what_was_packed_here_is_used_and_nothing_is_said(
+    bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = find_packed(bundle, onnxruntime=VERSION, full_check=True)
+    assert made is not None
+    assert made.folder == folder_name(VERSION)
+    load(bundle.path, full_check=True)
+    assert caplog.records == []
+
+
+def test_a_bundle_that_was_not_packed_says_nothing(
+    bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(folder)
+    assert find_packed(bundle, onnxruntime=VERSION) is None
+    assert caplog.records == []
+
+
+def test_only_folders_with_the_right_name_are_looked_at(
+    bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (".packing", "packed-", "packed-\x1b[31m", "packed-0123456789ABCDEF"):
+        shutil.copytree(folder, bundle.path / name)
+    (bundle.path / ("packed-" + "0" * 16)).write_text("a file")
+    (bundle.path / ("packed-" + "1" * 16)).symlink_to(folder)
+    shutil.rmtree(folder)
+    assert find_packed(bundle, onnxruntime=VERSION) is None
+    assert caplog.records == []
+
+
+def test_packed_weights_for_another_machine_beside_ours_are_passed_over(
+    bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = shutil.copytree(folder, bundle.path / ("packed-" + "0" * 16))
+    reseal(other, lambda manifest: msgspec.structs.replace(manifest, onnxruntime="1.0"))
+    assert find_packed(bundle, onnxruntime=VERSION) is not None
+    assert caplog.records == []
+
+
+def test_the_name_of_the_folder_follows_version_and_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {folder_name("1.31.1"), folder_name("1.31.2")}
+    monkeypatch.setattr(packed, "processor_features", lambda: ("x86_64", "avx"))
+    names |= {folder_name("1.31.1"), folder_name("1.31.2")}
+    assert len(names) == 4
+
+
+def test_a_graph_is_told_of_packed_weights_and_stays_the_same_otherwise(bundle: Bundle) -> None:
+    made = find_packed(bundle, onnxruntime=VERSION)
+    assert made is not None
+    data = bundle.read("decoder.onnx")
+    own, told = (
+        onnx.load_from_string(data),
+        onnx.load_from_string(made.attach("decoder.onnx", data)),
+    )
+    (graph,) = made.manifest.graphs
+    (carrier,) = (item for item in told.graph.initializer if item.name == graph.carrier.name)
+    entries = {entry.key: entry.value for entry in carrier.external_data}
+    assert entries.pop("location") == f"{made.folder}/{BLOB}"
+    assert int(entries.pop("offset")) == graph.carrier.span.offset
+    assert int(entries.pop("length")) == graph.carrier.span.length
+    first = graph.weights[0]
+    assert entries["prepacked_0"] == "|".join(
+        [first.key, *(f"{span.offset};{span.length};0" for span in first.spans)]
+    )
+    assert len(entries) == len(graph.weights)
+    for model in (own, told):
+        for item in model.graph.initializer:
+            if item.name == graph.carrier.name:
+                del item.external_data[:]
+    assert told == own
+
+
+def test_another_graph_is_told_nothing(bundle: Bundle) -> None:
+    made = find_packed(bundle, onnxruntime=VERSION)
+    assert made is not None
+    assert made.attach("other.onnx", b"as it is") == b"as it is"
+
+
+def test_a_bundle_may_not_bring_such_a_graph(bundle: Bundle) -> None:
+    made = find_packed(bundle, onnxruntime=VERSION)
+    assert made is not None
+    with pytest.raises(GraphError, match="got 'prepacked_0'"):
+        onnx_graph.read(made.attach("decoder.onnx", bundle.read("decoder.onnx")))
+
+
+# --- what is not used -------------------------------------------------------------------------
+
+
+def test_another_version_of_onnxruntime_is_said(
+    bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reseal(folder, lambda manifest: msgspec.structs.replace(manifest, onnxruntime="1.0"))
+    message = refusal(bundle, caplog)
+    assert f"expected packed weights for onnxruntime {VERSION}, got those for 1.0" in message
+
+
+def test_after_an_update_of_onnxruntime_the_old_folder_is_named(
+    bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert find_packed(bundle, onnxruntime="99.0") is None
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        f"{folder.name}: expected packed weights for onnxruntime 99.0, got those for {VERSION}."
+    )
+
+
+def test_another_processor_is_said(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(packed, "processor_features", lambda: ("x86_64", "avx9"))
+    message = refusal(bundle, caplog)
+    assert "expected packed weights for a processor with x86_64 avx9, got those for" in message
+
+
+def test_packed_weights_of_another_bundle_are_said(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = packed_bundles.write(tmp_path / "other", "int4", seed=1)
+    shutil.copytree(folder, other.path / folder.name)
+    assert "expected packed weights for the bundle" in refusal(other, caplog)
+
+
+def test_a_bundle_that_was_exported_again_is_another_bundle(
+    bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = msgspec.structs.replace(bundle.manifest, context_length=99)
+    assert find_packed(replace(bundle, manifest=manifest), onnxruntime=VERSION) is None
+    assert "expected packed weights for the bundle" in caplog.text
+
+
+def test_the_key_of_somebody_else_is_said(
+    bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "theirs"))
+    said = "expected packed weights that this user made on this machine, got a packed.json with"
+    assert said in refusal(bundle, caplog)
+    seal.make_seal(b"another key")
+    assert said in refusal(bundle, caplog)
+
+
+def alter(folder: Path) -> None:
+    data = json.loads((folder / NAME).read_bytes())
+    data["graphs"][0]["weights"][0]["spans"][0]["length"] += 1
+    (folder / NAME).write_text(json.dumps(data))
+
+
+def link(folder: Path) -> None:
+    (folder / BLOB).rename(folder / "elsewhere")
+    (folder / BLOB).symlink_to("elsewhere")
+
+
+SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "altered": (alter, "with another seal"),
+    "torn": (lambda folder: os.truncate(folder / NAME, 100), "with another seal"),
+    "empty seal": (lambda folder: (folder / SEAL).write_bytes(b""), "with another seal"),
+    "no manifest": (lambda folder: (folder / NAME).unlink(), "expected packed.json as it was"),
+    "no seal": (lambda folder: (folder / SEAL).unlink(), "expected packed.seal as it was"),
+    "no blob": (lambda folder: (folder / BLOB).unlink(), "expected packed.bin as it was"),
+    "truncated": (lambda folder: os.truncate(folder / BLOB, 5000), "bytes in packed.bin, got 5000"),
+    "linked": (link, "packed.bin: expected a plain file, got a symbolic link"),
+    "hard linked": (
+        lambda folder: os.link(folder / BLOB, folder / "again"),
+        "expected a file with one name, got 2 hard links",
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_a_spoiled_folder_is_said(
+    bundle: Bundle, folder: Path, spoil: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, said = SPOILED[spoil]
+    change(folder)
+    assert said in refusal(bundle, caplog)
+
+
+def with_span(offset: int, length: int) -> Callable[[PackedManifest], PackedManifest]:
+    def change(manifest: PackedManifest) -> PackedManifest:
+        (graph,) = manifest.graphs
+        first, *rest = graph.weights
+        moved = msgspec.structs.replace(first, spans=(Span(offset=offset, length=length),))
+        graph = msgspec.structs.replace(graph, weights=(moved, *rest))
+        return msgspec.structs.replace(manifest, graphs=(graph,))
+
+    return change
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_packed_weights_end_where_the_file_ends(
+    bundle: Bundle, folder: Path, beyond: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = (folder / BLOB).stat().st_size
+    reseal(folder, with_span(0, size + beyond))
+    made = find_packed(bundle, onnxruntime=VERSION)
+    assert (made is None) is (beyond == 1)
+    assert (f"within the {size} bytes of packed.bin" in caplog.text) is (beyond == 1)
+
+
+def without_carrier(manifest: PackedManifest) -> PackedManifest:
+    (graph,) = manifest.graphs
+    carrier = msgspec.structs.replace(graph.carrier, name="0.q.codes")
+    graph = msgspec.structs.replace(graph, carrier=carrier)
+    return msgspec.structs.replace(manifest, graphs=(graph,))
+
+
+REFUSED: dict[str, tuple[Callable[[PackedManifest], PackedManifest], str]] = {
+    "unaligned": (with_span(512, 512), "schema 1"),
+    "negative": (with_span(-65536, 512), "schema 1"),
+    "another carrier": (without_carrier, "bytes for '0.q.codes' of decoder.onnx"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_manifest_that_does_not_fit_is_said(
+    bundle: Bundle, folder: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, said = REFUSED[name]
+    reseal(folder, change)
+    assert said in refusal(bundle, caplog)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"schema": 2}', b"\xff", b"[" * 10000])
+def test_a_sealed_file_that_is_no_manifest_is_said(
+    bundle: Bundle, folder: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / NAME).write_bytes(data)
+    (folder / SEAL).write_bytes(seal.make_seal(data))
+    assert "expected a packed.json of schema 1" in refusal(bundle, caplog)
+
+
+def test_an_altered_blob_is_found_by_a_full_check(
+    bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (folder / BLOB).open("r+b") as stream:
+        stream.seek(1000)
+        byte = stream.read(1)[0]
+        stream.seek(1000)
+        stream.write(bytes([byte ^ 1]))
+    assert isinstance(find_packed(bundle, onnxruntime=VERSION), Packed)
+    assert caplog.records == []
+    assert find_packed(bundle, onnxruntime=VERSION, full_check=True) is None
+    assert "of packed.bin, got" in caplog.text
+    caplog.clear()
+    load(bundle.path, full_check=True)
+    assert "of packed.bin, got" in caplog.text
+
+
+def test_verify_checks_what_runs(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert state.is_dir()
+    bundle = packed_bundles.write(tmp_path / "bundle", "fp32")
+    pack(bundle)
+    attached: list[str] = []
+    attach = Packed.attach
+
+    def spy(self: Packed, file: str, graph: bytes) -> bytes:
+        attached.append(file)
+        return attach(self, file, graph)
+
+    monkeypatch.setattr(Packed, "attach", spy)
+    assert verify(bundle.path).verdict == "PASS"
+    assert attached == ["decoder.onnx"]

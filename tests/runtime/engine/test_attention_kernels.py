@@ -1,0 +1,138 @@
+"""The kernel that attention runs by, and the parts that prompts are cut into for it."""
+
+import os
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+from tests.runtime.tiny_decoder import write_bundle
+
+from ortolan.runtime import open_bundle
+from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.engine import attention_kernels as scores
+from ortolan.runtime.engine.attention_kernels import (
+    CHUNK,
+    FEWEST,
+    SCORE_BYTES,
+    chunk_tokens,
+    query_heads,
+    score_bytes,
+    whole_scores,
+)
+from ortolan.runtime.engine.memory_plan import plan_memory
+from ortolan.runtime.engine.runner import chunks, prefill
+from ortolan.runtime.engine.session import Engine
+
+SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return open_bundle(write_bundle(tmp_path_factory.mktemp("scores") / "bundle").path)
+
+
+@pytest.mark.parametrize("heads", [1, 9, 32, 128])
+@pytest.mark.parametrize("behind", [0, 100, 4096, 100_000])
+def test_the_scores_of_a_call_stay_small(heads: int, behind: int) -> None:
+    tokens = chunk_tokens(heads, behind)
+    assert FEWEST <= tokens <= CHUNK
+    taken = score_bytes(heads, tokens, behind + tokens)
+    assert taken <= SCORE_BYTES or tokens == FEWEST
+    more = score_bytes(heads, tokens + 1, behind + CHUNK)
+    assert tokens == CHUNK or more > SCORE_BYTES, "cut smaller than it has to be"
+
+
+def test_heads_are_those_of_the_widest_attention(bundle: Bundle) -> None:
+    said = {node.attributes["num_heads"] for node in bundle.graphs["decoder"].attention}
+    assert {query_heads(bundle.graphs.values(), bundle.manifest.states)} == said
+    held = {state.shape[1] for state in bundle.manifest.states}
+    assert {query_heads([], bundle.manifest.states)} == held
+    assert query_heads([], []) == 1
+
+
+def test_a_prompt_in_parts_gives_what_it_gives_whole(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, ids = Engine(bundle, threads=1), [7 * index % 50 for index in range(60)]
+    whole = prefill(engine, engine.cache(), ids)
+    monkeypatch.setattr(scores, "SCORE_BYTES", 1)
+    cache = engine.cache()
+    assert [len(part) for _, part in chunks(engine, cache, ids)] == [16, 16, 16, 12]
+    assert [start for start, _ in chunks(engine, cache, ids)] == [0, 16, 32, 48]
+    in_parts = prefill(engine, cache, ids)
+    assert whole is not None
+    assert in_parts is not None
+    np.testing.assert_allclose(in_parts, whole, rtol=0, atol=1e-5)
+
+
+def test_the_plan_of_memory_counts_them(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def workspace(device: str = "cpu") -> int:
+        made = plan_memory(bundle.manifest, bundle.graphs, context=64, device=device)
+        return made.workspace
+
+    heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
+    counted = workspace()
+    monkeypatch.setattr("ortolan.runtime.engine.memory_plan.score_bytes", lambda *_: 0)
+    assert counted - workspace() == score_bytes(heads, 64, 64)
+    assert workspace("cuda") < workspace()
+
+
+def test_the_switch_is_set_for_our_sessions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    with whole_scores():
+        assert os.environ[SWITCH] == "1"
+    assert SWITCH not in os.environ
+
+    def fail() -> None:
+        with whole_scores():
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert SWITCH not in os.environ
+    monkeypatch.setenv(SWITCH, "0")
+    with whole_scores():
+        assert os.environ[SWITCH] == "0", "the user's own choice"
+    assert os.environ[SWITCH] == "0"
+
+
+def test_the_switch_stays_as_long_as_anybody_opens_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(whole_scores())
+        second.enter_context(whole_scores())
+        first.close()
+        assert os.environ[SWITCH] == "1"
+        second.close()
+        assert SWITCH not in os.environ
+
+
+def test_sessions_are_opened_with_it(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    seen: list[str | None] = []
+    made = onnxruntime.InferenceSession
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append(os.environ.get(SWITCH))
+        return made(*args, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", watched)
+    Engine(bundle, threads=1)
+    assert seen == ["1"]
+    assert SWITCH not in os.environ
+
+
+def test_both_kernels_compute_the_same(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [7 * index % 50 for index in range(48)]
+    logits = []
+    for value in ("0", "1"):
+        monkeypatch.setenv(SWITCH, value)
+        engine = Engine(bundle, threads=1)
+        found = prefill(engine, engine.cache(), ids)
+        assert found is not None
+        logits.append(found)
+    np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=1e-5)

@@ -1,0 +1,397 @@
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.tiny_decoder import (
+    BOS,
+    CONTEXT,
+    EOS,
+    TinyDecoder,
+    tokenizer_json,
+    write_bundle,
+)
+
+from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.engine.cache import Cache
+from ortolan.runtime.engine.step import Step
+from ortolan.runtime.errors import (
+    ContextLengthError,
+    InputError,
+    NumericError,
+)
+from ortolan.runtime.generation.sampling import Sampling
+from ortolan.runtime.model import Model, load
+
+POISON = 13
+SEED_LIMIT = 2**63
+
+prompts = st.lists(st.integers(0, BOS - 1), min_size=1, max_size=20)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tmp_path_factory.mktemp("generate")
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Any) -> TinyDecoder:
+    return write_bundle(
+        folder / "bundle", tokenizer=tokenizer_json(), tokens=Tokens(bos=BOS, eos=(EOS,))
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tiny: TinyDecoder) -> Model:
+    return load(tiny.path)
+
+
+@pytest.fixture(scope="module")
+def bare(folder: Any) -> Model:
+    """The same weights, with neither a tokenizer nor special tokens."""
+    return load(write_bundle(folder / "bare").path)
+
+
+def greedy(tiny: TinyDecoder, prompt: list[int], count: int) -> list[int]:
+    """Tokens by the reference, the whole sequence computed again for each."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(tiny.reference(tokens)[-1].argmax()))
+        if tokens[-1] == EOS:
+            break
+    return tokens[len(prompt) :]
+
+
+class Countdown:
+    """Says no so many times, then yes."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+# --- tokens -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None)
+@given(prompt=prompts)
+def test_greedy_tokens_are_those_of_the_reference(
+    tiny: TinyDecoder, model: Model, prompt: list[int]
+) -> None:
+    completion = model.generate(prompt, max_new_tokens=8)
+    assert list(completion.tokens) == greedy(tiny, prompt, 8)
+
+
+def test_generating_across_growths_of_the_cache_gives_the_reference(
+    tiny: TinyDecoder, bare: Model
+) -> None:
+    prompt = [index * 5 % BOS for index in range(250)]
+    tokens = list(bare.generate(prompt, max_new_tokens=300).tokens)
+    expected = tiny.reference(prompt + tokens)[249:-1]
+    # the highest of the reference, or within the rounding of it
+    chosen = expected[np.arange(300), tokens]
+    assert (expected.max(axis=-1) - chosen < 1e-3).all()
+    assert (expected.argmax(axis=-1) == tokens).mean() > 0.99
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=2.0, seed=3)])
+def test_a_text_that_may_be_cancelled_is_that_of_one_that_may_not(
+    model: Model, sampling: Sampling
+) -> None:
+    asked: Any = {"max_new_tokens": 40, "sampling": sampling}
+    alone, watched = (model.generate([9], cancel=c, **asked) for c in (None, lambda: False))
+    assert (alone.tokens, alone.text, alone.finish_reason) == (
+        *(watched.tokens, watched.text, watched.finish_reason),
+    )
+
+
+@settings(max_examples=8, deadline=None)
+@given(rows=st.lists(prompts, min_size=2, max_size=5), count=st.integers(1, 12))
+def test_several_prompts_give_what_each_gives_alone(
+    model: Model, rows: list[list[int]], count: int
+) -> None:
+    together = model.generate(rows, max_new_tokens=count)
+    alone = [model.generate(row, max_new_tokens=count) for row in rows]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert [one.finish_reason for one in together] == [one.finish_reason for one in alone]
+
+
+@pytest.mark.parametrize("seed", [7, SEED_LIMIT - 1])
+def test_a_row_samples_as_its_prompt_alone_with_the_seed_counted_up(
+    model: Model, seed: int
+) -> None:
+    rows = ["one", "another", "x", "one"]
+    sampling = Sampling(temperature=1.0, seed=seed)
+    together = model.generate(rows, max_new_tokens=20, sampling=sampling)
+    for index, row in enumerate(rows):
+        own = Sampling(temperature=1.0, seed=(seed + index) % SEED_LIMIT)
+        alone = model.generate(row, max_new_tokens=20, sampling=own)
+        assert together[index].tokens == alone.tokens
+    assert together[0].tokens != together[3].tokens
+
+
+def test_rows_end_one_by_one_and_disturb_no_other(model: Model) -> None:
+    rows = ["hello", "a", "worlds of wonder", "e"]
+    endless = model.generate(rows, max_new_tokens=30, ignore_eos=True)
+    stops = [one.text[at : at + 2] for one, at in zip(endless, (2, 9, 17, 4), strict=True)]
+    together = model.generate(rows, max_new_tokens=30, stop=stops, ignore_eos=True)
+    assert len({len(one.tokens) for one in together}) > 2
+    for row, one in zip(rows, together, strict=True):
+        alone = model.generate(row, max_new_tokens=30, stop=stops, ignore_eos=True)
+        assert (one.text, one.tokens, one.finish_reason) == (
+            alone.text,
+            alone.tokens,
+            alone.finish_reason,
+        )
+
+
+def test_rows_grow_the_cache_together(model: Model, bare: Model) -> None:
+    rows = [[1] * 3, [2, 3] * 120, [4] * 250]
+    together = bare.generate(rows, max_new_tokens=30)
+    for row, one in zip(rows, together, strict=True):
+        assert one.tokens == bare.generate(row, max_new_tokens=30).tokens
+
+
+def test_equal_seeds_give_equal_tokens_and_none_gives_others(model: Model) -> None:
+    def tokens(seed: int | None) -> tuple[int, ...]:
+        sampling = Sampling(temperature=1.5, seed=seed)
+        return model.generate("hello", max_new_tokens=30, sampling=sampling).tokens
+
+    assert tokens(3) == tokens(3)
+    assert tokens(3) != tokens(4)
+    assert tokens(None) != tokens(None)
+
+
+def test_two_threads_on_one_model_give_what_one_gives(model: Model) -> None:
+    texts = ["hello", "a", "worlds", "12345"]
+    expected = [model.generate(text, max_new_tokens=60).tokens for text in texts]
+    got: dict[str, tuple[int, ...]] = {}
+
+    def work(text: str) -> None:
+        got[text] = model.generate(text, max_new_tokens=60).tokens
+
+    workers = [threading.Thread(target=work, args=(text,)) for text in texts]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [got[text] for text in texts] == expected
+
+
+# --- where a completion ends ------------------------------------------------------------------
+
+
+def test_it_ends_at_max_new_tokens(model: Model) -> None:
+    completion = model.generate("hello", max_new_tokens=5, ignore_eos=True)
+    assert (len(completion.tokens), completion.finish_reason) == (5, "length")
+
+
+def test_it_ends_at_the_end_of_text_whose_own_text_is_not_shown(model: Model) -> None:
+    bias = Sampling(logit_bias={EOS: 100.0})
+    completion = model.generate("hello", max_new_tokens=5, sampling=bias)
+    assert (completion.tokens, completion.text) == ((EOS,), "")
+    assert completion.finish_reason == "stop"
+
+
+def test_ignoring_the_end_of_text_goes_on(model: Model) -> None:
+    bias = Sampling(logit_bias={EOS: 100.0})
+    completion = model.generate("hello", max_new_tokens=5, sampling=bias, ignore_eos=True)
+    assert (completion.tokens, completion.finish_reason) == ((EOS,) * 5, "length")
+
+
+def test_it_ends_at_a_stop_text_which_is_not_shown(model: Model) -> None:
+    text = model.generate("hello", max_new_tokens=20, ignore_eos=True).text
+    completion = model.generate("hello", max_new_tokens=20, stop=[text[7:10]], ignore_eos=True)
+    cut = text.index(text[7:10])
+    assert completion.text == text[:cut]
+    assert completion.finish_reason == "stop"
+    assert len(completion.tokens) == cut + 3
+
+
+def test_it_ends_with_the_context_when_nothing_else_ends_it(bare: Model) -> None:
+    completion = bare.generate([1] * (CONTEXT - 3))
+    assert (len(completion.tokens), completion.finish_reason) == (3, "length")
+
+
+def test_a_prompt_and_its_new_tokens_may_fill_the_context_and_no_more(bare: Model) -> None:
+    assert len(bare.generate([1] * (CONTEXT - 1), max_new_tokens=1).tokens) == 1
+    with pytest.raises(ContextLengthError, match=f"{CONTEXT} tokens, got a prompt of 1090 and 11"):
+        bare.generate([1] * 1090, max_new_tokens=11)
+    with pytest.raises(ContextLengthError, match=f"got a prompt of {CONTEXT} and 1 new"):
+        bare.generate([[1], [1] * CONTEXT])
+
+
+# --- cancelling -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("times", "count"), [(0, 0), (1, 1), (5, 5)])
+def test_cancelling_keeps_the_tokens_so_far(model: Model, times: int, count: int) -> None:
+    completion = model.generate("hello", ignore_eos=True, cancel=Countdown(times))
+    whole = model.generate("hello", max_new_tokens=20, ignore_eos=True)
+    assert completion.finish_reason == "cancelled"
+    assert completion.tokens == whole.tokens[:count]
+    assert completion.text == whole.text[:count]
+
+
+def test_cancelling_in_the_middle_of_a_long_prompt_takes_at_most_a_chunk(bare: Model) -> None:
+    cancel = Countdown(1)
+    completion = bare.generate([1] * 1000, max_new_tokens=5, cancel=cancel)
+    assert (completion.tokens, completion.finish_reason) == ((), "cancelled")
+    assert cancel.left == -1
+
+
+def test_cancelling_several_prompts_cancels_those_that_have_not_ended(model: Model) -> None:
+    cancel = Countdown(2 + 3)  # two prompts, three steps
+    first, second = model.generate(["a", "b"], max_new_tokens=4, ignore_eos=True, cancel=cancel)
+    assert (len(first.tokens), first.finish_reason) == (4, "length")
+    assert (len(second.tokens), second.finish_reason) == (4, "length")
+    cancel = Countdown(1)
+    first, second = model.generate(["a", "b"], max_new_tokens=4, ignore_eos=True, cancel=cancel)
+    assert (len(first.tokens), first.finish_reason) == (1, "cancelled")
+    assert (len(second.tokens), second.finish_reason) == (0, "cancelled")
+
+
+def test_an_event_cancels_from_another_thread(model: Model) -> None:
+    event = threading.Event()
+    stream = model.stream("hello", ignore_eos=True, cancel=event)
+    next(stream)
+    threading.Thread(target=event.set).start()
+    assert event.wait(20)
+    assert "".join(stream) == ""
+    assert stream.completion.finish_reason == "cancelled"
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None)
+@given(text=st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20))
+def test_a_stream_gives_what_generate_gives(model: Model, text: str) -> None:
+    whole = model.generate(text, max_new_tokens=25, stop=["H>", "zz"])
+    stream = model.stream(text, max_new_tokens=25, stop=["H>", "zz"])
+    pieces = list(stream)
+    assert "".join(pieces) == whole.text
+    assert all(pieces)
+    assert stream.completion.tokens == whole.tokens
+    assert stream.completion.finish_reason == whole.finish_reason
+
+
+def test_a_held_back_piece_of_a_stop_text_comes_out_at_the_end(model: Model) -> None:
+    whole = model.generate("hello", max_new_tokens=10, ignore_eos=True)
+    held = whole.text[-2:] + "never"
+    stream = model.stream("hello", max_new_tokens=10, ignore_eos=True, stop=[held])
+    assert "".join(stream) == whole.text
+    cancelled = model.stream("hello", ignore_eos=True, stop=[held], cancel=Countdown(10))
+    assert "".join(cancelled) == whole.text
+
+
+def test_a_stream_gives_its_first_piece_before_the_last_step(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Step] = []
+    run: Callable[[Step], None] = Step.run
+
+    def count(step: Step) -> None:
+        runs.append(step)
+        run(step)
+
+    monkeypatch.setattr(Step, "run", count)
+    stream = model.stream("hello", max_new_tokens=10)
+    assert runs == []
+    next(stream)
+    assert len(runs) == 1
+    next(stream)
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_closed_stream_is_cancelled(model: Model, steps: int) -> None:
+    with model.stream("hello", ignore_eos=True) as stream:
+        pieces = [next(stream) for _ in range(steps)]
+        with pytest.raises(InputError, match="expected a finished stream"):
+            _ = stream.completion
+    assert stream.completion.finish_reason == "cancelled"
+    assert stream.completion.text == "".join(pieces)
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize("way", ["close", "drop"])
+def test_the_memory_of_a_stream_comes_back(
+    tiny: TinyDecoder, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    caches: list[weakref.ref[Cache]] = []
+    make = Cache.__init__
+
+    def note(cache: Cache, *args: Any, **options: Any) -> None:
+        caches.append(weakref.ref(cache))
+        make(cache, *args, **options)
+
+    monkeypatch.setattr(Cache, "__init__", note)
+    model = load(tiny.path)
+    stream: Iterator[str] | None = model.stream("hello", max_new_tokens=9)
+    assert stream is not None
+    next(stream)
+    assert caches[0]() is not None
+    gc.disable()
+    try:
+        if way == "close":
+            stream.close()  # type: ignore[attr-defined]
+        else:
+            stream = None
+        assert caches[0]() is None
+    finally:
+        gc.enable()
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def poisoned(folder: Any) -> Model:
+    """The token `POISON` gives logits that are not numbers."""
+    return load(write_bundle(folder / "poisoned", poisoned=POISON).path)
+
+
+@pytest.mark.parametrize("prompt", [[POISON], [1, POISON, 2], [[1, 2], [3, POISON]]])
+def test_a_prompt_whose_logits_are_not_finite_is_an_error(poisoned: Model, prompt: Any) -> None:
+    with pytest.raises(NumericError, match="step 1: expected finite logits"):
+        poisoned.generate(prompt, max_new_tokens=3)
+
+
+def test_logits_that_stop_being_finite_are_an_error_that_names_the_step(poisoned: Model) -> None:
+    # 50 comes first; divided by 3 it is below the poisoned token, which comes second
+    sampling = Sampling(logit_bias={50: 1000.0, POISON: 600.0}, repetition_penalty=3.0)
+    assert poisoned.generate([1], max_new_tokens=2, sampling=sampling).tokens == (50, POISON)
+    with pytest.raises(NumericError, match="step 3: expected finite logits"):
+        poisoned.generate([1], max_new_tokens=3, sampling=sampling)
+
+
+# --- timings -----------------------------------------------------------------------------------
+
+
+def test_timings_agree_with_each_other(model: Model) -> None:
+    rows = model.generate(["hello", "a"], max_new_tokens=20, ignore_eos=True)
+    for row, count in zip(rows, (5, 1), strict=True):
+        timings = row.timings
+        assert (timings.prompt_tokens, timings.new_tokens) == (count, 20)
+        assert 0 < timings.prefill_s <= timings.time_to_first_token_s
+        assert timings.decode_s > 0
+        assert timings.tokens_per_second == pytest.approx(19 / timings.decode_s)
+        assert timings.prefill_tokens_per_second == pytest.approx(count / timings.prefill_s)
+    first, second = (row.timings.time_to_first_token_s for row in rows)
+    assert first < second
+
+
+def test_timings_of_nothing_are_zero(model: Model) -> None:
+    timings = model.generate("hello", cancel=lambda: True).timings
+    assert (timings.new_tokens, timings.prefill_s, timings.tokens_per_second) == (0, 0.0, 0.0)
+    one = model.generate("hello", max_new_tokens=1).timings
+    assert (one.decode_s, one.tokens_per_second) == (0.0, 0.0)

@@ -1,0 +1,398 @@
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ortolan.runtime.errors import InputError, SamplingError
+from ortolan.runtime.generation.sampling import (
+    Sampler,
+    Sampling,
+    _pick,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    penalize_counts,
+    penalize_repetition,
+)
+
+Logits = NDArray[np.float32]
+
+V = 24
+
+
+def row(*logits: float) -> Logits:
+    return np.array(logits, np.float32)
+
+
+def distinct_logits(size: int = V) -> st.SearchStrategy[Logits]:
+    """Logits of the usual size, some of them ruled out, no two equal."""
+    values = st.floats(-12, 12, width=32, allow_subnormal=False).filter(lambda x: x != 0)
+    many = st.lists(values, min_size=size, max_size=size, unique=True)
+    masks = st.sets(st.integers(1, size - 1), max_size=size // 2)
+    return st.tuples(many, masks).map(_masked)
+
+
+def _masked(drawn: tuple[list[float], set[int]]) -> Logits:
+    logits = row(*drawn[0])
+    logits[list(drawn[1])] = -np.inf
+    return logits
+
+
+def any_logits() -> st.SearchStrategy[Logits]:
+    """Any finite logits and -inf, ties included, at least one finite."""
+    finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
+    few = st.sampled_from([-1.0, 0.0, 1.0, -math.inf])
+    logits = arrays.arrays(np.float32, st.integers(1, 70), elements=st.one_of(finite, few))
+    return logits.filter(lambda row: bool(np.isfinite(row).any()))
+
+
+def samplings() -> st.SearchStrategy[Sampling]:
+    return st.builds(
+        Sampling,
+        temperature=st.floats(0.05, 4),
+        top_k=st.integers(0, V + 5),
+        top_p=st.one_of(st.just(1.0), st.floats(0.01, 1, exclude_min=True)),
+        min_p=st.one_of(st.just(0.0), st.floats(0, 1)),
+        repetition_penalty=st.one_of(st.just(1.0), st.floats(0.2, 5)),
+        presence_penalty=st.one_of(st.just(0.0), st.floats(-2, 2)),
+        frequency_penalty=st.one_of(st.just(0.0), st.floats(-2, 2)),
+        logit_bias=st.dictionaries(st.integers(0, V - 1), st.floats(-20, 20), max_size=4),
+        seed=st.integers(0, 100),
+    )
+
+
+tokens = st.lists(st.integers(0, V - 1), max_size=12)
+
+
+def sampler(sampling: Sampling, prompt: Sequence[int] = (), generated: Sequence[int] = ()) -> Any:
+    made = Sampler(sampling, V, prompt=prompt)
+    for token in generated:
+        made.record(token)
+    return made
+
+
+def dense(ids_N: NDArray[np.intp], probabilities_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    probabilities_V = np.zeros(V)
+    probabilities_V[ids_N] = probabilities_N
+    return probabilities_V
+
+
+# --- against Hugging Face -------------------------------------------------------------------
+
+
+def reference(
+    logits: Logits, sampling: Sampling, prompt: list[int], generated: list[int]
+) -> NDArray[np.float64]:
+    """The distribution that Hugging Face's processors give, in double precision."""
+    scores = torch.from_numpy(logits.astype(np.float64))[None].clone()
+    for token, bias in sampling.logit_bias.items():
+        scores[0, token] += bias
+    context: Any = torch.tensor([prompt + generated], dtype=torch.long)
+    if context.numel() and sampling.repetition_penalty != 1:
+        scores = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(context, scores)
+    for token in range(V):
+        # https://platform.openai.com/docs/api-reference: mu - c * frequency - (c > 0) * presence
+        count = generated.count(token)
+        scores[0, token] -= count * sampling.frequency_penalty
+        scores[0, token] -= float(count > 0) * sampling.presence_penalty
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+    if sampling.top_k:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
+    probabilities: NDArray[np.float64] = warpers(context, scores).softmax(dim=-1)[0].numpy()
+    return probabilities
+
+
+@settings(max_examples=300, deadline=None)
+@given(logits=distinct_logits(), sampling=samplings(), prompt=tokens, generated=tokens)
+def test_distribution_equals_hugging_face_in_the_same_order(
+    logits: Logits, sampling: Sampling, prompt: list[int], generated: list[int]
+) -> None:
+    ours = dense(*sampler(sampling, prompt, generated).distribution(logits))
+    expected = reference(logits, sampling, prompt, generated)
+    # a token at a threshold may fall either way: a nearby threshold must then give our set
+    if not np.array_equal(ours > 0, expected > 0):
+        near = [
+            reference(logits, options, prompt, generated)
+            for factor in (1 - 1e-5, 1 + 1e-5)
+            for options in (
+                replace(sampling, top_p=min(1.0, sampling.top_p * factor)),
+                replace(sampling, min_p=min(1.0, sampling.min_p * factor)),
+            )
+        ]
+        expected = next((p for p in near if np.array_equal(ours > 0, p > 0)), expected)
+    np.testing.assert_allclose(ours, expected, rtol=2e-3, atol=1e-7)
+
+
+@settings(max_examples=200, deadline=None)
+@given(logits=distinct_logits(), sampling=samplings(), prompt=tokens, generated=tokens)
+def test_greedy_takes_the_highest_adjusted_logit(
+    logits: Logits, sampling: Sampling, prompt: list[int], generated: list[int]
+) -> None:
+    plain = Sampling(
+        temperature=1.0,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+    )
+    expected = reference(logits, plain, prompt, generated)
+    highest = np.sort(expected)[-2:]
+    assume(highest[1] - highest[0] > 1e-5)
+    greedy = sampler(replace(sampling, temperature=0.0), prompt, generated)
+    assert greedy.distribution(logits)[0].tolist() == [expected.argmax()]
+    assert greedy.next(logits) == expected.argmax()
+
+
+def test_options_apply_in_the_documented_order() -> None:
+    # each step changes the outcome of the next, so any other order gives another distribution
+    sampling = Sampling(
+        temperature=2.0,
+        top_k=3,
+        top_p=0.8,
+        min_p=0.5,
+        repetition_penalty=2.0,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias={0: -3.0},
+    )
+    made = Sampler(sampling, 5, prompt=[0])
+    made.record(1)
+    made.record(1)
+    ids, probabilities = made.distribution(row(7, 6, 3, 2.5, 2))
+    # 0: (7 - 3) / 2 = 2; 1: 6 / 2 - 2 * 0.25 - 0.5 = 2; top-k keeps 2, 3 and the ties 0, 1, 4
+    weights = np.exp(np.array([2, 2, 3, 2.5, 2]) / 2)
+    nucleus = np.cumsum(np.sort(weights / weights.sum())[::-1])
+    assert nucleus[2] < 0.8 < nucleus[3]
+    assert ids.tolist() == [0, 1, 2, 3]
+    kept = weights[:4]
+    np.testing.assert_allclose(probabilities, kept / kept.sum(), rtol=1e-6)
+
+
+# --- each step ------------------------------------------------------------------------------
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative() -> None:
+    assert penalize_repetition(row(4, -4, 0), 2.0).tolist() == [2, -8, 0]
+
+
+def test_counted_penalties_follow_the_formula_of_openai() -> None:
+    penalized = penalize_counts(row(1, 1, 1), row(0, 1, 3), presence=0.5, frequency=0.25)
+    assert penalized.tolist() == [1, 0.25, -0.25]
+
+
+def test_presence_and_frequency_look_at_generated_tokens_only() -> None:
+    sampling = Sampling(temperature=1.0, presence_penalty=2.0, frequency_penalty=2.0)
+    made = Sampler(sampling, 3, prompt=[0, 0, 0])
+    assert made.distribution(row(0, 0, 0))[1].tolist() == pytest.approx([1 / 3] * 3)
+    made.record(1)
+    made.record(1)
+    weights = np.exp([0, -6, 0])
+    assert made.distribution(row(0, 0, 0))[1] == pytest.approx(weights / weights.sum())
+
+
+def test_repetition_counts_a_token_once_however_often_it_occurs() -> None:
+    sampling = Sampling(repetition_penalty=2.0, temperature=1.0)
+    once = Sampler(sampling, V, prompt=[3]).distribution(np.ones(V, np.float32))
+    often = sampler(sampling, [3, 3, 3], [3, 3])
+    assert dense(*often.distribution(np.ones(V, np.float32))).tolist() == dense(*once).tolist()
+
+
+def test_penalties_see_more_distinct_tokens_than_fit_at_first() -> None:
+    size = 1000
+    made = Sampler(Sampling(presence_penalty=1.0, repetition_penalty=2.0), size, prompt=[0])
+    logits = np.linspace(3, 4, size, dtype=np.float32)
+    drawn = [made.next(logits) for _ in range(size - 1)]
+    assert drawn == list(range(size - 1, 0, -1))
+
+
+def test_top_k_keeps_the_highest_and_what_equals_the_last() -> None:
+    assert keep_top_k(row(1, 3, 2, 3), 1).tolist() == [1, 3]
+    assert keep_top_k(row(1, 3, 2, 3), 3).tolist() == [1, 2, 3]
+    assert keep_top_k(row(1, 3, 2, 3), 4).tolist() == [0, 1, 2, 3]
+
+
+def test_top_p_keeps_the_fewest_that_reach_the_share_and_the_first_of_equals() -> None:
+    weights = np.array([0.2, 0.5, 0.2, 0.1])
+    assert keep_top_p(weights, 0.5).tolist() == [1]
+    assert keep_top_p(weights, 0.51).tolist() == [0, 1]
+    assert keep_top_p(weights, 0.7001).tolist() == [0, 1, 2]
+    assert keep_top_p(weights, 0.95).tolist() == [0, 1, 2, 3]
+    assert keep_top_p(weights, 1e-300).tolist() == [1]
+    assert keep_top_p(np.ones(3), 1e-20).tolist() == [0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    arrays.arrays(np.float64, st.integers(1, 60), elements=st.floats(0, 1)),
+    st.floats(0, 1, exclude_min=True, exclude_max=True),
+)
+def test_top_p_law(weights: NDArray[np.float64], top_p: float) -> None:
+    assume(weights.sum() > 1e-6)
+    kept = keep_top_p(weights, top_p)
+    share = weights[kept].sum() / weights.sum()
+    assert share >= top_p - 1e-9
+    assert share - weights[kept].min() / weights.sum() <= top_p + 1e-9
+    left = np.delete(weights, kept)
+    assert left.size == 0 or left.max() <= weights[kept].min()
+
+
+def test_min_p_keeps_what_reaches_a_share_of_the_highest() -> None:
+    assert keep_min_p(np.array([1.0, 0.5, 0.49, 0.0]), 0.5).tolist() == [0, 1]
+    assert keep_min_p(np.array([1.0, 0.5, 1.0]), 1.0).tolist() == [0, 2]
+
+
+# --- laws -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    logits=any_logits(),
+    temperature=st.one_of(st.floats(0.01, 100), st.sampled_from([5e-324, 1e-40, 1e-10, 1e300])),
+    top_k=st.integers(0, 80),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+)
+def test_laws_of_the_distribution(
+    logits: Logits, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=1)
+    made = Sampler(sampling, logits.size)
+    ids, probabilities = made.distribution(logits)
+    assert np.isfinite(probabilities).all()
+    assert abs(probabilities.sum() - 1) <= 1e-9
+    assert (np.diff(ids) > 0).all()
+    assert not probabilities[np.isneginf(logits[ids])].any()
+    assert float(logits[ids].max()) >= float(logits.max()) - 1e-6 * temperature
+    assert (probabilities >= min_p * probabilities.max() * (1 - 1e-9)).all()
+    if 0 < top_k < logits.size:
+        assert (logits[ids] >= np.sort(logits)[-top_k]).all()
+    chosen = made.next(logits)
+    assert chosen in ids[probabilities > 0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(logits=any_logits(), seed=st.integers(0, 2**63 - 1), options=samplings())
+def test_masked_token_is_never_drawn(logits: Logits, seed: int, options: Sampling) -> None:
+    made = Sampler(replace(options, seed=seed, logit_bias={}), logits.size)
+    try:
+        for _ in range(20):
+            assert logits[made.next(logits)] > -np.inf
+    except SamplingError:
+        # logits near the end of float32 do not bear a penalty
+        assert np.abs(logits[np.isfinite(logits)]).max() > 1e37
+
+
+@settings(max_examples=100, deadline=None)
+@given(logits=any_logits(), options=samplings(), is_greedy=st.booleans())
+def test_logits_stay_unchanged(logits: Logits, options: Sampling, is_greedy: bool) -> None:
+    bias = {token: 1.0 for token in options.logit_bias if token < logits.size}
+    temperature = 0.0 if is_greedy else options.temperature
+    made = Sampler(replace(options, logit_bias=bias, temperature=temperature), logits.size)
+    before = logits.copy()
+    logits.flags.writeable = False  # and a write would raise
+    try:
+        made.next(logits)
+        made.next(logits)
+    except SamplingError:
+        assert np.abs(logits[np.isfinite(logits)]).max() > 1e37
+    assert np.array_equal(logits, before)
+
+
+# --- draws ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 6}, {"top_p": 0.9}, {"min_p": 0.05}])
+def test_draws_follow_the_distribution(options: dict[str, Any]) -> None:
+    logits = row(0, 1, 2, -1, -np.inf, 0.5, 1.5, -2)
+    made = Sampler(Sampling(temperature=1.3, seed=7, **options), logits.size)
+    ids, probabilities = made.distribution(logits)
+    count = 20_000
+    drawn = np.bincount([made.next(logits) for _ in range(count)], minlength=logits.size)
+    assert drawn.sum() == drawn[ids].sum() == count
+    ids, probabilities = ids[probabilities > 0], probabilities[probabilities > 0]
+    expected = probabilities * count
+    chi_square = ((drawn[ids] - expected) ** 2 / expected).sum()
+    assert chi_square < 22.5  # the 99.9th percentile for 6 degrees of freedom, the most here
+
+
+def test_pick_never_takes_a_weight_of_zero() -> None:
+    weights = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
+    assert [_pick(weights, uniform) for uniform in (0.0, 0.4999, 0.5, 1 - 2**-53)] == [1, 1, 3, 3]
+
+
+def test_draws_of_a_seed_are_those_of_pcg64() -> None:
+    # a flat row of 1000: the token is the uniform number in thousandths
+    flat = np.zeros(1000, np.float32)
+    made = Sampler(Sampling(temperature=1.0, seed=42), 1000)
+    uniforms = np.random.Generator(np.random.PCG64(42)).random(200)
+    assert [made.next(flat) for _ in range(200)] == np.floor(uniforms * 1000).astype(int).tolist()
+
+
+def test_draws_of_a_seed_are_these_on_every_platform() -> None:
+    flat = np.zeros(1000, np.float32)
+    made = Sampler(Sampling(temperature=1.0, seed=0), 1000)
+    assert [made.next(flat) for _ in range(8)] == [636, 269, 40, 16, 813, 912, 606, 729]
+
+
+def test_draws_without_a_seed_differ() -> None:
+    flat = np.zeros(1000, np.float32)
+    first, second = (Sampler(Sampling(temperature=1.0), 1000) for _ in range(2))
+    assert [first.next(flat) for _ in range(8)] != [second.next(flat) for _ in range(8)]
+
+
+# --- greedy ---------------------------------------------------------------------------------
+
+
+def test_greedy_takes_the_lowest_id_of_equals() -> None:
+    made = Sampler(Sampling(), 4)
+    assert made.next(row(1, 5, 5, 5)) == 1
+    assert type(made.next(row(1, 5, 5, 5))) is int
+
+
+def test_greedy_is_not_changed_by_filters_and_seed() -> None:
+    logits = row(1, 5, 4, 5)
+    filtered = Sampling(top_k=1, top_p=0.01, min_p=1.0, seed=3)
+    assert Sampler(filtered, 4).next(logits) == Sampler(Sampling(), 4).next(logits) == 1
+
+
+def test_greedy_without_penalties_makes_no_copy_and_keeps_no_count() -> None:
+    made = Sampler(Sampling(top_k=5), V, prompt=[1, 2])
+    logits = np.zeros(V, np.float32)
+    assert made._adjusted(logits) is logits
+    assert made._seen is None
+    assert made._generated is None
+    assert made._scratch_V.size == 0
+
+
+@pytest.mark.parametrize("token", [-1, V, 2**40])
+def test_token_outside_the_vocabulary_is_refused(token: int) -> None:
+    with pytest.raises(InputError, match=f"0 to {V - 1}, got {token}"):
+        Sampler(Sampling(repetition_penalty=1.1), V, prompt=[0, token])
+    with pytest.raises(InputError, match=f"0 to {V - 1}, got {token}"):
+        Sampler(Sampling(), V).record(token)
+
+
+@pytest.mark.parametrize("shape", [(V - 1,), (V + 1,), (1, V), ()])
+def test_logits_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="expected shape"):
+        Sampler(Sampling(), V).next(np.zeros(shape, np.float32))

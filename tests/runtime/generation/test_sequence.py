@@ -1,0 +1,248 @@
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.tiny_decoder import (
+    CONTEXT,
+    VOCABULARY,
+    TinyDecoder,
+    assert_close,
+    write_bundle,
+)
+
+from ortolan.runtime.engine.step import Step
+from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
+from ortolan.runtime.generation.sequence import Sequence
+from ortolan.runtime.model import Model, load
+
+POISON = 13
+
+ids = st.integers(0, VOCABULARY - 1)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
+    return write_bundle(tmp_path_factory.mktemp("sequence") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def model(tiny: TinyDecoder) -> Model:
+    return load(tiny.path)
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("sequence") / "recurrent"
+    return load(write_bundle(folder, recurrent=True).path)
+
+
+@settings(max_examples=10, deadline=None)
+@given(parts=st.lists(st.lists(ids, min_size=1, max_size=12), min_size=1, max_size=5))
+def test_parts_give_what_the_reference_gives_for_the_whole(
+    tiny: TinyDecoder, model: Model, parts: list[list[int]]
+) -> None:
+    sequence, whole = model.sequence(), []
+    for part in parts:
+        whole += part
+        logits = sequence.append(part)
+        assert_close(logits, tiny.reference(whole)[-1])
+        assert sequence.tokens == tuple(whole)
+        assert len(sequence) == len(whole)
+
+
+@settings(max_examples=10, deadline=None)
+@given(tokens=st.lists(ids, min_size=1, max_size=20), token=ids, data=st.data())
+def test_a_rewound_sequence_gives_what_a_fresh_one_gives(
+    model: Model, tokens: list[int], token: int, data: st.DataObject
+) -> None:
+    length = data.draw(st.integers(0, len(tokens)))
+    rewound, fresh = model.sequence(), model.sequence()
+    rewound.append(tokens)
+    rewound.rewind(length)
+    assert rewound.tokens == tuple(tokens[:length])
+    assert_close(rewound.append([token]), fresh.append([*tokens[:length], token]))
+
+
+def test_the_logits_belong_to_the_caller(model: Model) -> None:
+    sequence = model.sequence()
+    first = sequence.append([1])
+    kept = first.copy()
+    sequence.append([2])
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_appending_across_a_growth_of_the_cache_keeps_the_context(
+    tiny: TinyDecoder, model: Model
+) -> None:
+    tokens = [index * 7 % VOCABULARY for index in range(620)]
+    expected = tiny.reference(tokens)
+    sequence = model.sequence()
+    sequence.append(tokens[:255])
+    for position in range(255, 260):
+        assert_close(sequence.append([tokens[position]]), expected[position])
+    assert_close(sequence.append(tokens[260:]), expected[-1])
+
+
+def test_a_sequence_holds_exactly_the_context(model: Model) -> None:
+    sequence = model.sequence()
+    sequence.append([1] * CONTEXT)
+    for more in ([1], [1, 2]):
+        with pytest.raises(ContextLengthError, match=f"at most {CONTEXT} tokens, got {CONTEXT}"):
+            sequence.append(more)
+    assert len(sequence) == CONTEXT
+
+
+@pytest.mark.parametrize(
+    "wrong", [[VOCABULARY], [-1], [True], [1.0], ["a"], "12", 5, np.array([1.5]), np.array([[1]])]
+)
+def test_what_is_no_list_of_ids_is_refused_and_changes_nothing(model: Model, wrong: object) -> None:
+    sequence = model.sequence()
+    sequence.append([1, 2])
+    with pytest.raises(InputError, match="append: expected"):
+        sequence.append(wrong)  # type: ignore[arg-type]
+    assert sequence.tokens == (1, 2)
+
+
+def test_no_ids_are_refused(model: Model) -> None:
+    with pytest.raises(InputError, match="at least one token id"):
+        model.sequence().append([])
+
+
+def test_arrays_of_ids_are_taken(model: Model) -> None:
+    one, other = model.sequence(), model.sequence()
+    np.testing.assert_array_equal(one.append(np.array([3, 4], np.uint8)), other.append([3, 4]))
+    assert one.tokens == (3, 4)
+
+
+@pytest.mark.parametrize("kind", ["model", "recurrent"])
+@pytest.mark.parametrize("count", [1, 30, 1040])
+def test_an_error_inside_leaves_the_sequence_as_it_was(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
+) -> None:
+    model: Model = request.getfixturevalue(kind)
+    sequence, other = model.sequence(), model.sequence()
+    for each in (sequence, other):
+        each.append([5, 6, 7])
+    run: Callable[[Step], None] = Step.run
+    last = {1: 1, 30: 1, 1040: 3}[count]  # 1040 tokens are three chunks
+    runs = []
+
+    def fail_after_the_last(step: Step) -> None:
+        run(step)
+        runs.append(step)
+        if len(runs) == last:
+            raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "run", fail_after_the_last)
+        with pytest.raises(MemoryError):
+            sequence.append([9] * count)
+    assert sequence.tokens == (5, 6, 7)
+    assert_close(sequence.append([8]), other.append([8]))
+    assert_close(sequence.append([1, 2]), other.append([1, 2]))
+
+
+def test_logits_that_are_not_finite_are_an_error_and_change_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("sequence") / "poisoned"
+    model = load(write_bundle(folder, poisoned=POISON).path)
+    sequence, other = model.sequence(), model.sequence()
+    for each in (sequence, other):
+        each.append([1, 2])
+    for poisoned in ([POISON], [3, POISON, 4]):
+        with pytest.raises(NumericError, match="append: expected finite logits"):
+            sequence.append(poisoned)
+    np.testing.assert_array_equal(sequence.append([3]), other.append([3]))
+
+
+def test_a_state_of_fixed_size_can_only_be_rewound_to_the_start(recurrent: Model) -> None:
+    sequence, fresh = recurrent.sequence(), recurrent.sequence()
+    sequence.append([1, 2, 3])
+    with pytest.raises(InputError, match="'sum'"):
+        sequence.rewind(2)
+    assert sequence.tokens == (1, 2, 3)
+    sequence.rewind(0)
+    np.testing.assert_array_equal(sequence.append([4]), fresh.append([4]))
+
+
+def test_a_second_thread_on_one_sequence_is_refused(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = model.sequence()
+    inside, leave = threading.Event(), threading.Event()
+    run: Callable[[Step], None] = Step.run
+
+    def wait(step: Step) -> None:
+        inside.set()
+        assert leave.wait(20)
+        run(step)
+
+    monkeypatch.setattr(Step, "run", wait)
+    worker = threading.Thread(target=sequence.append, args=([1, 2],))
+    worker.start()
+    assert inside.wait(20)
+    uses: list[Callable[[], object]] = [
+        lambda: sequence.append([3]),
+        lambda: sequence.rewind(0),
+        sequence.close,
+    ]
+    for use in uses:
+        with pytest.raises(InputError, match="one thread at a time"):
+            use()
+    leave.set()
+    worker.join()
+    assert sequence.tokens == (1, 2)
+
+
+def test_two_sequences_in_two_threads_give_what_each_gives_alone(model: Model) -> None:
+    chains = [[(start + index) % VOCABULARY for index in range(60)] for start in range(4)]
+    expected = [[model.sequence().append(chain[:60])] for chain in chains]
+    got: list[np.ndarray | None] = [None] * len(chains)
+
+    def work(index: int) -> None:
+        sequence = model.sequence()
+        for token in chains[index]:
+            got[index] = sequence.append([token])
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(len(chains))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for one, alone in zip(got, expected, strict=True):
+        assert one is not None
+        assert_close(one, alone[0])
+
+
+def test_a_closed_sequence_is_refused_and_closing_twice_is_not(model: Model) -> None:
+    with model.sequence() as sequence:
+        sequence.append([1])
+    sequence.close()
+    assert sequence.tokens == ()
+    for use in (lambda: sequence.append([1]), lambda: sequence.rewind(0)):
+        with pytest.raises(InputError, match="got a closed one"):
+            use()
+
+
+@pytest.mark.parametrize("way", ["close", "drop"])
+def test_the_memory_of_a_sequence_comes_back(model: Model, way: str) -> None:
+    sequence: Sequence | None = model.sequence()
+    assert sequence is not None
+    sequence.append([1])
+    sequence.append([1, 2])
+    cache = weakref.ref(sequence._cache)
+    gc.disable()
+    try:
+        if way == "close":
+            sequence.close()
+        else:
+            sequence = None
+        assert cache() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,330 @@
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import onnx
+import pytest
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+from tests.runtime import tiny_bundle
+from tests.runtime.graph_changes import (
+    DATA,
+    MANIFEST,
+    Change,
+    add_node,
+    changed,
+    checked,
+    error_of,
+)
+
+from ortolan.runtime import limits
+from ortolan.runtime.errors import GraphError
+from ortolan.runtime.graph import summary as onnx_graph
+
+ROOT = Path(__file__).parents[3]
+
+
+def attention_of(model: ModelProto) -> NodeProto:
+    node: NodeProto = model.graph.node[2]
+    return node
+
+
+def set_attention(name: str, value: object) -> Change:
+    def change(model: ModelProto) -> None:
+        node = attention_of(model)
+        kept = [attribute for attribute in node.attribute if attribute.name != name]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        if value is not None:
+            node.attribute.append(helper.make_attribute(name, value))
+
+    return change
+
+
+SUBGRAPH = helper.make_graph([], "inner", [], [])
+
+SPARSE = helper.make_sparse_tensor(
+    helper.make_tensor("values", TensorProto.FLOAT, [1], [1.0]),
+    helper.make_tensor("indices", TensorProto.INT64, [1], [0]),
+    [4],
+)
+
+
+def sparse_attribute(name: str, *, several: bool) -> AttributeProto:
+    attribute = AttributeProto(name=name)
+    if several:
+        attribute.sparse_tensors.append(SPARSE)
+    else:
+        attribute.sparse_tensor.CopyFrom(SPARSE)
+    return attribute
+
+
+def add_attribute(attribute: AttributeProto) -> Change:
+    return lambda model: model.graph.node[0].attribute.append(attribute)
+
+
+def test_summary_agrees_with_onnx() -> None:
+    model = onnx.load_model_from_string(DATA)
+
+    summary = checked(DATA)
+
+    assert summary.ir_version == model.ir_version
+    assert summary.opsets == {"ai.onnx": 24, "com.microsoft": 1}
+    for values, protos in (
+        (summary.inputs, model.graph.input),
+        (summary.outputs, model.graph.output),
+    ):
+        assert [value.name for value in values] == [proto.name for proto in protos]
+        for value, proto in zip(values, protos, strict=True):
+            tensor = proto.type.tensor_type
+            assert value.dtype == helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+            dims = tensor.shape.dim
+            assert value.shape == tuple(dim.dim_param or dim.dim_value for dim in dims)
+    assert summary.operators == {
+        "ai.onnx::Gather": 1,
+        "ai.onnx::GatherND": 1,
+        "ai.onnx::MatMul": 2,
+        "ai.onnx::Unsqueeze": 1,
+        "com.microsoft::GroupQueryAttention": 1,
+    }
+    assert summary.functions == ()
+
+
+def test_summary_lists_the_weights_outside() -> None:
+    external = checked(DATA).external
+
+    assert [(tensor.name, tensor.dims) for tensor in external] == list(tiny_bundle.WEIGHTS.items())
+    assert {(tensor.file, tensor.dtype) for tensor in external} == {
+        (tiny_bundle.BLOB_NAME, "float32")
+    }
+    assert external[0].offset == 0
+    assert external[1].offset == external[0].length
+    assert external[2].offset + external[2].length == len(tiny_bundle.BLOB)
+
+
+def test_summary_lists_attention_with_its_attributes() -> None:
+    (node,) = checked(changed(set_attention("softcap", 30.0))).attention
+
+    assert node.name == "attention.0"
+    assert node.operator == "com.microsoft::GroupQueryAttention"
+    assert node.attributes == {
+        "num_heads": 4,
+        "kv_num_heads": 2,
+        "scale": 0.25,
+        "softcap": 30.0,
+        "local_window_size": -1,
+    }
+
+
+def test_unnamed_and_absent_sizes_are_question_marks() -> None:
+    def change(model: ModelProto) -> None:
+        model.graph.input[0].type.tensor_type.shape.dim[1].Clear()
+
+    assert checked(changed(change)).inputs[0].shape == ("batch", "?")
+
+
+def test_standard_domain_is_counted_once_under_both_names() -> None:
+    summary = checked(changed(lambda model: setattr(model.graph.node[1], "domain", "ai.onnx")))
+
+    assert summary.operators["ai.onnx::MatMul"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda model: model.ClearField("graph"), "without one"),
+        (lambda model: model.training_info.add(), "training information"),
+        (lambda model: model.graph.sparse_initializer.append(SPARSE), "sparse"),
+        (lambda model: model.ClearField("opset_import"), "standard operators"),
+        (lambda model: model.opset_import.add(domain="ai.onnx", version=24), "two of"),
+        (add_node("Identity", "custom"), "custom::Identity"),
+        (add_node("TreeEnsemble", "ai.onnx.ml"), "ai.onnx.ml"),
+        (add_node("Identity", "com.microsoft "), "com.microsoft ::"),
+        (add_node("Loop", body=SUBGRAPH), "Loop"),
+        (add_node("Scan", body=SUBGRAPH), "Scan"),
+        (add_node("If", then_branch=SUBGRAPH, else_branch=SUBGRAPH), "If"),
+        (add_node("Loop", "ai.onnx"), "Loop"),
+        (add_node("EPContext", "com.microsoft", ep_cache_context="x.so"), "EPContext"),
+        (add_node("Relu", body=SUBGRAPH), "subgraph"),
+        (add_node("Relu", bodies=[SUBGRAPH]), "subgraph"),
+        (add_attribute(sparse_attribute("sparse_value", several=False)), "sparse"),
+        (add_attribute(sparse_attribute("sparse_values", several=True)), "sparse"),
+        (add_node("GatherND", batch_dims=-1), "batch_dims"),
+        (add_node("GatherND", batch_dims=-(2**63)), "batch_dims"),
+        (add_node("Split", num_outputs=2), "num_outputs"),
+        (lambda model: model.graph.node.add(op_type="Einsum").input.append(""), "left out"),
+        (add_node("MatMulNBits", "com.microsoft", K=2**31), f"{2**31}"),
+        (add_node("MatMulNBits", "com.microsoft", K=-(2**31) - 1), f"{-(2**31) - 1}"),
+        (lambda model: attention_of(model).attribute.add(name="scale", f=1.0, type=1), "repeated"),
+        (lambda model: model.graph.input.append(model.graph.input[0]), "repeated"),
+        (lambda model: model.graph.input.add(name="list").type.sequence_type.SetInParent(), "list"),
+        (lambda model: model.graph.output.add(name="untyped"), "untyped"),
+        (
+            lambda model: model.graph.input.append(
+                helper.make_tensor_value_info("text", TensorProto.STRING, [1])
+            ),
+            "'text'",
+        ),
+        (
+            lambda model: model.graph.input.append(
+                helper.make_tensor_value_info("negative", TensorProto.FLOAT, [-1])
+            ),
+            "'negative'",
+        ),
+    ],
+)
+def test_structure_that_bundles_do_not_use_is_refused(change: Change, part: str) -> None:
+    assert part in error_of(changed(change))
+
+
+def test_nodes_beside_the_traps_of_kernels_are_accepted() -> None:
+    for change in (
+        add_node("GatherND", batch_dims=limits.MAX_TENSOR_RANK),
+        add_node("Split", num_outputs=1),
+        add_node("Split", axis=1),
+        add_node("Einsum", equation="ij->ji"),
+        add_node("MatMulNBits", "com.microsoft", K=2**31 - 1),
+    ):
+        checked(changed(change))
+
+
+@pytest.mark.parametrize("name", ["num_heads", "kv_num_heads"])
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, limits.MAX_HEADS + 1, 2**31, 2**32, 2**62, -(2**63), 2.0, [4], "4", None],
+    ids=str,
+)
+def test_head_count_that_kills_a_kernel_is_refused(name: str, value: object) -> None:
+    assert f"'{name}'" in error_of(changed(set_attention(name, value)))
+
+
+def test_most_heads_are_accepted() -> None:
+    (node,) = checked(changed(set_attention("num_heads", limits.MAX_HEADS))).attention
+
+    assert node.attributes["num_heads"] == limits.MAX_HEADS
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    assert "multiple of 2" in error_of(changed(set_attention("num_heads", 5)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scale_that_is_no_number_is_refused(value: float) -> None:
+    assert "finite" in error_of(changed(set_attention("scale", value)))
+
+
+@pytest.mark.parametrize("operator", ["com.microsoft::MultiHeadAttention", "ai.onnx::Attention"])
+def test_head_counts_of_other_attention_are_bounded_too(operator: str) -> None:
+    domain, op_type = operator.split("::")
+    name = "q_num_heads" if domain == "ai.onnx" else "num_heads"
+
+    assert name in error_of(changed(add_node(op_type, domain, **{name: 0})))
+    assert checked(changed(add_node(op_type, domain, **{name: 8}))).attention[1].attributes == {
+        name: 8
+    }
+
+
+def function_bomb(levels: int) -> list[onnx.FunctionProto]:
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    calls = [
+        [
+            helper.make_node(f"F{level + 1}", ["x"], ["y"], domain="com.microsoft"),
+            helper.make_node(f"F{level + 1}", ["y"], ["z"], domain="com.microsoft"),
+        ]
+        for level in range(levels)
+    ]
+    calls[-1] = [helper.make_node("Identity", ["x"], ["z"])]
+    return [
+        helper.make_function("com.microsoft", f"F{level}", ["x"], ["z"], nodes, opsets)
+        for level, nodes in enumerate(calls)
+    ]
+
+
+def test_functions_are_refused_in_a_fused_bundle() -> None:
+    data = changed(lambda model: model.functions.extend(function_bomb(3)))
+
+    assert "no functions with 'fused' attention" in error_of(data)
+
+
+def test_unknown_function_is_refused_in_a_portable_bundle() -> None:
+    data = changed(lambda model: model.functions.extend(function_bomb(1)))
+    portable = msgspec.structs.replace(MANIFEST, attention="portable")
+
+    with pytest.raises(GraphError, match=r"com\.microsoft::F0"):
+        onnx_graph.check(onnx_graph.read(data), portable)
+
+
+def test_known_function_is_accepted_in_a_portable_bundle_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (function,) = function_bomb(1)
+    sha256 = hashlib.sha256(function.SerializeToString()).hexdigest()
+    monkeypatch.setattr(onnx_graph, "KNOWN_FUNCTIONS", frozenset({sha256}))
+    summary = onnx_graph.read(changed(lambda model: model.functions.append(function)))
+
+    assert summary.functions == (("com.microsoft", "F0", sha256),)
+    onnx_graph.check(summary, msgspec.structs.replace(MANIFEST, attention="portable"))
+    with pytest.raises(GraphError, match="no functions"):
+        onnx_graph.check(summary, MANIFEST)
+
+
+def repeat(field: str, count: int) -> Change:
+    def change(model: ModelProto) -> None:
+        entries = getattr(model.graph, field)
+        entry = entries[0]
+        for index in range(count - len(entries)):
+            copied = entries.add()
+            copied.CopyFrom(entry)
+            copied.name = f"copy{index}"
+
+    return change
+
+
+def node_with_inputs(count: int) -> Change:
+    return lambda model: model.graph.node.add(op_type="Concat").input.extend([""] * count)
+
+
+def add_opsets(count: int) -> Change:
+    def change(model: ModelProto) -> None:
+        for index in range(count - len(model.opset_import)):
+            model.opset_import.add(domain=f"d{index}", version=1)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("limit", "make"),
+    [
+        (limits.MAX_NODES, lambda n: repeat("node", n)),
+        (limits.MAX_INITIALIZERS, lambda n: repeat("initializer", n)),
+        (limits.MAX_GRAPH_VALUES, lambda n: repeat("output", n)),
+        (limits.MAX_NODE_EDGES, node_with_inputs),
+        (limits.MAX_OPSETS, add_opsets),
+    ],
+)
+def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int], Change]) -> None:
+    checked(changed(make(limit)))
+    assert f"at most {limit}" in error_of(changed(make(limit + 1)))
+
+
+def test_graph_file_over_its_size_is_refused_unread() -> None:
+    assert f"{limits.MAX_GRAPH_BYTES}" in error_of(bytes(limits.MAX_GRAPH_BYTES + 1))
+
+
+def test_onnx_and_torch_stay_off_the_device() -> None:
+    code = (
+        "import sys, ortolan.runtime.bundle.folder; "
+        "print({'onnx', 'torch', 'transformers', 'onnxruntime'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,208 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.tiny_tokenizers import (
+    KINDS,
+    TEXTS,
+    byte_level,
+    id_of,
+    library,
+    ours,
+    saved,
+    tokens_of,
+)
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as Library
+
+from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+SOURCES = Path(__file__).parents[3] / "src"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_encode_and_decode_equal_the_library(kind: str, data: st.DataObject) -> None:
+    text = data.draw(TEXTS)
+    ids = data.draw(tokens_of(kind))
+    for flag in (True, False):
+        encoded = library(kind).encode(text, add_special_tokens=flag).ids
+        assert ours(kind).encode(text, add_special_tokens=flag) == encoded
+        decoded = library(kind).decode(ids, skip_special_tokens=flag)
+        assert ours(kind).decode(ids, skip_special_tokens=flag) == decoded
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS.map(lambda text: text.replace("é", "")))  # an added token: its letter is a byte
+def test_byte_level_decode_restores_any_text(text: str) -> None:
+    assert ours("byte_level").decode(ours("byte_level").encode(text)) == text
+
+
+def test_encode_adds_special_tokens_only_when_asked() -> None:
+    tokenizer = ours("byte_level")
+    start = id_of("byte_level", "<s>")
+    assert tokenizer.encode("Hello")[0] == start
+    assert start not in tokenizer.encode("Hello", add_special_tokens=False)
+
+
+def test_decode_shows_special_tokens_only_when_asked() -> None:
+    ids = ours("byte_level").encode("Hello")
+    assert ours("byte_level").decode(ids) == "Hello"
+    assert ours("byte_level").decode(ids, skip_special_tokens=False) == "<s>Hello"
+
+
+def test_truncation_and_padding_of_the_file_are_left_out() -> None:
+    tiny = byte_level()
+    plain = tiny.encode("Hello, Hello").ids
+    tiny.enable_truncation(2)
+    tiny.enable_padding(length=1000)
+    assert Tokenizer.from_bytes(saved(tiny)).encode("Hello, Hello") == plain
+
+
+def test_vocab_size_is_one_more_than_the_highest_id_with_gaps() -> None:
+    assert ours("words").vocab_size == 8
+    assert ours("byte_level").vocab_size == library("byte_level").get_vocab_size()
+
+
+def test_padding_of_the_model_has_no_text() -> None:
+    tokenizer = Tokenizer.from_bytes(saved(library("words")), model_vocab_size=16)
+    assert tokenizer.vocab_size == 16
+    assert tokenizer.decode([1, 15, 1]) == "a a"
+    stream = tokenizer.stream()
+    assert [stream.push(1), stream.push(15), stream.push(1)] == ["a", "", " a"]
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize("text", ["\ud800", "ab\udfff", "\udc00\ud800"])
+def test_lone_surrogate_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(
+        TokenizerError, match=f"index {min(len(text) - 1, 2) if 'a' in text else 0}"
+    ):
+        ours("byte_level").encode(text)
+
+
+@pytest.mark.parametrize("text", [None, b"bytes", 5, ["a"]])
+def test_what_is_no_text_is_refused(text: Any) -> None:
+    with pytest.raises(TokenizerError, match="expected a str"):
+        ours("byte_level").encode(text)
+
+
+@pytest.mark.parametrize("token", [-1, 8, 2**32, 2**70, 1.5, "1", None])
+def test_id_out_of_range_is_refused(token: Any) -> None:
+    tokenizer = ours("words")
+    with pytest.raises(TokenizerError, match="from 0 to 7"):
+        tokenizer.decode([1, token])
+    stream = tokenizer.stream()
+    assert stream.push(1) == "a"
+    with pytest.raises(TokenizerError, match="from 0 to 7"):
+        stream.push(token)
+    assert stream.push(1) == " a"
+
+
+def test_ids_of_numpy_are_taken() -> None:
+    assert ours("words").decode(np.array([1, 1])) == "a a"
+
+
+def test_id_beyond_the_model_is_refused() -> None:
+    Tokenizer.from_bytes(saved(library("words")), model_vocab_size=8)
+    with pytest.raises(TokenizerError, match="below the model's 7, got 7"):
+        Tokenizer.from_bytes(saved(library("words")), model_vocab_size=7)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"normalizer":' * 5000,
+        b'{"model": {"type": "BPE"}}',
+        b'{"model": {"type": "Nothing"}}',
+        b'{"decoder": 5, "model": {}}',
+    ],
+)
+def test_broken_file_is_refused(data: bytes) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        Tokenizer.from_bytes(data)
+
+
+def test_torn_file_is_refused_at_every_length() -> None:
+    data = saved(library("words"))
+    for length in range(len(data)):
+        with pytest.raises(TokenizerError):
+            Tokenizer.from_bytes(data[:length])
+
+
+def test_panic_of_the_library_is_a_tokenizer_error(capfd: pytest.CaptureFixture[str]) -> None:
+    tiny = Library(models.WordLevel({"a": 0}, unk_token="a"))
+    tiny.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    tokenizer = Tokenizer.from_bytes(saved(tiny))
+    with pytest.raises(TokenizerError) as caught:
+        tokenizer.encode("a" * 40 + "b")
+    assert type(caught.value.__cause__).__name__ == "PanicException"
+    assert "panicked" in capfd.readouterr().err
+
+
+def test_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_bytes(saved(library("words")))
+
+    class Interrupted:
+        def encode(self, text: str, *, add_special_tokens: bool) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokenizer, "_library", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")
+
+
+# --- the process ---
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+        input=saved(library("byte_level")).decode(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+
+def test_fork_after_use_warns_of_nothing() -> None:
+    done = run(
+        "import os, sys\n"
+        "from ortolan.runtime.inputs.tokenizer import Tokenizer\n"
+        "tokenizer = Tokenizer.from_bytes(sys.stdin.buffer.read())\n"
+        "ids = tokenizer.encode('Hello ' * 1000)\n"
+        "child = os.fork()\n"
+        "assert tokenizer.decode(tokenizer.encode('Hello')) == 'Hello'\n"
+        "if not child: os._exit(0)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_import_and_use_open_no_socket_and_load_no_torch() -> None:
+    done = run(
+        "import sys\n"
+        "sys.addaudithook(lambda name, _: print(name) if name.startswith('socket') else None)\n"
+        "from ortolan.runtime.inputs.tokenizer import Tokenizer\n"
+        "Tokenizer.from_bytes(sys.stdin.buffer.read()).encode('Hello')\n"
+        "print(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))\n"
+    )
+    assert done.stdout == "[]\n"

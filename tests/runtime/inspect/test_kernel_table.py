@@ -1,0 +1,68 @@
+"""The table of kernels beside the registry of the onnxruntime that is installed."""
+
+from functools import cache
+
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state  # type: ignore[import-untyped]
+
+from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT, KERNELS, TYPES
+
+OPSET = 24
+
+DECISIVE_CONSTRAINT = {
+    "ai.onnx::Attention": "T1",
+    "ai.onnx::Cast": "T1",
+    "ai.onnx::DequantizeLinear": "T2",
+    "ai.onnx::Identity": "V",
+    "com.microsoft::DynamicQuantizeMatMul": "T1",
+    "com.microsoft::GatherBlockQuantized": "T2",
+    "com.microsoft::MatMulNBits": "T1",
+}
+"""The name that a kernel gives the type of its decisive input, where it is not T."""
+
+
+@cache
+def registered() -> dict[str, set[str]]:
+    """Operator to the types of elements that the CPU provider has a kernel for."""
+    found: dict[str, set[str]] = {}
+    for kernel in onnxruntime_pybind11_state.get_all_opkernel_def():
+        first, last = kernel.version_range
+        is_standard = kernel.domain == ""
+        if kernel.provider != "CPUExecutionProvider":
+            continue
+        if is_standard and not first <= OPSET <= last:
+            continue
+        operator = f"{kernel.domain or 'ai.onnx'}::{kernel.op_name}"
+        names = kernel.type_constraints.get(DECISIVE_CONSTRAINT.get(operator, "T"), [])
+        types = {name.removeprefix("tensor(").removesuffix(")") for name in names}
+        types = {{"float": "float32"}.get(name, name) for name in types}
+        found.setdefault(operator, set()).update(types)
+    return found
+
+
+@pytest.mark.skipif(
+    not onnxruntime.__version__.startswith("1.31."), reason="the table is of onnxruntime 1.31"
+)
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(),
+    reason="the registry of the GPU package opens libraries of providers that may be missing",
+)
+@pytest.mark.parametrize("operator", KERNELS)
+def test_the_column_of_the_cpu_is_the_installed_registry(operator: str) -> None:
+    assert KERNELS[operator].cpu == registered()[operator] & TYPES
+
+
+def test_cuda_has_no_attention_with_a_cache_in_float32() -> None:
+    assert KERNELS["com.microsoft::GroupQueryAttention"].cuda == {"float16", "bfloat16"}
+
+
+def test_cuda_computes_in_float16_all_that_it_computes_in_bfloat16() -> None:
+    for kernels in KERNELS.values():
+        assert "bfloat16" not in kernels.cuda or "float16" in kernels.cuda
+
+
+def test_columns_hold_types_of_the_table_only() -> None:
+    for kernels in KERNELS.values():
+        assert kernels.cpu | kernels.cuda <= TYPES
+    assert set(DECISIVE_INPUT) <= set(KERNELS)

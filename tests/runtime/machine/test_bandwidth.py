@@ -1,0 +1,151 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from ortolan.runtime.machine import bandwidth
+from ortolan.runtime.machine.bandwidth import (
+    BUFFER_BYTES,
+    MIN_BUFFER_BYTES,
+    Probe,
+    buffer_bytes,
+    last_level_cache,
+    read_bandwidth,
+)
+
+MIB = 1 << 20
+
+linux = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux only")
+
+
+def add_cache(root: Path, cpu: int, index: int, size: str, cores: str, **files: str) -> None:
+    folder = root / f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
+    folder.mkdir(parents=True)
+    contents = {"level": "3", "type": "Unified", "size": size, "shared_cpu_list": cores} | files
+    for name, text in contents.items():
+        (folder / name).write_text(text + "\n")
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *logical: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(logical))
+
+
+# --- the processor's cache --------------------------------------------------------------------
+
+
+@linux
+def test_a_cache_that_cores_share_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, 0, 1)
+    for cpu in (0, 1):
+        add_cache(tmp_path, cpu, 2, "1024K", f"{cpu}", level="2")
+        add_cache(tmp_path, cpu, 3, "32768K", "0-1")
+    assert last_level_cache(tmp_path) == 32 * MIB
+
+
+@linux
+def test_caches_of_several_groups_of_cores_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, 0, 1, 2)
+    add_cache(tmp_path, 0, 3, "16M", "0-1")
+    add_cache(tmp_path, 1, 3, "16M", "0-1")
+    add_cache(tmp_path, 2, 3, "16M", "2-3")
+    add_cache(tmp_path, 4, 3, "16M", "4-5")  # not for this process
+    assert last_level_cache(tmp_path) == 32 * MIB
+
+
+@linux
+def test_without_a_third_level_the_second_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, 0)
+    add_cache(tmp_path, 0, 0, "48K", "0", level="1", type="Data")
+    add_cache(tmp_path, 0, 2, "1M", "0-3", level="2")
+    add_cache(tmp_path, 0, 3, "8M", "0-3", level="3", type="Instruction")
+    assert last_level_cache(tmp_path) == MIB
+
+
+@linux
+@pytest.mark.parametrize("size", ["", "K", "many", "12"])
+def test_a_cache_of_unknown_size_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    use(monkeypatch, 0)
+    add_cache(tmp_path, 0, 3, size, "0")
+    assert last_level_cache(tmp_path) is None
+
+
+@linux
+def test_no_cache_at_all_is_unknown(tmp_path: Path) -> None:
+    assert last_level_cache(tmp_path) is None
+
+
+# --- the array that is read -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cache", "available", "size"),
+    [
+        (32 * MIB, None, BUFFER_BYTES),
+        (None, None, BUFFER_BYTES),
+        (32 * MIB, 1 << 40, BUFFER_BYTES),
+        (256 * MIB, 1 << 40, 1024 * MIB),  # four times the cache
+        (32 * MIB, 1024 * MIB, 256 * MIB),  # a quarter of the memory
+        (32 * MIB, 4 * 64 * MIB, 64 * MIB),  # twice the cache: just enough
+        (32 * MIB, 4 * 64 * MIB - 4, None),
+        (MIB, 4 * MIN_BUFFER_BYTES, MIN_BUFFER_BYTES),
+        (MIB, 4 * MIN_BUFFER_BYTES - 4, None),
+    ],
+)
+def test_the_array_exceeds_the_cache_and_leaves_memory(
+    cache: int | None, available: int | None, size: int | None
+) -> None:
+    assert buffer_bytes(cache, available) == size
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_reading_gives_a_speed(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(bandwidth, "SECONDS", 0.0)
+    # no memory reads a byte a second, nor a petabyte
+    assert 1e6 < read_bandwidth(threads, 4 * MIB) < 1e15
+
+
+# --- several measurements ---------------------------------------------------------------------
+
+
+def give(monkeypatch: pytest.MonkeyPatch, *speeds: float) -> list[tuple[int, int]]:
+    """Replace measuring by given speeds; return what was asked for."""
+    asked = []
+    left = iter(speeds)
+
+    def measured(threads: int, size: int) -> float:
+        asked.append((threads, size))
+        return next(left)
+
+    monkeypatch.setattr(bandwidth, "read_bandwidth", measured)
+    monkeypatch.setattr(bandwidth, "last_level_cache", lambda: 8 * MIB)
+    return asked
+
+
+def test_the_fastest_of_several_measurements_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "available_memory", lambda: 1024 * MIB)
+    asked = give(monkeypatch, 2.0, 3.0, 1.0)
+    probe = Probe(4)
+    assert probe.bandwidth is None
+    for _ in range(3):
+        probe.measure()
+    assert probe.bandwidth is not None
+    assert (probe.bandwidth.bytes_per_second, probe.bandwidth.threads) == (3.0, 4)
+    assert (probe.bandwidth.buffer_bytes, probe.bandwidth.wanted_bytes) == (256 * MIB, BUFFER_BYTES)
+    assert asked == [(4, 256 * MIB)] * 3
+
+
+def test_without_memory_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "available_memory", lambda: MIB)
+    asked = give(monkeypatch, 2.0)
+    probe = Probe(1)
+    probe.measure()
+    assert probe.bandwidth is None
+    assert asked == []

@@ -1,0 +1,114 @@
+import gc
+import mmap
+import sys
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ortolan.runtime.machine import huge_pages
+from ortolan.runtime.machine.huge_pages import HUGE_PAGE, collapse, collapse_later, pages_in_use
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def mapped(pages: int) -> NDArray[np.int64]:
+    """Memory of its own that nobody has touched yet."""
+    memory = mmap.mmap(-1, pages * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, np.int64)
+
+
+def resident(pages: int) -> NDArray[np.int64]:
+    values = mapped(pages)
+    values[:] = np.arange(values.size)
+    return values
+
+
+def huge_pages_of(values: NDArray[np.int64]) -> set[int]:
+    """Those that lie in it whole."""
+    start, stop = values.ctypes.data, values.ctypes.data + values.nbytes
+    return set(range(-(-start // HUGE_PAGE) * HUGE_PAGE, stop - HUGE_PAGE + 1, HUGE_PAGE))
+
+
+def in_huge_pages() -> int:
+    with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+        line = next(line for line in file if line.startswith("AnonHugePages:"))
+    return int(line.split()[1]) * 1024
+
+
+@linux
+def test_memory_in_use_is_found() -> None:
+    values = resident(4)
+    assert huge_pages_of(values) <= pages_in_use()
+
+
+@linux
+def test_memory_that_was_never_touched_is_left_alone() -> None:
+    # a stack or a reserve: huge pages would make it resident
+    values = mapped(64)
+    assert not huge_pages_of(values) & pages_in_use()
+
+
+@linux
+def test_memory_in_use_is_found_beside_memory_that_is_not() -> None:
+    # as where the kernel put weights against a thread's stack and made one mapping of both
+    used, unused = np.split(mapped(16), 2)
+    used[:] = 1
+    found = pages_in_use()
+    assert huge_pages_of(used) <= found
+    assert not huge_pages_of(unused) & found
+
+
+@linux
+def test_collapsing_keeps_the_content() -> None:
+    values = resident(8)
+    before = in_huge_pages()
+    mine = huge_pages_of(values)
+    collapse([page for page in pages_in_use() if page in mine])
+    assert (values == np.arange(values.size)).all()
+    if huge_pages.huge_page_mode() in ("always", "madvise") and kernel_collapses():
+        assert in_huge_pages() - before >= 4 * HUGE_PAGE
+
+
+def kernel_collapses() -> bool:
+    with open("/proc/sys/kernel/osrelease", encoding="ascii") as file:
+        major, minor = file.read().split("-")[0].split(".")[:2]
+    return (int(major), int(minor)) >= (6, 1)
+
+
+@linux
+def test_freed_memory_is_refused_without_harm() -> None:
+    values = resident(4)
+    pages = huge_pages_of(values)
+    del values
+    collapse(pages)
+
+
+@linux
+def test_only_what_came_later_is_collapsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: "madvise")
+    asked: set[int] = set()
+    monkeypatch.setattr(huge_pages, "collapse", asked.update)
+    gc.collect()  # what other tests left could be freed in between, and its place taken
+    old = resident(4)
+    known = pages_in_use()
+    new = resident(4)
+    thread = collapse_later(known)
+    assert thread is not None
+    thread.join()
+    assert huge_pages_of(new) <= asked
+    assert not huge_pages_of(old) & asked
+
+
+@pytest.mark.parametrize("mode", ["never", None])
+def test_nothing_happens_where_there_are_no_huge_pages(
+    monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
+    monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: mode)
+    _values = resident(4)
+    assert collapse_later(set()) is None
+
+
+def test_nothing_happens_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert collapse_later(set()) is None

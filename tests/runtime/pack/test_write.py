@@ -1,0 +1,341 @@
+import os
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.runtime import packed_bundles
+
+from ortolan.errors import OrtolanError
+from ortolan.runtime import Model, load
+from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.packed import BLOB, Packed, find_packed
+from ortolan.runtime.engine.runner import feed
+from ortolan.runtime.engine.session import Engine, onnxruntime_version, save_packed
+from ortolan.runtime.errors import BundleError
+from ortolan.runtime.pack import write as packing
+from ortolan.runtime.pack.write import pack
+
+KINDS = ("fp32", "split", "recurrent", "int4", "int4-split")
+
+IDS = list(range(40))
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of these tests stay out of the user's folders, and nothing waits for a disk."""
+    for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "state"))
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("packing")
+    return {kind: packed_bundles.write(folder / kind, kind).path for kind in KINDS}
+
+
+@pytest.fixture
+def bundle(bundles: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest) -> Bundle:
+    """A copy of its own; in int4 unless the test asks for others."""
+    kind = getattr(request, "param", "int4")
+    return open_bundle(shutil.copytree(bundles[kind], tmp_path / "bundle"))
+
+
+def found(bundle: Bundle) -> Packed | None:
+    return find_packed(bundle, onnxruntime=onnxruntime_version())
+
+
+def logits(bundle: Bundle, made: Packed | None) -> NDArray[np.float32]:
+    """Of a prompt, and of tokens that are decoded behind it."""
+    engine = Engine(bundle, packed=made)
+    cache = engine.cache()
+    rows = [feed(engine, cache, IDS, positions=range(len(IDS)))]
+    rows += [feed(engine, cache, [token], positions=[0]) for token in IDS[:4]]
+    return np.concatenate(rows)
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in folder.iterdir() if path.is_file()]
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+# --- what it gives ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bundle", KINDS, indirect=True)
+def test_packed_weights_change_no_bit_of_the_logits(bundle: Bundle) -> None:
+    pack(bundle)
+    made = found(bundle)
+    assert made is not None
+    np.testing.assert_array_equal(logits(bundle, made), logits(bundle, None))
+
+
+@pytest.mark.parametrize("bundle", KINDS, indirect=True)
+def test_kernels_compute_with_the_packed_weights(bundle: Bundle) -> None:
+    pack(bundle)
+    made = found(bundle)
+    assert made is not None
+    expected = logits(bundle, made)
+    with (bundle.path / made.folder / BLOB).open("r+b") as stream:
+        for graph in made.manifest.graphs:
+            for span in (span for weight in graph.weights for span in weight.spans):
+                stream.seek(span.offset)
+                stream.write(bytes(span.length))
+    assert not np.array_equal(logits(bundle, made), expected)
+
+
+def test_a_model_is_loaded_with_them_and_generates_the_same(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load(bundle.path).generate([1, 2, 3], max_new_tokens=16)
+    pack(bundle)
+    attached: list[str] = []
+    attach = Packed.attach
+
+    def spy(self: Packed, file: str, graph: bytes) -> bytes:
+        attached.append(file)
+        return attach(self, file, graph)
+
+    monkeypatch.setattr(Packed, "attach", spy)
+    model: Model = load(bundle.path, full_check=True)
+    assert attached == ["decoder.onnx"]
+    assert model.generate([1, 2, 3], max_new_tokens=16).tokens == expected.tokens
+
+
+def test_the_files_of_the_bundle_stay_untouched(bundle: Bundle) -> None:
+    before = contents(bundle.path)
+    pack(bundle)
+    load(bundle.path).generate([1], max_new_tokens=2)
+    assert contents(bundle.path) == before
+
+
+@pytest.mark.parametrize("bundle", ["int4-split"], indirect=True)
+def test_graphs_that_share_weights_share_packed_ones(bundle: Bundle) -> None:
+    report = pack(bundle)
+    made = found(bundle)
+    assert made is not None
+    one, other = made.manifest.graphs
+    assert {one.file, other.file} == {"prefill.onnx", "decode.onnx"}
+    assert one.weights == other.weights
+    assert report.weights == 9  # four products in each of two layers, and the head
+
+
+def test_the_report_says_what_is_there(bundle: Bundle) -> None:
+    report = pack(bundle)
+    folder = Path(report.folder)
+    weights = bundle.file(bundle.manifest.weights[0]).stat().st_size
+    assert folder.parent == bundle.path
+    assert report.bytes == sum(512 * path.stat().st_blocks for path in folder.iterdir())
+    assert report.share == report.bytes / weights
+    assert min(report.load_before_s, report.load_after_s) > 0
+
+
+def test_packed_weights_and_a_small_one_are_all_there_is(bundle: Bundle) -> None:
+    pack(bundle)
+    made = found(bundle)
+    assert made is not None
+    (graph,) = made.manifest.graphs
+    lengths = sorted(tensor.length for tensor in bundle.graphs["decoder"].external)
+    assert graph.carrier.span.length == lengths[0]
+    spans = [span for weight in graph.weights for span in weight.spans]
+    ends = sorted((span.offset, span.offset + span.length) for span in [*spans, graph.carrier.span])
+    assert all(one[1] <= next_[0] for one, next_ in pairwise(ends))
+    assert made.manifest.blob.size == ends[-1][1]
+    assert sorted(path.name for path in (bundle.path / made.folder).iterdir()) == [
+        "packed.bin",
+        "packed.json",
+        "packed.seal",
+    ]
+
+
+def test_packing_again_replaces_and_leaves_nothing_else(bundle: Bundle) -> None:
+    first = Path(pack(bundle).folder)
+    (first / "packed.json").write_bytes(b"{}")
+    names = sorted(path.name for path in bundle.path.iterdir())
+    assert Path(pack(bundle).folder) == first
+    assert found(bundle) is not None
+    assert sorted(path.name for path in bundle.path.iterdir()) == names
+
+
+# --- what goes wrong --------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+def stages() -> list[tuple[Any, str]]:
+    """The calls between which packing can be interrupted."""
+    names = ("save_packed", "_copy_carrier", "_write_file", "_try")
+    return [*((packing, name) for name in names), (Path, "rename")]
+
+
+@pytest.mark.parametrize("where", stages(), ids=lambda stage: stage[1])
+@pytest.mark.parametrize("clean", [True, False], ids=["interrupted", "killed"])
+def test_what_an_interrupted_packing_leaves_is_not_used(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], clean: bool
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*where, stop)
+        if not clean:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            pack(bundle)
+    assert (bundle.path / ".packing").exists() is not clean
+    assert found(bundle) is None
+    load(bundle.path).generate([1], max_new_tokens=1)
+
+    pack(bundle)
+    assert found(bundle) is not None
+    assert not list(bundle.path.glob(".packing*"))
+
+
+def test_a_packing_killed_between_two_names_loses_the_old_one_only(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(bundle)
+    rename = Path.rename
+    renamed: list[Path] = []
+
+    def first_only(self: Path, target: Path) -> Path:
+        if renamed:
+            raise Killed
+        renamed.append(target)
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", first_only)
+        with pytest.raises(Killed):
+            pack(bundle)
+    assert found(bundle) is None
+    pack(bundle)
+    assert found(bundle) is not None
+    assert not list(bundle.path.glob(".packing*"))
+
+
+def refused(bundle: Bundle, match: str) -> None:
+    with pytest.raises(OrtolanError, match=match):
+        pack(bundle)
+    assert found(bundle) is None
+    assert (bundle.path / ".packing").is_dir() is False
+
+
+def test_another_packing_that_runs_is_an_error(bundle: Bundle) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    folder = bundle.path / ".packing"
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(BundleError, match="expected no other packing of it"):
+            pack(bundle)
+        assert folder.is_dir()
+    finally:
+        os.close(descriptor)
+    pack(bundle)
+
+
+def test_a_bundle_that_cannot_be_written_to_is_an_error(bundle: Bundle) -> None:
+    (bundle.path / ".packing").write_text("in the way")
+    refused(bundle, r"expected to write packed weights there, got: .*File exists.*the room")
+
+
+def test_a_disk_that_is_full_is_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: packing._Blob, *_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(packing._Blob, "append", full)
+    refused(bundle, "No space left on device. Check the right to write, and the room on the disk")
+
+
+def test_what_onnxruntime_cannot_write_is_an_error(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_SAVED", "missing/saved.bin")
+    refused(bundle, r"expected onnxruntime to write the packed weights of decoder\.onnx, with \d+")
+
+
+def edit_saved(monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes) -> None:
+    """Change what onnxruntime wrote, before it is read."""
+    save = save_packed
+
+    def edited(*arguments: Any, **options: Any) -> Path:
+        path = save(*arguments, **options)
+        data = path.read_bytes()
+        assert old in data
+        assert len(old) == len(new)
+        path.write_bytes(data.replace(old, new))
+        return path
+
+    monkeypatch.setattr(packing, "save_packed", edited)
+
+
+def test_a_bundle_without_anything_to_pack_is_an_error(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_saved(monkeypatch, b"prepacked_", b"unpacked__")
+    refused(bundle, "expected weights that onnxruntime .* packs, got none")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"MatMulNBits+", b"MatMulNBits/"), (b";0", b";;"), (b"prepacked_0", b"prepacked_\xff")],
+)
+def test_packed_weights_in_another_form_are_an_error(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes
+) -> None:
+    edit_saved(monkeypatch, old, new)
+    refused(bundle, "expected .*, got")
+
+
+def test_a_graph_whose_weights_are_all_replaced_is_an_error(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_copy_packed", lambda *_: ((), {}))
+    refused(bundle, "expected a weight that onnxruntime leaves as it is, got none")
+
+
+def test_a_saved_file_that_is_too_short_is_an_error(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = save_packed
+
+    def cut(*arguments: Any, **options: Any) -> Path:
+        path = save(*arguments, **options)
+        os.truncate(path.parent / "saved.bin", 100)
+        return path
+
+    monkeypatch.setattr(packing, "save_packed", cut)
+    refused(bundle, "bytes fewer than it says. Use the bundle without")
+
+
+def test_other_logits_than_without_are_an_error(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add: Callable[..., Any] = packing._Blob.add
+
+    def swapped(self: packing._Blob, key: str, source: Any, spans: Any) -> Any:
+        weight = add(self, key, source, spans)
+        self._stream.seek(weight.spans[0].offset)
+        self._stream.write(bytes(weight.spans[0].length))
+        return weight
+
+    monkeypatch.setattr(packing._Blob, "add", swapped)
+    refused(bundle, "expected the same output with packed weights and without, got another")
+
+
+def test_packed_weights_beside_them_do_not_hinder_a_copy(bundle: Bundle, tmp_path: Path) -> None:
+    pack(bundle)
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "copy"))
+    opened = open_bundle(copy, full_check=True)
+    made = found(opened)
+    assert made is not None
+    np.testing.assert_array_equal(logits(opened, made), logits(bundle, None))
