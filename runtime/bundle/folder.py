@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle import manifest as manifests
+from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_shapes import check_shapes
-from ortolan.runtime.bundle.manifest import File, Manifest
+from ortolan.runtime.bundle.manifest import NAME, File, Manifest
 from ortolan.runtime.errors import BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph import summary as onnx_graph
 from ortolan.runtime.graph.summary import GraphSummary
@@ -64,7 +64,7 @@ class Bundle:
             if file.name == name:
                 return file
         raise BundleFileError(
-            f"{name}: expected a file that {manifests.NAME} lists, got a name that it does not. "
+            f"{name}: expected a file that {NAME} lists, got a name that it does not. "
             f"The bundle has {', '.join(file.name for file in self.manifest.files)}."
         )
 
@@ -92,7 +92,7 @@ def open_bundle(
         GraphError: a graph does what a bundle may not do, or does not fit the manifest.
     """
     folder = _folder(path)
-    manifest = manifests.decode(_read_manifest(folder))
+    manifest = manifest_file.decode(_read_manifest(folder))
     roles = {graph.file: role for role, graph in manifest.graphs.items()}
     graphs = {}
     # Only listed files are opened. Others may lie beside them, and mean nothing: an interrupted
@@ -129,19 +129,19 @@ def _folder(path: str | os.PathLike[str]) -> Path:
     if not is_folder:
         raise BundleNotFoundError(
             f"{path}: expected the folder of a bundle, got a file. "
-            f"Give the folder that holds {manifests.NAME}."
+            f"Give the folder that holds {NAME}."
         )
     return folder
 
 
 def _read_manifest(folder: Path) -> bytes:
     try:
-        with open_plain(folder, manifests.NAME) as stream:
+        with open_plain(folder, NAME) as stream:
             # one byte more than may be: enough for the decoder to see that there is too much
-            return b"".join(_chunks(stream, manifests.NAME, limits.MAX_MANIFEST_BYTES + 1))
+            return b"".join(_chunks(stream, NAME, limits.MAX_MANIFEST_BYTES + 1))
     except FileNotFoundError as error:
         raise BundleNotFoundError(
-            f"{folder}: expected {manifests.NAME} in it, got a folder without one. "
+            f"{folder}: expected {NAME} in it, got a folder without one. "
             "Check the path; an export that was interrupted leaves such a folder behind."
         ) from error
 

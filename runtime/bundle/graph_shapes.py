@@ -6,7 +6,8 @@ nor what it gives in the end: a size that is only a name fits every number.
 
 from collections.abc import Iterable
 
-from ortolan.runtime.bundle.manifest import MAPS_ROLE, ImageSource, Manifest, Output, State
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest, Output, State
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.summary import GraphSummary, Value
 
