@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, wrong_kind
 from ortolan.runtime.engine.session import Engine

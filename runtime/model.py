@@ -11,7 +11,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.encoder import Encoder

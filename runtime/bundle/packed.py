@@ -34,8 +34,8 @@ from msgspec import Meta
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import manifest_file, seal
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.files import open_plain
-from ortolan.runtime.bundle.folder import Bundle
 from ortolan.runtime.bundle.manifest import File, Label, Manifest, Sha256
 from ortolan.runtime.errors import BundleError
 from ortolan.runtime.graph.schema import parse_model

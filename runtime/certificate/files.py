@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import KINDS
 from ortolan.runtime.bundle.manifest import ImageSource, KindName, Manifest, OutputName
 from ortolan.runtime.certificate.arrays import Shapes, damaged, pack, unpack

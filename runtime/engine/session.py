@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import LENGTHS, check_layout, check_names
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph

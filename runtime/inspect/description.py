@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest, QuantizedTensor
 from ortolan.runtime.engine.memory_plan import MemoryPlan, bytes_per_token, plan_memory
 from ortolan.runtime.graph.summary import GraphSummary

@@ -13,7 +13,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, load_model
 from tests.runtime.tiny_decoder import ALIGNMENT, VOCABULARY, WIDTH, write_bundle
 
 from ortolan.runtime.bundle import manifest_file
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import File
 
 BITS, GROUP = 4, 32

@@ -16,7 +16,8 @@ from tests.runtime import tiny_encoder
 from tests.runtime.tiny_encoder import CHANNELS, HEIGHT, IMAGE, VOCABULARY, WIDTH_PIXELS
 
 from ortolan.runtime import certificate as certificates
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.bundle.manifest import File, Manifest
 from ortolan.runtime.bundle.manifest_file import encode
