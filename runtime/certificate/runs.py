@@ -31,12 +31,12 @@ from ortolan.runtime.certificate.fields import (
     PhaseName,
     kept_positions,
 )
-from ortolan.runtime.certificate.figures import Numbers
+from ortolan.runtime.certificate.figures import Numbers, Rows
 from ortolan.runtime.engine.runner import Decoder, feed, prefill
 from ortolan.runtime.engine.session import Encoded, Engine
 from ortolan.runtime.inputs.images import read_pixels
 
-__all__ = ["BLOCK", "Rows", "compute", "groups", "total_positions"]
+__all__ = ["BLOCK", "compute", "groups", "total_positions"]
 
 BLOCK = 512
 """Positions whose logits are in memory at once: 256 MiB with a vocabulary of 128 Ki."""
@@ -49,26 +49,6 @@ PADDING = 3
 
 BATCH_NUMBERS = 1 << 24
 """Numbers that a batch may give, 64 MiB; two inputs are a batch in any case."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Some rows of the outputs of one probe, computed in one way.
-
-    Attributes:
-        positions: of the rows within the probe.
-        part: of the rows among all of the reference.
-        next_ids: the tokens from the one that follows the first row on; none where there are no
-            such tokens.
-        outputs: `(R, V)`.
-    """
-
-    phase: PhaseName
-    probe: str
-    positions: list[int]
-    part: slice
-    next_ids: list[int]
-    outputs: Numbers
 
 
 def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
