@@ -1,7 +1,5 @@
 """How far outputs are from a reference: differences, their sums, and the verdict.
 
-Knows numbers and thresholds. Does not know how the outputs were computed.
-
 Shape letters: R positions, K kept logits, V vocabulary or labels, E width of a vector.
 """
 
@@ -191,7 +189,7 @@ def divergence(p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]) -> NDArray[
 
 
 def _negative_logs(kept: Logits, rows: Rows) -> NDArray[np.float64]:
-    """Of the tokens that follow the rows, `(tokens, 2)` in nats: by these outputs, by the others."""
+    """Of the tokens that follow the rows, `(tokens, 2)` in nats: of outputs and reference."""
     count = min(len(rows.next_ids), len(rows.outputs))
     if kept.next_logits is None or count == 0:
         return np.empty((0, 2))

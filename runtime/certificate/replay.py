@@ -1,8 +1,4 @@
-"""Replays the certificate of a bundle: does it compute here what PyTorch computed?
-
-Knows how to bring the probes and the reference together. Does not know PyTorch, nor which
-thresholds a precision deserves: those come with the certificate.
-"""
+"""Replays the certificate of a bundle: does it compute here what PyTorch computed?"""
 
 import time
 from collections.abc import Callable

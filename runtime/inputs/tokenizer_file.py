@@ -3,9 +3,6 @@
 The library that runs a tokenizer takes any file that parses. A few hundred bytes can make it
 grow a text a billionfold, and then an allocation fails, which ends the whole process and not
 just the call. So growth is bounded from the description, before the library sees it.
-
-Knows the components that lengthen text. Does not know vocabularies, nor whether a file is
-complete: the library says that.
 """
 
 import base64
@@ -20,37 +17,10 @@ from ortolan.runtime.limits import MAX_POST_PROCESSOR_BYTES, MAX_TEXT_GROWTH
 __all__ = ["Outline", "read_outline"]
 
 _KNOWN = frozenset(
-    [
-        "BPEDecoder",
-        "BertNormalizer",
-        "BertPreTokenizer",
-        "ByteFallback",
-        "ByteLevel",
-        "CTC",
-        "CharDelimiterSplit",
-        "Digits",
-        "FixedLength",
-        "Fuse",
-        "Lowercase",
-        "Metaspace",
-        "NFC",
-        "NFD",
-        "NFKC",
-        "NFKD",
-        "Nmt",
-        "Precompiled",
-        "Prepend",
-        "Punctuation",
-        "Replace",
-        "Sequence",
-        "Split",
-        "Strip",
-        "StripAccents",
-        "UnicodeScripts",
-        "Whitespace",
-        "WhitespaceSplit",
-        "WordPiece",
-    ]
+    "BPEDecoder BertNormalizer BertPreTokenizer ByteFallback ByteLevel CTC CharDelimiterSplit "
+    "Digits FixedLength Fuse Lowercase Metaspace NFC NFD NFKC NFKD Nmt Precompiled Prepend "
+    "Punctuation Replace Sequence Split Strip StripAccents UnicodeScripts Whitespace "
+    "WhitespaceSplit WordPiece".split()
 )
 """Types of components whose factor is known: all that the library has."""
 
