@@ -1,5 +1,7 @@
 """Every error that the runtime raises on purpose.
 
+Functions say in their docstrings when they raise which.
+
 OrtolanError
 ├── BundleError            something is wrong with a bundle on disk
 │   ├── BundleNotFoundError    no folder, or no manifest.json in it

@@ -1,4 +1,4 @@
-"""How much memory this process took at its worst, how much it may still take, and giving it back."""
+"""Memory of this process: its peak, how much more it may take, and giving it back."""
 
 import ctypes
 import sys
