@@ -33,7 +33,8 @@ from ortolan.export.weights.blob import Blob, bind
 from ortolan.export.weights.store import Stored, store
 from ortolan.modeling.models.stack import Model
 from ortolan.runtime import certificate as runtime_certificate
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.certificate import Certificate
 
 Progress = Callable[[str, int, int], None]

@@ -11,7 +11,7 @@ from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import plan
 from ortolan.export.settings import Settings
-from ortolan.runtime.bundle.fields import MAPS_ROLE
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
 
 _REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
 
