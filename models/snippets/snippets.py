@@ -1,7 +1,4 @@
-"""Snippets of the standard library's source, and the package that each comes from.
-
-Knows files, packages and lines. Does not know tokens or models.
-"""
+"""Snippets of the standard library's source, and the package that each comes from."""
 
 import fnmatch
 import re
@@ -13,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.training.recipe import SnippetsData
 
 PACKAGES = (
     "asyncio",
@@ -97,13 +93,19 @@ class Snippets:
     held_out_texts: tuple[str, ...]
 
 
-def read_snippets(data: SnippetsData) -> Snippets:
-    """Read the files that a recipe names, and split them: no file is on both sides.
+def read_snippets(*, exclude: tuple[str, ...] = (), seed: int = 0) -> Snippets:
+    """Read and split the files of the running Python's standard library.
+
+    No file is on both sides of the split.
+
+    Args:
+        exclude: glob patterns of files that are left out.
+        seed: of the split.
 
     Raises:
         RecipeError: a package has less than two files.
     """
-    files = dict(_files(data.exclude))
+    files = dict(_files(exclude))
     by_package: defaultdict[str, list[str]] = defaultdict(list)
     for name in files:
         package = package_of(name)
@@ -114,7 +116,7 @@ def read_snippets(data: SnippetsData) -> Snippets:
     held_out_names: set[str] = set()
     for label, package in enumerate(PACKAGES):
         sizes = {name: len(files[name]) for name in by_package[package]}
-        chosen = _held_out_files(package, sizes, seed=data.seed)
+        chosen = _held_out_files(package, sizes, seed=seed)
         held_out_names |= chosen
         of_train, of_held_out = (
             [

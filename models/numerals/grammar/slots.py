@@ -1,13 +1,10 @@
-"""What fills the slots of a clause, at random, in both languages at once.
-
-Knows which numbers fit where. Does not know clauses.
-"""
+"""What fills the slots of a clause, at random, in both languages at once."""
 
 from collections.abc import Callable
 
-from ortolan.modeling.training.corpora.numerals import english, french
-from ortolan.modeling.training.corpora.numerals.draw import LARGEST, Draw
-from ortolan.modeling.training.corpora.numerals.vocabulary import (
+from . import english, french
+from .draw import LARGEST, Draw
+from .vocabulary import (
     BUILDINGS,
     CITIES,
     EVENTS,
@@ -61,7 +58,7 @@ def _count(draw: Draw) -> Wording:
 
 
 def _things(draw: Draw) -> Wording:
-    """More than one, behind `there are`."""
+    """More than one, after `there are`."""
     return _counted(draw, draw.of(NOUNS), draw.number(2, LARGEST))
 
 

@@ -2,7 +2,6 @@
 
 `{SLOT}` is filled by `slots.py`. `[a|b]` is a verb: in English its form and that of he or she, or
 five forms; in French the forms of je, vous, il, nous and ils. `{E}` is the ending of a participle.
-Knows which addition goes with which clause, and which combinations are held out.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,4 @@
-"""Random choices for one sentence, and which numbers training never sees.
-
-Knows numbers. Does not know any language.
-"""
+"""Random choices for one sentence, and which numbers training never sees."""
 
 import random
 from bisect import bisect_left, bisect_right
@@ -11,7 +8,7 @@ from functools import cache
 from typing import TypeVar
 from zlib import crc32
 
-from ortolan.modeling.training.corpora.numerals.english import Style
+from .english import Style
 
 T = TypeVar("T")
 

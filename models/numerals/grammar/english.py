@@ -1,7 +1,4 @@
-"""English numbers, dates, times and prices, in words or in digits.
-
-Knows how they are written. Does not know sentences, or any other language.
-"""
+"""English numbers, dates, times and prices, in words or in digits."""
 
 from functools import cache
 from typing import Literal

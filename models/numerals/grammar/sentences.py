@@ -1,18 +1,15 @@
 """English sentences with numbers and their French, made by rules.
 
-A template is a clause, what follows it, or two clauses. Two sets are held out: sentences whose
-numbers training never sees, and sentences of templates that it never sees.
-Knows sentences. Does not know models or tokens.
+A template is a clause, alone or with additions, or two clauses.
 """
 
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from ortolan.modeling.training.corpora.numerals.clauses import (
+from .clauses import (
     ADDITIONS,
     GENDERED,
     HELD_OUT,
@@ -21,14 +18,11 @@ from ortolan.modeling.training.corpora.numerals.clauses import (
     JOINERS,
     PERSONAL,
 )
-from ortolan.modeling.training.corpora.numerals.draw import Draw, is_held_out
-from ortolan.modeling.training.corpora.numerals.french import elided
-from ortolan.modeling.training.corpora.numerals.slots import SLOTS
-from ortolan.modeling.training.corpora.numerals.vocabulary import SUBJECTS, Subject, Wording
-from ortolan.modeling.training.recipe import NumeralsData
-
-Pair = tuple[str, str]
-"""A sentence and its translation."""
+from .draw import Draw, is_held_out
+from .french import elided
+from .slots import SLOTS
+from .vocabulary import SUBJECTS, Subject, Wording
+from ortolan.modeling.training import Pair
 
 JOINED_PART = 0.25
 """Of the sentences, those of two clauses."""
@@ -45,37 +39,12 @@ _VERB = re.compile(r"\[([^]]*)\]")
 _SLOT = re.compile(r"\{([A-Z]+)\}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Corpus:
-    """Pairs to learn from, and two sets to measure on."""
-
-    train: tuple[Pair, ...]
-    held_out_numbers: tuple[Pair, ...]
-    held_out_templates: tuple[Pair, ...]
-
-
 class Sentence(NamedTuple):
     """One pair, and what it was made of."""
 
     pair: Pair
     template: str
     numbers: tuple[int, ...]
-
-
-def pairs(data: NumeralsData) -> Corpus:
-    """The corpus of a recipe, the same each time; no pair stands twice in a set.
-
-    Fewer pairs are the first of more.
-    """
-    seen_templates, unseen_templates = templates()
-    train = sentences(f"train {data.seed}", seen_templates, lambda s: not _any_held_out(s))
-    numbers = sentences(f"numbers {data.seed}", seen_templates, _any_held_out, held_out=True)
-    unseen = sentences(f"templates {data.seed}", unseen_templates, lambda s: not _any_held_out(s))
-    return Corpus(
-        train=_distinct(train, data.pairs),
-        held_out_numbers=_distinct(numbers, data.held_out),
-        held_out_templates=_distinct(unseen, data.held_out),
-    )
 
 
 @cache
@@ -194,17 +163,5 @@ def _filled(said: Wording, draw: Draw) -> Wording:
 
 
 def _finished(text: str, stop: str) -> str:
-    """A sentence: a capital in front, a full stop behind, which `a.m.` already has."""
+    """A sentence: a capital letter first, and a full stop last, which `a.m.` already has."""
     return text[0].upper() + text[1:] + ("" if text.endswith(".") else stop)
-
-
-def _any_held_out(sentence: Sentence) -> bool:
-    return any(map(is_held_out, sentence.numbers))
-
-
-def _distinct(made: Iterator[Sentence], count: int) -> tuple[Pair, ...]:
-    """The first pairs that differ."""
-    found: dict[Pair, None] = {}
-    while len(found) < count:
-        found[next(made).pair] = None
-    return tuple(found)

@@ -1,11 +1,8 @@
-"""Tokenizers that are trained on the text of a recipe.
-
-Knows tokens. Does not know where texts come from or what is learned from them.
-"""
+"""Tokenizers that are trained on the text of a recipe."""
 
 from collections.abc import Iterable, Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ortolan.modeling.errors import RecipeError
 
@@ -15,21 +12,22 @@ def byte_level_bpe(
     *,
     vocab_size: int,
     special_tokens: Sequence[str],
-    before: Sequence[pre_tokenizers.PreTokenizer] = (),
-    splits_words: bool = True,
+    pieces: str | None = None,
 ) -> Tokenizer:
     """A byte-level BPE (Sennrich et al. 2016; Radford et al. 2019).
 
     Args:
-        texts: to learn pieces from.
-        vocab_size: ids, special ones included; fewer where the texts have no more pieces.
+        texts: to learn tokens from.
+        vocab_size: ids, special ones included; fewer where the texts give no more.
         special_tokens: the first ids, in this order.
-        before: what cuts texts before they are cut into words.
-        splits_words: cut into words as GPT-2 does; False where `before` does it.
+        pieces: a regular expression of the pieces into which a text is split first; None for
+            GPT-2's words.
+
+    Raises:
+        RecipeError: `pieces` is no regular expression.
     """
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splits_words)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*before, words]) if before else words
+    tokenizer.pre_tokenizer = _splitter(pieces)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -39,6 +37,19 @@ def byte_level_bpe(
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def _splitter(pieces: str | None) -> pre_tokenizers.PreTokenizer:
+    if pieces is None:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    try:
+        split = pre_tokenizers.Split(Regex(pieces), "isolated")
+    except Exception as error:  # the library raises nothing more specific
+        raise RecipeError(
+            f"tokenizer.pieces: expected a regular expression, got {pieces!r} ({error}). Correct it."
+        ) from error
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, byte_level])
 
 
 def id_of(tokenizer: Tokenizer, token: str) -> int:

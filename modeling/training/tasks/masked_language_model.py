@@ -1,7 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019) over the source of a library.
-
-Knows windows of tokens and what is hidden in them. Does not know where the files come from.
-"""
+"""Masked language modelling (Devlin et al. 2019)."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -18,8 +15,8 @@ from ortolan.modeling.config import EncoderConfig, LanguageModelHead
 from ortolan.modeling.errors import ConfigError, RecipeError
 from ortolan.modeling.layers.heads import LanguageModel
 from ortolan.modeling.models.transformer import Encoder
-from ortolan.modeling.training.corpora.snippets import read_snippets
-from ortolan.modeling.training.recipe import Recipe, SnippetsData
+from ortolan.modeling.training.data import Texts, read_data
+from ortolan.modeling.training.recipe import MaskedLanguageModel, Recipe
 from ortolan.modeling.training.tasks.bert import (
     END_ID,
     MASK_ID,
@@ -30,7 +27,7 @@ from ortolan.modeling.training.tasks.bert import (
     initialise_bert,
     write_tokenizer,
 )
-from ortolan.modeling.training.tasks.task import Batch, required
+from ortolan.modeling.training.tasks.task import Batch, check_length
 
 TO_MASK, TO_RANDOM = 0.8, 0.1
 """Of the hidden tokens, the parts that become `[MASK]` and any token; the others stay."""
@@ -41,36 +38,34 @@ LEAST_WINDOW = 8
 """Tokens, two of which are special."""
 
 
-class MaskedTask:
-    """An encoder that guesses hidden tokens, measured by how many it guesses.
-
-    Args:
-        recipe: what to train.
-        data: its files.
-    """
+class MaskedLanguageModelTask:
+    """An encoder that guesses hidden tokens, measured by the share that it guesses."""
 
     module: Encoder
 
-    def __init__(self, recipe: Recipe, data: SnippetsData) -> None:
-        self.recipe, self.data = recipe.training, data
-        self.window = required(self.recipe.sequence_length, "training.sequence_length", data)
-        vocab_size = required(recipe.tokenizer, "tokenizer", data).vocab_size
-        _check(recipe, data, vocab_size=vocab_size, window=self.window)
-        snippets = read_snippets(data)
-        self.tokenizer = bert_tokenizer(snippets.texts, vocab_size=vocab_size)
+    def __init__(self, recipe: Recipe, task: MaskedLanguageModel, folder: Path) -> None:
+        self.recipe, self.hidden = recipe.training, task.hidden
+        self.window = recipe.required(self.recipe.sequence_length, "training.sequence_length")
+        tokenizer = recipe.required(recipe.tokenizer, "tokenizer")
+        # Before the data is read, which may take minutes.
+        config = _config(recipe, tokenizer.vocab_size)
+        check_length(self.window, config.context_length, least=LEAST_WINDOW)
+        self.lengths = growing(task.shortest or self.window, self.window)
+        self.data = read_data(recipe, folder, Texts)
+        self.tokenizer = bert_tokenizer(tokenizer, self.data.train)
         self.vocab_size = self.tokenizer.get_vocab_size()
         self.module = Encoder(_config(recipe, self.vocab_size))
         initialise_bert(self.module)
-        self.tokens = stream(self.tokenizer, snippets.texts)
-        self.held_out = self._held_out_windows(stream(self.tokenizer, snippets.held_out_texts))
+        self.tokens = self._stream(self.data.train)
+        self.held_out = self._held_out_windows(self._stream(self.data.held_out))
 
     def batches(self) -> Iterator[Batch]:
         """Windows from anywhere in the text with tokens hidden, without end; see `Hidden`.
 
-        All batches have as many tokens: there are more windows while they are short.
+        All batches have about the same number of tokens: more windows while they are short.
         """
         generator = torch.Generator().manual_seed(self.recipe.seed)
-        lengths = growing(self.data.shortest or self.window, self.window)
+        lengths = self.lengths
         for step in itertools.count():
             stage = min(step * len(lengths) // self.recipe.steps, len(lengths) - 1)
             rows = self.recipe.batch_size * self.window // lengths[stage]
@@ -83,7 +78,7 @@ class MaskedTask:
         return F.cross_entropy(self._logits(ids, positions).flatten(0, 1), targets.flatten())
 
     def measure(self) -> dict[str, float]:
-        """How many hidden tokens of the held-out files are guessed, and the loss in nats."""
+        """The share of hidden tokens of the held-out texts that is guessed, and the loss in nats."""
         right, nats, count = 0, 0.0, 0
         with torch.inference_mode():
             for start in range(0, MEASURED_WINDOWS, MEASURED_AT_ONCE):
@@ -109,7 +104,7 @@ class MaskedTask:
         }
 
     def _logits(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Logits of the hidden tokens alone, float32 `(B, K, V)`: the head is the dearest part."""
+        """Logits of the hidden tokens alone, float32 `(B, K, V)`: the head costs the most."""
         x_BSE = self.module.states(ids)
         x_BKE = x_BSE.gather(1, positions[..., None].expand(-1, -1, x_BSE.shape[-1]))
         table = cast(nn.Embedding, self.module.embedding).weight
@@ -117,13 +112,26 @@ class MaskedTask:
         return logits.float()
 
     def _hide(self, ids: Tensor, generator: torch.Generator) -> "Hidden":
-        return hide(ids, part=self.data.hidden, vocab_size=self.vocab_size, generator=generator)
+        return hide(ids, part=self.hidden, vocab_size=self.vocab_size, generator=generator)
+
+    def _stream(self, texts: Sequence[str]) -> Tensor:
+        """The tokens of texts, more than a window.
+
+        Raises:
+            RecipeError: there are fewer.
+        """
+        tokens = stream(self.tokenizer, texts)
+        if len(tokens) <= self.window:
+            raise RecipeError(
+                f"data: expected texts of more than {self.window} tokens (training.sequence_length) "
+                f"to learn from and to measure on, got {len(tokens)}. Give more text."
+            )
+        return tokens
 
     def _held_out_windows(self, tokens: Tensor) -> "Hidden":
         """The same windows, with the same tokens hidden, at every measurement."""
-        last = max(len(tokens) - self.window, 0)
-        starts = torch.linspace(0, last, MEASURED_WINDOWS).long()
-        generator = torch.Generator().manual_seed(self.data.seed)
+        starts = torch.linspace(0, len(tokens) - self.window, MEASURED_WINDOWS).long()
+        generator = torch.Generator().manual_seed(0)
         return self._hide(windows(tokens, starts, self.window), generator)
 
 
@@ -133,7 +141,7 @@ class Hidden(NamedTuple):
     Attributes:
         ids: int64 `(B, S)`, what the model sees.
         positions: int64 `(B, K)`, of the hidden tokens.
-        targets: int64 `(B, K)`, what was hidden there.
+        targets: int64 `(B, K)`, the hidden tokens.
     """
 
     ids: Tensor
@@ -165,8 +173,8 @@ def hide(ids: Tensor, *, part: float, vocab_size: int, generator: torch.Generato
 def growing(shortest: int, longest: int) -> list[int]:
     """The lengths of windows, each twice the one before.
 
-    Short ones first: where few tokens can be attended to, the near ones are soon found (Devlin
-    et al. 2019 do the same for the sake of speed).
+    Short ones come first: with few tokens to attend to, a model soon finds the near ones (Devlin et
+    al. 2019 do the same to save time).
 
     Raises:
         RecipeError: the longest is not among them.
@@ -176,7 +184,7 @@ def growing(shortest: int, longest: int) -> list[int]:
         lengths.append(2 * lengths[-1])
     if lengths[-1] != longest or shortest < LEAST_WINDOW:
         raise RecipeError(
-            f"data.shortest: expected {longest} halved some times, at least {LEAST_WINDOW}, got "
+            f"task.shortest: expected {longest} halved some times, at least {LEAST_WINDOW}, got "
             f"{shortest}. Correct it, or training.sequence_length."
         )
     return lengths
@@ -190,24 +198,9 @@ def windows(tokens: Tensor, starts: Tensor, window: int) -> Tensor:
 
 
 def stream(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """The tokens of texts one behind the other, int32 `(N,)`, each with an end."""
+    """The tokens of texts one after another, int32 `(N,)`, each text with its end."""
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     return torch.tensor([i for e in encodings for i in (*e.ids, END_ID)], dtype=torch.int32)
-
-
-def _check(recipe: Recipe, data: SnippetsData, *, vocab_size: int, window: int) -> None:
-    """Raise RecipeError or ConfigError, before any work, for what would fail later."""
-    config = _config(recipe, vocab_size)
-    if not LEAST_WINDOW <= window <= config.context_length:
-        raise RecipeError(
-            f"training: expected sequence_length from {LEAST_WINDOW} to the model's "
-            f"{config.context_length}, got {window}. Correct one of them."
-        )
-    growing(data.shortest or window, window)
-    if data.start is not None:
-        raise RecipeError(
-            f"data.start: expected none for the objective 'masked', got {data.start!r}. Remove it."
-        )
 
 
 def _config(recipe: Recipe, vocab_size: int) -> EncoderConfig:

@@ -1,7 +1,6 @@
 """French numbers, dates, times and prices, in words.
 
-Knows spelling and agreement (the spelling before the reform of 1990: hyphens below a hundred).
-Does not know sentences, or any other language.
+The spelling is that before the reform of 1990: hyphens only below a hundred.
 """
 
 import re

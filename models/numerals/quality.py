@@ -1,7 +1,4 @@
-"""How good translations are, and what can be had without a model.
-
-Knows sentences. Does not know tokens, models or where sentences come from.
-"""
+"""How good translations are, and a baseline without a model."""
 
 from collections.abc import Sequence
 
@@ -15,12 +12,6 @@ def bleu(translated: Sequence[str], references: Sequence[str]) -> float:
     return float(corpus_bleu(list(translated), [list(references)]).score)
 
 
-def equal_share(translated: Sequence[str], references: Sequence[str]) -> float:
-    """The part of the translations that is the reference, letter by letter."""
-    equal = sum(mine == theirs for mine, theirs in zip(translated, references, strict=True))
-    return equal / len(references)
-
-
 def nearest_translations(
     known: Sequence[tuple[str, str]], sources: Sequence[str], *, at_once: int = 50
 ) -> list[str]:
@@ -31,7 +22,7 @@ def nearest_translations(
     Args:
         known: pairs of a source and its translation.
         sources: to look up.
-        at_once: sources whose distances to all that is known are in memory together.
+        at_once: sources whose distances to all known ones are in memory together.
     """
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+", dtype=np.float32)
     table = vectorizer.fit_transform([source for source, _ in known]).T.tocsr()

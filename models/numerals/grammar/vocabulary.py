@@ -1,7 +1,4 @@
-"""The people, places and things that sentences with numbers speak of, in both languages.
-
-Knows words with their gender and plural. Does not know sentences.
-"""
+"""The people, places and things that sentences with numbers speak of, in both languages."""
 
 from typing import NamedTuple
 
