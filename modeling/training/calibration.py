@@ -37,11 +37,10 @@ def write_calibration(data: Data, folder: Path) -> None:
             pairs = _chosen([pair for pair in train if _is_line(pair)], unseen, MOST_PAIRS)
             _write(folder / "calibration.tsv", "".join(f"{a}\t{b}\n" for a, b in pairs))
         case LabelledTexts(train=train, held_out=held_out):
-            learned, unseen = ("\n".join(text for text, _ in part) for part in (train, held_out))
-            _write(folder / "calibration.txt", _quarters(learned, unseen))
+            parts = ("\n".join(text for text, _ in part) for part in (train, held_out))
+            _write(folder / "calibration.txt", _quarters(*parts))
         case Texts(train=train, held_out=held_out):
-            text = _quarters("\n".join(train), "\n".join(held_out))
-            _write(folder / "calibration.txt", text)
+            _write(folder / "calibration.txt", _quarters("\n".join(train), "\n".join(held_out)))
 
 
 def _chosen(train: Sequence[T], held_out: Sequence[T], most: int) -> list[T]:

@@ -168,8 +168,8 @@ def read_data(recipe: Recipe, folder: Path, kind: type[D]) -> D:
         )
     if not len(data.train) or not len(data.held_out):
         raise RecipeError(
-            f"data: expected something to learn from and something to measure on from {source}, got "
-            f"{len(data.train)} and {len(data.held_out)}. Check the keys of the table."
+            f"data: expected from {source} something to learn from and something to measure on, "
+            f"got {len(data.train)} and {len(data.held_out)}. Check the keys of the table."
         )
     return data
 

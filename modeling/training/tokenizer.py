@@ -46,7 +46,7 @@ def _splitter(pieces: str | None) -> pre_tokenizers.PreTokenizer:
         split = pre_tokenizers.Split(Regex(pieces), "isolated")
     except Exception as error:  # the library raises nothing more specific
         raise RecipeError(
-            f"tokenizer.pieces: expected a regular expression, got {pieces!r} ({error}). Correct it."
+            f"tokenizer.pieces: expected a regular expression, got {pieces!r}: {error}. Correct it."
         ) from error
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, byte_level])

@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels, which scikit-learn brings (1797 scans, Alpaydin and Kaynak)."""
+"""Handwritten digits of 8 x 8 pixels (1797 scans, Alpaydin and Kaynak), from scikit-learn."""
 
 import math
 

@@ -78,7 +78,7 @@ class MaskedLanguageModelTask:
         return F.cross_entropy(self._logits(ids, positions).flatten(0, 1), targets.flatten())
 
     def measure(self) -> dict[str, float]:
-        """The share of hidden tokens of the held-out texts that is guessed, and the loss in nats."""
+        """The share of hidden tokens in held-out texts that is guessed, and the loss in nats."""
         right, nats, count = 0, 0.0, 0
         with torch.inference_mode():
             for start in range(0, MEASURED_WINDOWS, MEASURED_AT_ONCE):
@@ -123,8 +123,8 @@ class MaskedLanguageModelTask:
         tokens = stream(self.tokenizer, texts)
         if len(tokens) <= self.window:
             raise RecipeError(
-                f"data: expected texts of more than {self.window} tokens (training.sequence_length) "
-                f"to learn from and to measure on, got {len(tokens)}. Give more text."
+                f"data: expected more than sequence_length = {self.window} tokens, both to learn "
+                f"from and to measure on, got {len(tokens)}. Give more text."
             )
         return tokens
 

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.folder import load
-from ortolan.modeling.config import EncoderConfig
 from ortolan.modeling.errors import CheckpointError, RecipeError
 from ortolan.modeling.models.transformer import Encoder
 from ortolan.modeling.training.data import LabelledTexts, read_data

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
+from ortolan.modeling.training import Pair
+
 from .clauses import (
     ADDITIONS,
     GENDERED,
@@ -18,11 +20,10 @@ from .clauses import (
     JOINERS,
     PERSONAL,
 )
-from .draw import Draw, is_held_out
+from .draw import Draw
 from .french import elided
 from .slots import SLOTS
 from .vocabulary import SUBJECTS, Subject, Wording
-from ortolan.modeling.training import Pair
 
 JOINED_PART = 0.25
 """Of the sentences, those of two clauses."""

@@ -1,4 +1,4 @@
-"""Bits per byte of a model, and what xz needs for the same text."""
+"""Bits per byte of a model."""
 
 import math
 from typing import Any
@@ -9,9 +9,7 @@ import torch.nn.functional as F
 
 from ortolan.modeling import Decoder
 from ortolan.modeling.checkpoint.folder import config_from_hf
-from ortolan.modeling.training.evaluation import bits_per_byte, xz_bits_per_byte
-
-LINE = "def add(first, second):\n    return first + second\n"
+from ortolan.modeling.training.evaluation import bits_per_byte
 
 
 @pytest.fixture
@@ -71,8 +69,3 @@ def test_overlapping_windows_see_at_least_half_a_window(small_model: Decoder) ->
         nats += float(F.cross_entropy(logits, torch.tensor(ids[target])))
     measured = bits_per_byte(small_model, [ids], 1, window=window)
     assert measured == pytest.approx(nats / math.log(2), rel=1e-5)
-
-
-def test_xz_needs_less_for_all_files_than_for_each() -> None:
-    single, together = xz_bits_per_byte([LINE * 10, LINE * 12])
-    assert 0 < together < single

@@ -1,50 +1,11 @@
-"""A standard library of a few small files for each package, and recipes that learn from it."""
+"""A standard library of a few small files for each package."""
 
 from pathlib import Path
 
-from ortolan.modeling.training.corpora.snippets import PACKAGES
+from snippets.snippets import PACKAGES
 
 FILES = 4
 """Of each package; one of them is held out."""
-
-MODEL = """
-[model]
-model_type = "bert"
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 1
-num_attention_heads = 2
-max_position_embeddings = 64
-type_vocab_size = 1
-"""
-
-TOKENIZER = """
-[tokenizer]
-vocab_size = 400
-"""
-
-DATA = """
-[data]
-source = "snippets"
-objective = "{objective}"
-exclude = ["vendored/*"]
-"""
-
-TRAINING = """
-[training]
-steps = 150
-batch_size = 16
-sequence_length = 48
-learning_rate = 3e-3
-warmup_steps = 10
-evaluate_every = 75
-"""
-
-MASKED = MODEL + TOKENIZER + DATA.format(objective="masked") + TRAINING
-
-SCRATCH = MODEL + TOKENIZER + DATA.format(objective="classification") + TRAINING
-
-STARTED = MODEL + DATA.format(objective="classification") + 'start = "pretrained"\n' + TRAINING
 
 
 def write_stdlib(root: Path) -> Path:

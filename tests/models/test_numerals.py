@@ -3,29 +3,25 @@
 import random
 import re
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 from num2words import num2words
 
-from ortolan.modeling.training.corpora.numerals import (
-    english,
-    french,
-    make,
-    pairs,
-    sentences,
-    templates,
-)
-from ortolan.modeling.training.corpora.numerals.clauses import (
+from numerals.data import read
+from numerals.grammar import english, french
+from numerals.grammar.clauses import (
     ADDITIONS,
     GENDERED,
     HELD_OUT,
     IMPERSONAL,
     PERSONAL,
 )
-from ortolan.modeling.training.corpora.numerals.draw import Draw, is_held_out
-from ortolan.modeling.training.corpora.numerals.slots import SLOTS
-from ortolan.modeling.training.corpora.numerals.vocabulary import SUBJECTS, THINGS
-from ortolan.modeling.training.recipe import NumeralsData
+from numerals.grammar.draw import Draw, is_held_out
+from numerals.grammar.sentences import make, sentences, templates
+from numerals.grammar.slots import SLOTS
+from numerals.grammar.vocabulary import SUBJECTS, THINGS
+from ortolan.modeling.training.data import Pairs
 
 NUMBERS = (
     *range(1101),
@@ -329,23 +325,25 @@ def test_both_languages_have_the_same_slots_in_the_same_order() -> None:
 
 # --- what is held out ----------------------------------------------------------------------------
 
-DATA = NumeralsData(pairs=4000, held_out=500, seed=3)
+
+@cache
+def corpus() -> Pairs:
+    return read(pairs=4000, held_out=500, seed=3)
 
 
 def test_the_corpus_follows_from_its_recipe() -> None:
-    corpus = pairs(DATA)
-    assert corpus == pairs(DATA)
-    assert [len(part) for part in (corpus.train, corpus.held_out_numbers)] == [4000, 500]
-    assert len(set(corpus.held_out_templates)) == 500
-    fewer = pairs(NumeralsData(pairs=100, held_out=50, seed=3))
-    assert fewer.train == corpus.train[:100]
-    assert pairs(NumeralsData(pairs=100, held_out=50, seed=4)).train != fewer.train
+    again = read(pairs=4000, held_out=500, seed=3)
+    assert (again.train, again.held_out) == (corpus().train, corpus().held_out)
+    assert [len(part) for part in (corpus().train, corpus().held_out["numbers"])] == [4000, 500]
+    assert len(set(corpus().held_out["templates"])) == 500
+    fewer = read(pairs=100, held_out=50, seed=3)
+    assert fewer.train == corpus().train[:100]
+    assert read(pairs=100, held_out=50, seed=4).train != fewer.train
 
 
 def test_no_sentence_is_learned_and_measured() -> None:
-    corpus = pairs(DATA)
-    sources = {source for source, _ in corpus.train}
-    for held_out in (corpus.held_out_numbers, corpus.held_out_templates):
+    sources = {source for source, _ in corpus().train}
+    for held_out in corpus().held_out.values():
         assert not sources & {source for source, _ in held_out}
 
 
@@ -357,7 +355,7 @@ def test_a_tenth_of_the_numbers_is_held_out_but_none_that_is_a_word() -> None:
 
 def test_training_never_sees_a_held_out_number() -> None:
     """Checked on the text: a number that stands in digits is none of those held out."""
-    for source, _ in pairs(DATA).train:
+    for source, _ in corpus().train:
         # Only what stands alone: 0:07 and £12.50 are two numbers, 12,345 is one.
         for text in re.findall(r"(?<![\d:.,])\d+(?:,\d{3})?(?![\d:.,]*\d)", source):
             assert not is_held_out(int(text.replace(",", ""))), source
@@ -368,7 +366,7 @@ def test_every_sentence_of_held_out_numbers_has_one() -> None:
     taken = [next(made) for _ in range(500)]
     share = sum(any(map(is_held_out, sentence.numbers)) for sentence in taken) / len(taken)
     assert share > 0.8  # some templates have no number above 20
-    for source, target in pairs(DATA).held_out_numbers:
+    for source, target in corpus().held_out["numbers"]:
         assert source != target
 
 
@@ -381,12 +379,12 @@ def test_held_out_templates_are_whole_templates() -> None:
 
 
 def test_held_out_templates_need_no_word_that_training_lacks() -> None:
-    corpus = pairs(NumeralsData(pairs=20_000, held_out=500))
+    data = read(pairs=20_000, held_out=500)
     for side in (0, 1):
-        known = {word for pair in corpus.train for word in re.findall(r"[^\W\d]+", pair[side])}
+        known = {word for pair in data.train for word in re.findall(r"[^\W\d]+", pair[side])}
         asked = {
             word
-            for pair in corpus.held_out_templates
+            for pair in data.held_out["templates"]
             for word in re.findall(r"[^\W\d]+", pair[side])
         }
         assert asked <= known

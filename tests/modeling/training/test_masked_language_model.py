@@ -2,22 +2,27 @@
 
 import json
 import math
-import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.modeling.stdlib_of_packages import MASKED, write_stdlib
 from tests.modeling.tiny_models import assert_same_logits
+from tests.modeling.training.recipes import MASKED, write_recipe
 from tokenizers import Tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from ortolan.modeling import ConfigError, Encoder, load
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.training.recipe import SnippetsData, read_recipe
+from ortolan.modeling.training.recipe import MaskedLanguageModel, TokenizerRecipe, read_recipe
 from ortolan.modeling.training.tasks.bert import END_ID, MASK_ID, SPECIAL, START_ID, bert_tokenizer
-from ortolan.modeling.training.tasks.masked import MaskedTask, growing, hide, stream, windows
+from ortolan.modeling.training.tasks.masked_language_model import (
+    MaskedLanguageModelTask,
+    growing,
+    hide,
+    stream,
+    windows,
+)
 from ortolan.modeling.training.trainer import train
 
 VOCABULARY = 1000
@@ -25,19 +30,10 @@ VOCABULARY = 1000
 TEXT = "def add(first, second):\n    return first + second\n"
 
 
-@pytest.fixture
-def stdlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = write_stdlib(tmp_path / "stdlib")
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(root) if name == "stdlib" else "")
-    return root
-
-
-def write_recipe(folder: Path, old: str = "", new: str = "") -> Path:
-    """The recipe, with one change."""
-    assert old in MASKED
-    path = folder / "recipe.toml"
-    path.write_text(MASKED.replace(old, new) if old else MASKED)
-    return path
+def task_of(path: Path) -> MaskedLanguageModelTask:
+    recipe = read_recipe(path)
+    assert isinstance(recipe.task, MaskedLanguageModel)
+    return MaskedLanguageModelTask(recipe, recipe.task, path.parent)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -112,18 +108,15 @@ def test_windows_that_do_not_grow_to_the_longest_are_an_error(shortest: int, lon
         growing(shortest, longest)
 
 
-@pytest.mark.usefixtures("stdlib")
 def test_batches_of_growing_windows_have_as_many_tokens(tmp_path: Path) -> None:
-    recipe = read_recipe(write_recipe(tmp_path, "exclude =", "shortest = 12\nexclude ="))
-    assert isinstance(recipe.data, SnippetsData)
-    batches = MaskedTask(recipe, recipe.data).batches()
+    batches = task_of(write_recipe(tmp_path, MASKED, '-model"', '-model"\nshortest = 12')).batches()
     shapes = [tuple(next(batches)[0].shape) for _ in range(170)]
     expected = [(64, 12)] * 50 + [(32, 24)] * 50 + [(16, 48)] * 70
     assert shapes == expected
 
 
 def test_the_tokenizer_puts_special_tokens_around_a_text_and_gives_it_back() -> None:
-    tokenizer = bert_tokenizer([TEXT * 4], vocab_size=300)
+    tokenizer = bert_tokenizer(TokenizerRecipe(vocab_size=300), [TEXT * 4])
     encoding = tokenizer.encode(TEXT)
     assert (encoding.ids[0], encoding.ids[-1]) == (START_ID, END_ID)
     assert tokenizer.decode(encoding.ids) == TEXT
@@ -134,11 +127,11 @@ def test_the_tokenizer_puts_special_tokens_around_a_text_and_gives_it_back() -> 
 # --- training -----------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("stdlib")
 def test_a_masked_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
-    folder = train(write_recipe(tmp_path), tmp_path / "out")
+    folder = train(write_recipe(tmp_path, MASKED), tmp_path / "out")
 
     assert {path.name for path in folder.iterdir()} == {
+        "calibration.txt",
         "config.json",
         "loss.png",
         "model.safetensors",
@@ -163,21 +156,18 @@ def test_a_masked_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> N
         assert_same_logits(module(ids), reference(ids).logits)
 
 
-@pytest.mark.usefixtures("stdlib")
 def test_the_loss_is_the_cross_entropy_of_the_hidden_tokens(tmp_path: Path) -> None:
-    recipe = read_recipe(write_recipe(tmp_path))
-    assert isinstance(recipe.data, SnippetsData)
-    task = MaskedTask(recipe, recipe.data)
+    path = write_recipe(tmp_path, MASKED)
+    task = task_of(path)
     ids, positions, targets = batch = next(task.batches())
     logits = task.module(ids)
     rows = torch.arange(len(ids))[:, None]
     expected = F.cross_entropy(logits[rows, positions].flatten(0, 1), targets.flatten())
     torch.testing.assert_close(task.loss(batch), expected)
-    again = next(MaskedTask(recipe, recipe.data).batches())
+    again = next(task_of(path).batches())
     assert all(torch.equal(one, other) for one, other in zip(batch, again, strict=True))
 
 
-@pytest.mark.usefixtures("stdlib")
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [
@@ -185,7 +175,8 @@ def test_the_loss_is_the_cross_entropy_of_the_hidden_tokens(tmp_path: Path) -> N
         ("sequence_length = 48", "sequence_length = 4", RecipeError, "from 8 to .* got 4"),
         ("sequence_length = 48\n", "", RecipeError, "sequence_length: expected a value"),
         ("[tokenizer]\nvocab_size = 400\n", "", RecipeError, "tokenizer: expected a value"),
-        ('"masked"', '"masked"\nstart = "x"', RecipeError, "start: expected none .* got 'x'"),
+        ('-model"', '-model"\nstart = "x"', RecipeError, "unknown field `start`"),
+        ('-model"', '-model"\nshortest = 10', RecipeError, "task.shortest: expected 48 halved"),
         ('"bert"', '"bert"\narchitectures = ["BertModel"]', ConfigError, "got NoneType"),
         ('"bert"', '"llama"', ConfigError, "expected|missing|unknown"),
     ],
@@ -194,5 +185,5 @@ def test_a_masked_recipe_that_cannot_be_followed_is_an_error_before_any_work(
     tmp_path: Path, old: str, new: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        train(write_recipe(tmp_path, old, new), tmp_path / "out")
+        train(write_recipe(tmp_path, MASKED, old, new), tmp_path / "out")
     assert not (tmp_path / "out").exists()
