@@ -43,7 +43,8 @@ from ortolan.runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from ortolan.runtime.bundle.folder import Bundle, open_bundle
+    from ortolan.runtime.bundle.bundle import Bundle
+    from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.certificate import Report, verify
     from ortolan.runtime.encoder import Classification, Encoder
@@ -93,7 +94,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bundle": "bundle.folder",
+    "Bundle": "bundle.bundle",
     "Classification": "encoder",
     "Completion": "generation.generate",
     "Encoder": "encoder",

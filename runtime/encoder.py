@@ -12,10 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
-from ortolan.runtime.bundle.kinds import wrong_kind
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest, wrong_kind
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.generation.request import open_tokenizer

@@ -11,9 +11,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
-from ortolan.runtime.bundle.kinds import wrong_kind
-from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.memory_plan import RequestMemory, check_load

@@ -12,9 +12,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle
-from ortolan.runtime.bundle.kinds import wrong_kind
-from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import chunks, feed
 from ortolan.runtime.engine.session import Engine

@@ -13,12 +13,10 @@ back, and all processes share the pages. The bundle's files stay what they are.
 
 onnxruntime packs every weight all the same, and takes the packed one whose hash is equal: a
 packed folder cannot give a weight another value by being out of date. It does not check how long
-the packed one is, so kernels would read whatever lies behind. Hence the seal: a packed folder is
-used only where it was made (`ortolan.runtime.bundle.seal`), and whole. Any other is ignored, and a
-warning of the logger `ortolan.runtime` says why.
-
-Knows the folder, and how onnxruntime is told of it. Does not write one
-(`ortolan.runtime.pack.write`).
+the packed one is, and a kernel would read past the end of a short one. Hence the seal: a packed
+folder is used only where it was made (`ortolan.runtime.bundle.seal`), and whole. Any other is
+ignored, and a warning of the logger `ortolan.runtime` says why. `ortolan.runtime.pack.write` makes
+them.
 """
 
 import hashlib
@@ -33,10 +31,9 @@ import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle import manifest as manifests
-from ortolan.runtime.bundle import seal
+from ortolan.runtime.bundle import manifest_file, seal
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.files import open_plain
-from ortolan.runtime.bundle.folder import Bundle
 from ortolan.runtime.bundle.manifest import File, Label, Manifest, Sha256
 from ortolan.runtime.errors import BundleError
 from ortolan.runtime.graph.schema import parse_model
@@ -169,7 +166,7 @@ def folder_name(onnxruntime: str) -> str:
 
 def fingerprint(manifest: Manifest) -> str:
     """SHA-256 of a bundle's manifest, which has those of all its files."""
-    return hashlib.sha256(manifests.encode(manifest)).hexdigest()
+    return hashlib.sha256(manifest_file.encode(manifest)).hexdigest()
 
 
 def encode(manifest: PackedManifest) -> bytes:

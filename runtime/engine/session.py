@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle
-from ortolan.runtime.bundle.interface import ENCODER, LENGTHS, check_layout, check_names
-from ortolan.runtime.bundle.manifest import MAPS_ROLE, Graph
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.interface import LENGTHS, check_layout, check_names
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Graph
 from ortolan.runtime.bundle.packed import Packed
 from ortolan.runtime.engine.attention_kernels import query_heads, whole_scores
 from ortolan.runtime.engine.cache import Cache

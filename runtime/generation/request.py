@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import InputError, TokenizerError
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.tokenizer import Tokenizer

@@ -3,8 +3,6 @@
 One new token of one conversation. Weights are counted as they are stored, or as the kernels of
 the device hold them where that is wider; what a kernel adds when it packs them is not counted.
 
-Knows operators that read weights, and states. Measures nothing.
-
 Notes:
     * Products read all of their weights. What a product shares with a table, as tied embeddings
       do, counts as the product's.
@@ -20,9 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.graph.readers import Reader
-from ortolan.runtime.graph.summary import GraphSummary
-from ortolan.runtime.graph.tensors import ExternalTensor
+from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, Reader
 
 __all__ = ["MatrixRead", "StepReads", "count"]
 

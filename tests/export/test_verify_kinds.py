@@ -22,6 +22,8 @@ from torch import Tensor
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ParityError
+from ortolan.export.options import ExportOptions
+from ortolan.export.precision import Int4
 from ortolan.export.source.checkpoint import open_source
 from ortolan.modeling.config import (
     ClassifierHead,
@@ -33,7 +35,8 @@ from ortolan.modeling.config import (
 from ortolan.modeling.weights import Weights
 from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import File, encode
+from ortolan.runtime.bundle.manifest import File
+from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.certificate import Report, replay, verify
 from ortolan.runtime.engine.session import Encoded, Engine
 
@@ -218,11 +221,9 @@ def test_every_kind_is_calibrated_and_judged_on_a_file(name: str, tmp_path: Path
     bundle = ortolan.export(
         module_of(CONFIGS[name]()),
         tmp_path / "out",
-        precision="int4",
+        precision=Int4(group_size=32),
         calibration=path,
-        tokenizer=tokenizer,
-        max_kl=20.0,
-        group_size=32,
+        options=ExportOptions(tokenizer=tokenizer, max_kl=20.0),
     )
     methods = {weight.name: weight.method for weight in bundle.manifest.quantized}
     assert {method for weight, method in methods.items() if "blocks." in weight} == {"gptq"}

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, load_model
 from tests.runtime.tiny_decoder import ALIGNMENT, VOCABULARY, WIDTH, write_bundle
 
-from ortolan.runtime.bundle import manifest as manifests
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle import manifest_file
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import File
 
 BITS, GROUP = 4, 32
@@ -34,7 +35,7 @@ def write(folder: Path, kind: str, *, seed: int = 0) -> Bundle:
 
 def _quantize(folder: Path) -> None:
     """Exchange each MatMul for MatMulNBits over random codes, in all graphs of a bundle."""
-    manifest = manifests.decode((folder / manifests.NAME).read_bytes())
+    manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
     old = folder / manifest.weights[0]
     blob = bytearray(old.read_bytes())
     names = [graph.file for graph in manifest.graphs.values()]
@@ -49,10 +50,10 @@ def _quantize(folder: Path) -> None:
     files = tuple(
         File(name=path.name, size=path.stat().st_size, sha256=_sha256(path))
         for path in sorted(folder.iterdir())
-        if path.name != manifests.NAME
+        if path.name != manifest_file.NAME
     )
     changed = msgspec.structs.replace(manifest, weights=(weights,), files=files)
-    (folder / manifests.NAME).write_bytes(manifests.encode(changed))
+    (folder / manifest_file.NAME).write_bytes(manifest_file.encode(changed))
 
 
 def _quantized(model: ModelProto, blob: bytearray) -> list[TensorProto]:

@@ -25,7 +25,7 @@ from ortolan.runtime import (
     TokenizerError,
     open_bundle,
 )
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import TextSource
 from ortolan.runtime.engine.memory_plan import bytes_per_token
 from ortolan.runtime.engine.session import Engine

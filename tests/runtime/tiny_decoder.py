@@ -22,15 +22,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from ortolan.runtime import certificate
-from ortolan.runtime.bundle.manifest import (
-    File,
-    Graph,
-    Manifest,
-    Provenance,
-    State,
-    Tokens,
-    encode,
-)
+from ortolan.runtime.bundle.manifest import File, Graph, Manifest, Provenance, State, Tokens
+from ortolan.runtime.bundle.manifest_file import encode
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH = 2, 32, 4, 2, 16
 VOCABULARY = 97

@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime import open_bundle
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine import attention_kernels as scores
 from ortolan.runtime.engine.attention_kernels import (
     CHUNK,

@@ -13,7 +13,8 @@ import pytest
 from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import TinyDecoder, write_bundle
 
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Graph
 from ortolan.runtime.engine.runner import Decoder, feed
 from ortolan.runtime.engine.session import Engine, save_packed

@@ -11,7 +11,7 @@ import pytest
 from tests.runtime.tiny_translators import FORMS, SOURCES
 
 from ortolan.runtime import NumericError, Sampling, Seq2Seq, Translation, open_bundle
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.step import Step
 from ortolan.runtime.generation.greedy_graph import SUMS, can_repeat

@@ -10,7 +10,7 @@ import pytest
 
 import ortolan
 from ortolan.runtime import NumericError, Seq2Seq, open_bundle
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine.session import Encoded, Engine
 from ortolan.runtime.engine.step import Step
 from ortolan.runtime.generation.targets import Targets

@@ -12,7 +12,8 @@ from tests.runtime import packed_bundles
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime import Model, load
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import BLOB, Packed, find_packed
 from ortolan.runtime.engine.runner import feed
 from ortolan.runtime.engine.session import Engine, onnxruntime_version, save_packed
