@@ -19,9 +19,9 @@ from ortolan.cuda_setup import Part, examine, installed_version
 EXTRAS = {
     "cpu": ("onnxruntime",),
     "export": ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors"),
-    "plot": ("matplotlib",),
-    "train": ("torch", "safetensors", "matplotlib", "scikit-learn"),
-    "vision": ("pillow",),
+    "plot": ("matplotlib", "onnxruntime"),
+    "train": ("torch", "safetensors", "matplotlib"),
+    "vision": ("onnxruntime", "pillow"),
 }
 """Packages of each extra."""
 
