@@ -186,8 +186,7 @@ def _check_states(manifest: Manifest) -> None:
                 f"{state.name!r}, which is of update {state.update!r}",
             )
         _check_shape(state)
-    reads_source = any(state.update == "source" for state in states)
-    if kind.has_encoder and kind.has_decoder and not reads_source:
+    if kind.reads_source and all(state.update != "source" for state in states):
         raise _refused("a state of update 'source': the decoder has to read its source", "none")
 
 
@@ -215,7 +214,7 @@ def _check_parts(manifest: Manifest) -> None:
     for name, value, belongs in (
         ("source", manifest.source, kind.has_encoder),
         ("output", manifest.output, not kind.has_decoder),
-        ("start", manifest.tokens.start, kind.has_encoder and kind.has_decoder),
+        ("start", manifest.tokens.start, kind.reads_source),
     ):
         if (value is not None) != belongs:
             raise _refused(
