@@ -20,6 +20,7 @@ import numpy as np
 from ortolan.runtime.bench.cases import Case, cases, check_context
 from ortolan.runtime.bench.figures import CaseResult, Memory, Result, case_result, weights
 from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.session import onnxruntime_version
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import InputError
@@ -29,7 +30,6 @@ from ortolan.runtime.inspect.advice import Advice, Facts, advise
 from ortolan.runtime.inspect.step_reads import StepReads
 from ortolan.runtime.machine import memory as process_memory
 from ortolan.runtime.machine.bandwidth import Probe
-from ortolan.runtime.model import Model
 
 __all__ = ["Case", "Result", "cases", "measure"]
 
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 
 def measure(
-    model: Model,
+    model: Decoder,
     chosen: Iterable[Case],
     *,
     repetitions: int,
@@ -97,7 +97,7 @@ def measure(
 
 
 def _run(
-    model: Model, chosen: tuple[Case, ...], repetitions: int, progress: Progress | None
+    model: Decoder, chosen: tuple[Case, ...], repetitions: int, progress: Progress | None
 ) -> list[list[float]]:
     """Seconds of each counted run of each case."""
     random = np.random.default_rng(0)
@@ -141,7 +141,7 @@ def _seconds(sequence: Sequence, case: Case, ids: list[int]) -> float:
     return time.perf_counter() - started
 
 
-def _rewindable(model: Model) -> bool:
+def _rewindable(model: Decoder) -> bool:
     return all(state.update == "append" for state in model.manifest.states)
 
 
@@ -178,7 +178,7 @@ def _notes(device: str, probe: Probe | None, results: tuple[CaseResult, ...]) ->
 
 
 def _advice(
-    model: Model, chosen: tuple[Case, ...], results: tuple[CaseResult, ...], reads: StepReads
+    model: Decoder, chosen: tuple[Case, ...], results: tuple[CaseResult, ...], reads: StepReads
 ) -> tuple[Advice, ...]:
     """What to say of the first case that generates."""
     pairs = zip(chosen, results, strict=True)
@@ -197,7 +197,7 @@ def _advice(
     )
 
 
-def _is_packed(model: Model) -> bool | None:
+def _is_packed(model: Decoder) -> bool | None:
     if model.device != "cpu":
         return None
     return find_packed(model.bundle, onnxruntime=onnxruntime_version()) is not None

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.runner import Decoder, prefill
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
@@ -38,8 +38,8 @@ class Sequence:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._cache = engine.cache()
-        self._decoder = Decoder(engine, self._cache)
+        self._runner = Runner(engine, engine.slots())
+        self._runner.select([0])
         self._tokens: list[int] = []
         self._lock = threading.Lock()
         self._is_closed = False
@@ -80,25 +80,25 @@ class Sequence:
                     f"append: expected at most {manifest.context_length} tokens, got "
                     f"{len(self._tokens)} and {len(new)} more. Rewind, or begin a new sequence."
                 )
-            with self._cache.unchanged_on_error():
-                logits = self._compute(new, length)
+            with self._runner.slots.unchanged_on_error():
+                logits = self._compute(new)
                 if not math.isfinite(logits.max()):  # -inf marks what may not be chosen
                     raise NumericError(
-                        f"append: expected finite logits, got others behind token {length - 1}. "
+                        f"append: expected finite logits, got others after token {length - 1}. "
                         "The model is damaged: run `ortolan verify` on its bundle."
                     )
             self._tokens += new
         return logits
 
     def rewind(self, length: int) -> None:
-        """Forget the tokens behind the first `length`. Costs nothing.
+        """Forget the tokens after the first `length`. Costs nothing.
 
         Raises:
             InputError: the sequence is shorter or closed, another thread is using it, or a
                 state of the model cannot go back.
         """
         with self._in_use():
-            self._cache.rewind(length)
+            self._runner.slots.rewind(length)
             del self._tokens[length:]
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Sequence:
         with self._in_use():
             self._is_closed = True
             self._tokens.clear()
-            del self._decoder, self._cache
+            del self._runner
 
     def __enter__(self) -> Self:
         return self
@@ -125,16 +125,12 @@ class Sequence:
     ) -> None:
         self.close()
 
-    def _compute(self, new: list[int], length: int) -> NDArray[np.float32]:
-        if len(new) == 1:
-            row: NDArray[np.float32] = self._decoder.step(new, [length])[0]
-            return row.copy()
-        # the buffers may move: bound ones would stay in memory beside the new ones
-        self._decoder.release()
-        logits = prefill(self._engine, self._cache, new)
-        if logits is None:
-            raise RuntimeError("prefill was cancelled, though nothing can cancel it here")
-        return logits
+    def _compute(self, new: list[int]) -> NDArray[np.float32]:
+        if len(new) > 1:
+            return self._runner.prefill(0, new)
+        self._runner.step(new)
+        logits_V: NDArray[np.float32] = self._runner.logits_BV[0].copy()
+        return logits_V
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
