@@ -14,8 +14,7 @@ from ortolan.export.trace import cache_names, cross_names, map_names
 from ortolan.export.weights.store import Stored
 from ortolan.modeling.config import AttentionConfig, EncoderDecoderConfig, TransformerConfig
 from ortolan.runtime import certificate as runtime_certificate
-from ortolan.runtime.bundle.fields import StateType
-from ortolan.runtime.bundle.manifest import Manifest, Provenance, State
+from ortolan.runtime.bundle.manifest import Manifest, Provenance, State, StateType
 
 _DTYPES: Mapping[torch.dtype, StateType] = {
     torch.float32: "float32",

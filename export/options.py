@@ -13,7 +13,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import METHODS, Method, Quantization
 from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, ModelConfig
-from ortolan.runtime.bundle.fields import MAPS_ROLE
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph
 
 Kind = Literal["decoder", "encoder", "encoder-decoder"]

@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ortolan.export.errors import OutputError
-from ortolan.runtime.bundle import manifest as manifests
+from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.manifest import File, Manifest
 from ortolan.runtime.errors import ManifestError
 
@@ -72,7 +72,7 @@ def settle(target: Path) -> None:
     if not old.exists():
         return
     # Without a manifest it was already being deleted.
-    if target.exists() or not (old / manifests.NAME).exists():
+    if target.exists() or not (old / manifest_file.NAME).exists():
         _discard(old)
     else:
         old.rename(target)
@@ -87,7 +87,7 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
     """
     described = {file.name: file for file in known}
     for path in folder.iterdir():
-        if path.name != manifests.NAME and path.name not in described:
+        if path.name != manifest_file.NAME and path.name not in described:
             size = path.stat().st_size
             described[path.name] = File(name=path.name, size=size, sha256=_sha256(path))
     return tuple(described[name] for name in sorted(described))
@@ -95,7 +95,7 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json, the last file of a bundle."""
-    (folder / manifests.NAME).write_bytes(manifests.encode(manifest))
+    (folder / manifest_file.NAME).write_bytes(manifest_file.encode(manifest))
 
 
 def _beside(target: Path, role: str) -> Path:
@@ -128,10 +128,10 @@ def _check_target(target: Path, force: bool) -> None:
 def _bundle_names(folder: Path) -> set[str]:
     """Names of the files of a bundle; none where the folder is no bundle."""
     try:
-        manifest = manifests.decode((folder / manifests.NAME).read_bytes())
+        manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
     except (FileNotFoundError, ManifestError):
         return set()
-    return {manifests.NAME, *(file.name for file in manifest.files)}
+    return {manifest_file.NAME, *(file.name for file in manifest.files)}
 
 
 @contextlib.contextmanager
@@ -180,7 +180,7 @@ def _commit(staging: Path, target: Path) -> None:
 
 def _discard(folder: Path) -> None:
     """Delete a bundle, its manifest first: half of one must not look whole."""
-    (folder / manifests.NAME).unlink(missing_ok=True)
+    (folder / manifest_file.NAME).unlink(missing_ok=True)
     shutil.rmtree(folder)
 
 

@@ -36,11 +36,10 @@ from ortolan.export.proof.probes import make_probes
 from ortolan.export.quantize.plan import Method
 from ortolan.export.source.calibration import (
     Calibration,
-    can_calibrate,
+    can_read,
     cut_inputs,
-    own_recipe,
+    own_calibration,
     read_calibration,
-    recipe_calibration,
 )
 from ortolan.export.source.checkpoint import Source, open_source
 from ortolan.export.source.inputs import Inputs
@@ -49,7 +48,8 @@ from ortolan.export.weights.blob import Blob, bind
 from ortolan.export.weights.store import Lowered, Stored, lower, store
 from ortolan.modeling.models.stack import Model
 from ortolan.runtime import certificate as runtime_certificate
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.certificate import Certificate, Report
 
 Progress = Callable[[str, int, int], None]
@@ -98,7 +98,7 @@ def export(
         head_bits: of head and embedding; 4 where a decoder is calibrated to int4, else 8.
         exclude: patterns of weights not to round, such as `blocks.0.*`.
         max_kl: fail where the mean divergence from PyTorch is larger.
-        calibration: a file to calibrate and judge by; what a recipe in `source` names by default.
+        calibration: a file to calibrate and judge by; see `own_calibration` for the default.
         calibration_sequences: how many texts of 256 tokens to calibrate on.
         max_context: tokens that shall fit; the model's own by default.
         tokenizer: a tokenizer.json; the checkpoint's own by default.
@@ -131,7 +131,7 @@ def _resolve(
         form,
         rounding,
         max_kl=max_kl,
-        can_calibrate=can_calibrate(model, calibration, own_recipe(model)),
+        can_calibrate=can_read(model) and (calibration or own_calibration(model)) is not None,
     )
 
 
@@ -139,7 +139,7 @@ def _learned_from(
     model: Source, options: Options, calibration: str | Path | None, count: int
 ) -> tuple[Calibration | None, Inputs]:
     """What to judge by, and what of it to calibrate on."""
-    data = _calibration(model, options, calibration, own_recipe(model))
+    data = _calibration(model, options, calibration)
     return data, _inputs(model, options, data, count)
 
 
@@ -190,15 +190,13 @@ def _silent(step: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
-def _calibration(
-    model: Source, options: Options, given: str | Path | None, recipe: Path | None
-) -> Calibration | None:
-    """What was given, or what the recipe names where weights are rounded."""
+def _calibration(model: Source, options: Options, given: str | Path | None) -> Calibration | None:
+    """The given file, or the one beside the checkpoint where weights are quantized."""
     if given is not None:
         return read_calibration(Path(given), model, is_learned_from=_calibrates(options))
-    if options.quantization is not None and recipe is not None:
-        return recipe_calibration(recipe)
-    return None
+    own = None if options.quantization is None else own_calibration(model)
+    # Its first part may be what the model was trained on, so only its last part is judged by.
+    return None if own is None else read_calibration(own, model, is_learned_from=True)
 
 
 def _calibrates(options: Options) -> bool:

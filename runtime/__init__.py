@@ -43,7 +43,8 @@ from ortolan.runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from ortolan.runtime.bundle.folder import Bundle, open_bundle
+    from ortolan.runtime.bundle.bundle import Bundle
+    from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.certificate import Report, verify
     from ortolan.runtime.decoder import Decoder
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.generation.sequence import Sequence
     from ortolan.runtime.generation.text_stream import TextStream
     from ortolan.runtime.inputs.tokenizer import Tokenizer
-    from ortolan.runtime.load import load
+    from ortolan.runtime.loading import load
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
 
@@ -95,7 +96,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bundle": "bundle.folder",
+    "Bundle": "bundle.bundle",
     "Classification": "encoder",
     "Completion": "generation.completion",
     "Encoder": "encoder",
@@ -110,7 +111,7 @@ _HOMES = {
     "TextStream": "generation.text_stream",
     "Timings": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
-    "load": "load",
+    "load": "loading",
     "open_bundle": "bundle.folder",
     "verify": "certificate",
 }

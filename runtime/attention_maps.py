@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
-from ortolan.runtime.bundle.manifest import MAPS_ROLE, ImageSource
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, TokenizerError
 from ortolan.runtime.inputs.ids import checked_ids

@@ -6,7 +6,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner, teacher_forced
 from ortolan.runtime.engine.session import Engine

@@ -8,10 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
-from ortolan.runtime.bundle.kinds import wrong_kind
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.manifest import ImageSource, wrong_kind
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.source import Inputs, Source, SourceReader, is_batch

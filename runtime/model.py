@@ -2,9 +2,8 @@
 
 from typing import ClassVar
 
-from ortolan.runtime.bundle.folder import Bundle
-from ortolan.runtime.bundle.kinds import wrong_kind
-from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.inputs.tokenizer import open_tokenizer
 

@@ -23,8 +23,8 @@ from ortolan.export.source.checkpoint import Source
 from ortolan.export.source.layers import Layers, skeleton, stacks
 from ortolan.modeling.models.transformer import Encoder
 from ortolan.runtime import certificate as runtime_certificate
+from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, Vectors
-from ortolan.runtime.certificate.fields import Given, compares_logits
 from ortolan.runtime.machine.memory import return_free_memory
 
 THRESHOLDS = {
@@ -49,9 +49,7 @@ Progress = Callable[[int, int], None]
 """Called with layers done and layers in all."""
 
 
-def thresholds(
-    precision: str, *, given: Given = "logits", max_kl: float | None = None
-) -> Thresholds:
+def thresholds(precision: str, *, given: str = "logits", max_kl: float | None = None) -> Thresholds:
     """What a bundle of a precision has to keep to.
 
     Args:
@@ -63,7 +61,7 @@ def thresholds(
         OptionError: a bound on logits where there are none.
     """
     bounds = THRESHOLDS[precision]
-    if compares_logits(given):
+    if OUTPUTS[given].are_logits:
         if max_kl is not None:
             bounds = msgspec.structs.replace(bounds, mean_kl=max(max_kl, SMALLEST_BOUND))
         return msgspec.structs.replace(bounds, mean_cosine=None)
@@ -92,7 +90,7 @@ def certify(
     Raises:
         ExportError: PyTorch itself computes outputs that are not finite.
     """
-    given: Given = "logits" if model.gives is None else model.gives.kind
+    given = "logits" if model.gives is None else model.gives.kind
     with torch.inference_mode():
         layers, streams = _run(model, probes, progress)
         reference = reference_of(layers, streams, given, _next_ids(model, probes))

@@ -16,7 +16,7 @@ from torch import Tensor
 from ortolan.export.source.layers import CHUNK_ROWS, Layers, Output
 from ortolan.modeling.weights import read_weight
 from ortolan.runtime.certificate import Logits, Vectors, summarize
-from ortolan.runtime.certificate.fields import Given, kept_positions
+from ortolan.runtime.certificate.fields import kept_positions
 from ortolan.runtime.certificate.figures import widened
 
 TOP_K = 32
@@ -24,7 +24,7 @@ TOP_K = 32
 
 
 def reference_of(
-    layers: Layers, streams: Sequence[Tensor], given: Given, next_ids: Tensor | None
+    layers: Layers, streams: Sequence[Tensor], given: str, next_ids: Tensor | None
 ) -> Logits | Vectors:
     """What is kept of the output of some probes.
 

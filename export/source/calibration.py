@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,18 +22,7 @@ from ortolan.export.source.inputs import (
     text_inputs,
     wrapped,
 )
-from ortolan.modeling.training.corpora.digits import read_digits
-from ortolan.modeling.training.corpora.numerals import pairs
-from ortolan.modeling.training.corpora.snippets import read_snippets
-from ortolan.modeling.training.corpora.stdlib import read_corpus
-from ortolan.modeling.training.recipe import (
-    DigitsData,
-    NumeralsData,
-    SnippetsData,
-    StdlibData,
-    read_recipe,
-)
-from ortolan.runtime.bundle.manifest import ImageSource, TextSource
+from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 SEQUENCE_LENGTH = 256
@@ -42,11 +30,6 @@ SEQUENCE_LENGTH = 256
 
 PAIRS = 8
 """Pairs to calibrate on in place of one text, which is longer than they are."""
-
-RECIPE_PAIRS = 4096
-"""Pairs that are made anew of a recipe, which may name a million: enough to choose from."""
-
-RECIPE = "recipe.toml"
 
 _HELD_OUT = 4  # one part in so many of a file is not calibrated on
 _CHARACTERS = 16  # of a token, at most, in nearly all texts
@@ -88,24 +71,35 @@ class CalibrationImages:
 Calibration = CalibrationText | CalibrationPairs | CalibrationImages
 
 
-def can_calibrate(model: Source, path: str | Path | None, recipe: Path | None) -> bool:
-    """Whether there is something to calibrate on, and a way to read it.
+def own_calibration(model: Source) -> Path | None:
+    """The calibration file beside a checkpoint; None without one, or without a way to read it.
 
-    Args:
-        model: what is calibrated.
-        path: a file that was given.
-        recipe: of `own_recipe`.
+    It is `calibration.npy` for an encoder of images, `calibration.tsv` for a model that translates
+    texts, and `calibration.txt` for a decoder or an encoder of texts; see `read_calibration`.
     """
-    has_reader = model.tokenizer is not None or isinstance(model.takes, ImageSource)
-    return has_reader and (path or recipe) is not None
-
-
-def own_recipe(model: Source) -> Path | None:
-    """The recipe beside a checkpoint, if its data is of the model's kind."""
-    path = None if model.folder is None else model.folder / RECIPE
-    if path is None or not path.is_file():
+    suffix = _suffix(model)
+    if model.folder is None or suffix is None or not can_read(model):
         return None
-    return path if isinstance(read_recipe(path).data, _recipes(model)) else None
+    path = model.folder / f"calibration{suffix}"
+    return path if path.is_file() else None
+
+
+def can_read(model: Source) -> bool:
+    """Whether a calibration file can be read: images as they are, texts by a tokenizer."""
+    return model.tokenizer is not None or isinstance(model.takes, ImageSource)
+
+
+def _suffix(model: Source) -> str | None:
+    """Of the calibration file of a model; None where no file holds what the model takes."""
+    match model.kind, model.takes:
+        case "encoder", ImageSource():
+            return ".npy"
+        case "encoder-decoder", ImageSource():
+            return None
+        case "encoder-decoder", _:
+            return ".tsv"
+        case _:
+            return ".txt"
 
 
 def read_calibration(path: Path, model: Source, *, is_learned_from: bool) -> Calibration:
@@ -116,9 +110,16 @@ def read_calibration(path: Path, model: Source, *, is_learned_from: bool) -> Cal
     channel, in numpy's format `.npy` for an encoder of images.
 
     Raises:
-        OptionError: no such file, it holds something else, or there is no tokenizer to read it.
+        OptionError: no such file, it holds something else, there is no tokenizer to read it, or no
+            file holds what the model takes.
     """
-    if isinstance(model.takes, ImageSource) and model.kind == "encoder":
+    suffix = _suffix(model)
+    if suffix is None:
+        raise OptionError(
+            f"{path}: expected no calibration file for a model from images to texts, got one. "
+            "Leave --calibration out."
+        )
+    if suffix == ".npy" and isinstance(model.takes, ImageSource):
         images = _read_images(path, model.takes)
         cut = _split(len(images), is_learned_from=is_learned_from)
         return CalibrationImages(origin=str(path), learn=images[:cut], held_out=images[cut:])
@@ -128,53 +129,12 @@ def read_calibration(path: Path, model: Source, *, is_learned_from: bool) -> Cal
             "Leave --calibration out or add the tokenizer."
         )
     text = _read_text(path)
-    if model.kind == "encoder-decoder":
+    if suffix == ".tsv":
         lines = _read_pairs(path, text)
         cut = _split(len(lines), is_learned_from=is_learned_from)
         return CalibrationPairs(origin=str(path), learn=lines[:cut], held_out=lines[cut:])
     cut = len(text) - len(text) // _HELD_OUT if is_learned_from else 0
     return CalibrationText(origin=str(path), learn=text[:cut], held_out=text[cut:])
-
-
-def recipe_calibration(path: Path) -> Calibration:
-    """What a model was trained on, from its own recipe (`own_recipe`).
-
-    Raises:
-        RecipeError: the recipe cannot be read, or its data is not on this machine.
-    """
-    origin = str(path)
-    match read_recipe(path).data:
-        case StdlibData() as data:
-            corpus = read_corpus(data)
-            learn, held_out = ("\n".join(texts) for texts in (corpus.train, corpus.held_out))
-            return CalibrationText(origin=origin, learn=learn, held_out=held_out)
-        case SnippetsData() as data:
-            read = read_snippets(data)
-            learn, held_out = ("\n".join(texts) for texts in (read.texts, read.held_out_texts))
-            return CalibrationText(origin=origin, learn=learn, held_out=held_out)
-        case NumeralsData() as data:
-            few = msgspec.structs.replace(data, pairs=min(data.pairs, RECIPE_PAIRS))
-            made = pairs(few)
-            return CalibrationPairs(origin=origin, learn=made.train, held_out=made.held_out_numbers)
-        case DigitsData() as data:
-            digits = read_digits(data)
-            images, others = (each.pixels[..., None] for each in (digits.train, digits.held_out))
-            return CalibrationImages(origin=origin, learn=images, held_out=others)
-
-
-def _recipes(model: Source) -> tuple[type, ...]:
-    """The data of recipes that a model of this kind can take."""
-    match model.kind, model.takes:
-        case "decoder", _:
-            return (StdlibData,)
-        case "encoder", ImageSource(height=8, width=8, channels=1):
-            return (DigitsData,)
-        case "encoder", TextSource():
-            return (SnippetsData, StdlibData)
-        case "encoder-decoder", TextSource():
-            return (NumeralsData,)
-        case _:
-            return ()
 
 
 def cut_inputs(

@@ -15,7 +15,7 @@ from ortolan.modeling.config import (
     ModelConfig,
     TransformerConfig,
 )
-from ortolan.runtime.bundle.fields import MAPS_ROLE
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph
 
 __all__ = [

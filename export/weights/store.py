@@ -24,7 +24,7 @@ from ortolan.export.weights.codes import (
     write_codes,
     write_portable,
 )
-from ortolan.runtime.bundle.fields import MAPS_ROLE
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import QuantizedTensor
 
 Progress = Callable[[str, int, int], None]

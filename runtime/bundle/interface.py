@@ -1,21 +1,19 @@
 """What the graphs of a bundle take and give, by name.
 
-Knows roles of graphs and the manifest. Does not know onnxruntime, nor what a graph computes.
-
 A role is a key of the manifest's `graphs`:
 
-    decoder, prefill, decode   new tokens behind a cache, and behind a source where there is one
+    decoder, prefill, decode   new tokens after those in a cache, and a source where there is one
     encoder                    whole texts or images at once
     attention                  whole texts or images at once, to what attends to what
 """
 
 from collections.abc import Collection
 
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest
 from ortolan.runtime.errors import GraphError, ManifestError
 
 __all__ = [
-    "ENCODER",
     "IDS",
     "LENGTHS",
     "LOGITS",
@@ -30,9 +28,6 @@ __all__ = [
     "outputs_of",
 ]
 
-ENCODER = "encoder"
-"""The role of a graph that takes whole sources."""
-
 IDS, LENGTHS, PIXELS = "input_ids", "lengths", "pixels"
 """Inputs of an encoder: ids and lengths of texts, or pixels of images."""
 
@@ -43,7 +38,7 @@ STEP_INPUTS = (IDS, "seqlens_k", "total_sequence_length", "logit_positions")
 """Inputs of every decoder graph, before those of its states."""
 
 SOURCE_LENGTHS = "source_lengths"
-"""Input of a decoder behind an encoder: valid tokens of each source."""
+"""Input of a decoder after an encoder: valid tokens of each source."""
 
 TARGET_IDS = "target_ids"
 """The decoder's ids, where the graph `attention` takes those of the source too."""
@@ -53,33 +48,27 @@ LOGITS = "logits"
 
 def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     """Names of what the graph of a role takes."""
-    match role, manifest.kind:
-        case "encoder", _:
-            return _source_inputs(manifest)
-        case "attention", "decoder":
-            return (IDS,)
-        case "attention", "encoder":
-            return _source_inputs(manifest)
-        case "attention", _:
-            return (*_source_inputs(manifest), TARGET_IDS)
-        case _:
-            source = (SOURCE_LENGTHS,) if manifest.kind == "encoder-decoder" else ()
-            return (*STEP_INPUTS, *source, *(state.input for state in manifest.states))
+    kind = manifest.model_kind
+    source = _source_inputs(manifest) if kind.has_encoder else ()
+    if role == ENCODER:
+        return source
+    if role == MAPS_ROLE:
+        target = (TARGET_IDS if source else IDS,) if kind.has_decoder else ()
+        return (*source, *target)
+    lengths = (SOURCE_LENGTHS,) if source else ()
+    return (*STEP_INPUTS, *lengths, *(state.input for state in manifest.states))
 
 
 def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     """Names of what the graph of a role gives."""
-    read = tuple(state.output for state in manifest.states if state.update == "source")
-    written = tuple(state.output for state in manifest.states if state.update != "source")
-    match role, manifest.kind:
-        case "encoder", "encoder":
-            return (OUTPUT,)
-        case "encoder", _:
-            return read
-        case "attention", _:
-            return manifest.attention_maps
-        case _:
-            return (LOGITS, *written)
+    if role == MAPS_ROLE:
+        return manifest.attention_maps
+    if role == ENCODER and not manifest.model_kind.has_decoder:
+        return (OUTPUT,)
+    states = [
+        state.output for state in manifest.states if (state.update == "source") == (role == ENCODER)
+    ]
+    return tuple(states) if role == ENCODER else (LOGITS, *states)
 
 
 def _source_inputs(manifest: Manifest) -> tuple[str, ...]:

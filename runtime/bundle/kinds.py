@@ -1,73 +1,158 @@
-"""Kinds of bundle in words: what one takes, what it gives, and what to use it with.
+"""The kinds of bundle, and the kinds of output that an encoder gives: one entry each.
 
-Knows the manifest. Does not know the classes it names: those read it from here.
+Whatever depends on the kind of a bundle is a field of its entry here, so that a new kind is a new
+entry.
 """
 
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
-from ortolan.runtime.errors import BundleKindError
+from dataclasses import dataclass
 
-__all__ = ["gives", "takes", "wrong_kind"]
+__all__ = [
+    "DECODE",
+    "DECODER",
+    "ENCODER",
+    "KINDS",
+    "MAPS_ROLE",
+    "OUTPUTS",
+    "PREFILL",
+    "STEPPED",
+    "ModelKind",
+    "OutputKind",
+]
 
-_GIVES = {
-    "states": "a vector for each token",
-    "logits": "logits of the vocabulary for each token",
-    "labels": "labels",
-    "embedding": "embeddings",
-}
+ENCODER, DECODER, PREFILL, DECODE = "encoder", "decoder", "prefill", "decode"
+"""Roles of graphs: of whole sources; of steps of any length, of long ones, and of short ones."""
 
-_USES = {
-    "states": "ortolan.load(path, Encoder).states",
-    "logits": "ortolan.load(path, Encoder).logits",
-    "labels": "`ortolan classify`, or ortolan.load(path, Encoder).classify",
-    "embedding": "`ortolan embed`, or ortolan.load(path, Encoder).embed",
-}
+STEPPED = frozenset({DECODER, PREFILL, DECODE})
+"""Graphs that are called step by step; the others take everything at once."""
 
+MAPS_ROLE = "attention"
+"""A graph that any kind may have besides: what each token attends to."""
 
-def takes(manifest: Manifest) -> str:
-    """What goes in, such as `texts of at most 512 tokens`."""
-    match manifest.source:
-        case TextSource(max_tokens=tokens):
-            return f"texts of at most {tokens} tokens"
-        case ImageSource(channels=channels, height=height, width=width):
-            colours = {1: "grey", 2: "grey with alpha", 3: "RGB", 4: "RGBA"}[channels]
-            return f"images, {colours}, of {height} by {width} pixels"
-        case _:
-            return f"texts of at most {manifest.context_length} tokens"
+_UNIFIED, _SPLIT = frozenset({DECODER}), frozenset({PREFILL, DECODE})
 
 
-def gives(manifest: Manifest) -> str:
-    """What comes out, such as `embeddings of 384 numbers`."""
-    output = manifest.output
-    if output is None:
-        limit = f"at most {manifest.context_length} tokens"
-        is_behind = manifest.source is not None
-        return f"another text of {limit}" if is_behind else f"more text, together {limit}"
-    match output.kind:
-        case "labels":
-            return f"{output.size} labels and their probabilities"
-        case "embedding":
-            return f"embeddings of {output.size} numbers"
-        case "states":
-            return f"a vector of {output.size} numbers for each token"
-        case _:
-            return f"logits of {output.size} tokens for each token"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKind:
+    """What bundles of one kind have in common.
 
-
-def wrong_kind(manifest: Manifest, *, what: str, expected: str) -> BundleKindError:
-    """The error for a bundle of another kind than the request; it names what fits.
-
-    Args:
-        manifest: of the bundle.
-        what: the request, such as `classify`.
-        expected: what it needs, such as `a bundle that gives labels`.
+    Attributes:
+        name: as in the manifest.
+        graphs: the sets of roles that a bundle may have; those of a decoder are unified or split.
+            After an encoder, `decode` takes one token of one row for each source.
+        updates: the states that it may have, by how they change.
+        maps: pattern of the names of its attention maps.
+        gives: what comes out, in words, with `{context}` for its tokens. This and the next two
+            are empty for an encoder alone: they follow from its output.
+        description: what it is, for the text of an error.
+        use: what to open it with, for the text of an error.
     """
-    output = manifest.output
-    if output is not None:
-        inputs = "images" if isinstance(manifest.source, ImageSource) else "texts"
-        got, use = f"an encoder of {inputs} that gives {_GIVES[output.kind]}", _USES[output.kind]
-    elif manifest.kind == "decoder":
-        got, use = "a decoder, which continues a text", "`ortolan run`, or ortolan.load(path)"
-    else:
-        got = "an encoder-decoder, which writes a text from another"
-        use = "`ortolan run`, or ortolan.load(path, Seq2Seq)"
-    return BundleKindError(f"{what}: expected {expected}, got {got}. Use {use}.")
+
+    name: str
+    graphs: tuple[frozenset[str], ...]
+    updates: tuple[str, ...] = ()
+    maps: str
+    gives: str = ""
+    description: str = ""
+    use: str = ""
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether it takes whole sources."""
+        return any(ENCODER in roles for roles in self.graphs)
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether it writes texts."""
+        return any(roles & STEPPED for roles in self.graphs)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        ModelKind(
+            name="decoder",
+            graphs=(_UNIFIED, _SPLIT),
+            updates=("append", "replace"),
+            maps=r"decoder\.\d+\.self",
+            gives="more text, together at most {context} tokens",
+            description="a decoder, which continues a text",
+            use="`ortolan run`, or ortolan.load(path)",
+        ),
+        ModelKind(
+            name="encoder",
+            graphs=(frozenset({ENCODER}),),
+            maps=r"encoder\.\d+\.self",
+        ),
+        ModelKind(
+            name="encoder-decoder",
+            graphs=(_UNIFIED | {ENCODER}, _SPLIT | {ENCODER}),
+            updates=("append", "replace", "source"),
+            maps=r"encoder\.\d+\.self|decoder\.\d+\.(self|cross)",
+            gives="another text of at most {context} tokens",
+            description="an encoder-decoder, which writes a text from another",
+            use="`ortolan run`, or ortolan.load(path, Seq2Seq)",
+        ),
+    )
+}
+"""Every kind of bundle, by its name in the manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputKind:
+    """What an encoder gives that has no decoder.
+
+    Attributes:
+        name: as in the manifest.
+        by_token: whether there is one for each token; otherwise one for the whole input.
+        are_logits: whether the numbers are logits; otherwise they are vectors.
+        gives: in words, with `{size}` for the size of the last axis.
+        summary: the same without numbers, for the text of an error.
+        use: what computes it, for the text of an error.
+    """
+
+    name: str
+    by_token: bool
+    are_logits: bool
+    gives: str
+    summary: str
+    use: str
+
+
+OUTPUTS = {
+    output.name: output
+    for output in (
+        OutputKind(
+            name="states",
+            by_token=True,
+            are_logits=False,
+            gives="a vector of {size} numbers for each token",
+            summary="a vector for each token",
+            use="ortolan.load(path, Encoder).states",
+        ),
+        OutputKind(
+            name="logits",
+            by_token=True,
+            are_logits=True,
+            gives="logits of {size} tokens for each token",
+            summary="logits of the vocabulary for each token",
+            use="ortolan.load(path, Encoder).logits",
+        ),
+        OutputKind(
+            name="labels",
+            by_token=False,
+            are_logits=True,
+            gives="{size} labels and their probabilities",
+            summary="labels",
+            use="`ortolan classify`, or ortolan.load(path, Encoder).classify",
+        ),
+        OutputKind(
+            name="embedding",
+            by_token=False,
+            are_logits=False,
+            gives="embeddings of {size} numbers",
+            summary="embeddings",
+            use="`ortolan embed`, or ortolan.load(path, Encoder).embed",
+        ),
+    )
+}
+"""Every kind of output, by its name in the manifest."""

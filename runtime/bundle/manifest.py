@@ -1,102 +1,302 @@
-"""manifest.json: what a bundle holds, as typed data.
+"""What manifest.json says of a bundle: the contract between export and runtime.
 
-Knows how a manifest is read and written. Does not know whether the files exist or hold what the
-manifest says (`ortolan.runtime.bundle.folder`), nor what is inside a graph
-(`ortolan.runtime.graph.summary`).
-
-Decoding is strict, since the manifest is the only contract between export and runtime: unknown
-fields, repeated fields and numbers of the wrong kind are errors, never ignored.
+Knows fields and the values that each may have. `ortolan.runtime.bundle.manifest_file` reads and
+writes them, and checks how they fit each other.
 """
 
+from typing import Annotated, Literal
+
 import msgspec
+from msgspec import Meta
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.checks import ADVICE, check, check_repeated_fields, refused
-from ortolan.runtime.bundle.fields import (
-    GRAPH_ROLES,
-    MAPS_ROLE,
-    NAME,
-    SCHEMA,
-    File,
-    Graph,
-    ImageSource,
-    Label,
-    Manifest,
-    Output,
-    Provenance,
-    QuantizedTensor,
-    Sha256,
-    State,
-    TextSource,
-    Tokens,
-)
-from ortolan.runtime.errors import ManifestError
+from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS, ModelKind, OutputKind
+from ortolan.runtime.errors import BundleKindError
 
 __all__ = [
-    "GRAPH_ROLES",
-    "MAPS_ROLE",
     "NAME",
     "SCHEMA",
     "File",
     "Graph",
     "ImageSource",
+    "KindName",
     "Label",
     "Manifest",
     "Output",
+    "OutputName",
     "Provenance",
     "QuantizedTensor",
     "Sha256",
     "State",
+    "StateType",
     "TextSource",
     "Tokens",
-    "decode",
-    "encode",
+    "wrong_kind",
 ]
 
+NAME = "manifest.json"
+"""The one file of a bundle that the manifest does not list."""
 
-class _Version(msgspec.Struct):
-    """The one field that every schema has."""
+SCHEMA = 2
+"""The schema this version reads and writes."""
 
-    schema: int
+FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
+Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
+StateType = Literal["float32", "float16", "bfloat16"]
+TokenId = Annotated[int, Meta(ge=0, lt=limits.MAX_VOCABULARY)]
+KindName = Annotated[str, Meta(pattern=rf"\A({'|'.join(KINDS)})\Z")]
+OutputName = Annotated[str, Meta(pattern=rf"\A({'|'.join(OUTPUTS)})\Z")]
 
 
-def decode(data: bytes) -> Manifest:
-    """Read a manifest and check that its parts agree.
+class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of the bundle.
+
+    Attributes:
+        size: in bytes.
+        sha256: of the whole file, 64 lower-case hexadecimal digits.
+    """
+
+    name: FileName
+    size: Annotated[int, Meta(ge=0, le=limits.MAX_FILE_BYTES)]
+    sha256: Sha256
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something a decoder carries from one step to the next, or reads in all of them.
+
+    Attributes:
+        input: name of the decoder's input that takes the state.
+        output: name of the output that gives it: of the decoder, bound to the buffer of its
+            input, or of the encoder for `source`.
+        shape: sizes, `"batch"` once, and `"capacity"` once where the state grows, or `"source"`
+            once where it is one of a source.
+        update: `append` grows along `"capacity"`, `replace` has a fixed size, `source` is
+            computed once and only read.
+    """
+
+    name: Label
+    input: Label
+    output: Label
+    shape: tuple[int | str, ...]
+    dtype: StateType
+    update: Literal["append", "replace", "source"]
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ONNX graph.
+
+    Attributes:
+        file: its file name.
+        sequence: new tokens per step; `None` for any number, 1 for exactly one.
+        min_new_tokens: of a prefill graph, the fewest new tokens of a step it is used for;
+            steps of fewer go to the decode graph.
+    """
+
+    file: FileName
+    sequence: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] = 1
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ids with a meaning. Lengths are never inferred from `pad`.
+
+    Attributes:
+        start: what a text after a source begins with.
+        forced_first: the first new token, where there is no choice.
+        forced_last: the last new token, where the length runs out.
+        suppressed: never chosen.
+    """
+
+    bos: TokenId | None = None
+    eos: Annotated[tuple[TokenId, ...], Meta(max_length=limits.MAX_STOP_TOKENS)] = ()
+    pad: TokenId | None = None
+    start: TokenId | None = None
+    forced_first: TokenId | None = None
+    forced_last: TokenId | None = None
+    suppressed: Annotated[tuple[TokenId, ...], Meta(max_length=limits.MAX_SUPPRESSED)] = ()
+
+
+class TextSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="text",
+):
+    """An encoder's texts.
+
+    Attributes:
+        max_tokens: most tokens of one, special ones included.
+        vocab_size: ids are below it, where they are others than the manifest's `vocab_size`.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)] | None = None
+
+    @property
+    def words(self) -> str:
+        """What goes in, such as `texts of at most 512 tokens`."""
+        return f"texts of at most {self.max_tokens} tokens"
+
+
+class ImageSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="image",
+):
+    """An encoder's images, as `(value * scale - mean) / std` of each channel.
+
+    Attributes:
+        scale: of the bytes of a pixel.
+        resample: how an image of another size is brought to this one.
+    """
+
+    channels: Annotated[int, Meta(ge=1, le=4)]
+    height: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
+    width: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
+    mean: tuple[float, ...]
+    std: tuple[Annotated[float, Meta(gt=0)], ...]
+    scale: Annotated[float, Meta(gt=0)]
+    resample: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+
+    @property
+    def words(self) -> str:
+        """What goes in, such as `images, RGB, of 32 by 32 pixels`."""
+        colours = ("grey", "grey with alpha", "RGB", "RGBA")[self.channels - 1]
+        return f"images, {colours}, of {self.height} by {self.width} pixels"
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an encoder gives.
+
+    Attributes:
+        kind: one of `ortolan.runtime.bundle.kinds.OUTPUTS`; `labels` are logits of them.
+        size: of the last axis.
+        labels: the name of each, for `labels`.
+    """
+
+    kind: OutputName
+    size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
+    labels: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_LABELS)] = ()
+
+
+class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One weight that is stored in few bits.
+
+    Attributes:
+        name: of the weight in the model.
+        bits: of one value.
+        group: values of a row that share a scale; `None` for a whole row.
+        symmetric: without zero points.
+        method: how the codes were found: `rtn`, `hqq` or `gptq`.
+        error: norm of what rounding changed over the norm of the weight.
+    """
+
+    name: Label
+    bits: Literal[4, 8]
+    group: Literal[32, 64, 128, 256] | None
+    symmetric: bool
+    method: Literal["rtn", "hqq", "gptq"]
+    error: Annotated[float, Meta(ge=0)]
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a bundle comes from.
+
+    Attributes:
+        source_sha256: of the checkpoint that was exported.
+        model_type: the family, as the checkpoint names it.
+        versions: package name to version.
+    """
+
+    source_sha256: Sha256
+    model_type: Label
+    versions: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_VERSIONS)]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The contents of manifest.json.
+
+    Attributes:
+        precision: of the weights; where it is an integer, what is not in `quantized` has the type
+            of the states.
+        prefill_precision: of the weights of the prefill graph, where they are others.
+        devices: kinds of device that compute the graphs, first the one that they were made for.
+        context_length: most tokens of one conversation.
+        graphs: role to graph; see `ortolan.runtime.bundle.kinds`.
+        weights: file names of the blobs that the graphs refer to.
+        tokenizer: file name, or `None` when the bundle takes only ids.
+        certificate: file name of the reference that `ortolan verify` replays.
+        files: every file of the bundle but the manifest, sorted by name.
+        quantized: every weight stored in few bits, those of the prefill graph included.
+        source: what an encoder takes.
+        output: what an encoder gives that has no decoder.
+        attention_maps: outputs of the graph `attention`, such as `decoder.0.cross`.
+        unverified: why the export could not replay the certificate; `None` where it did.
+    """
+
+    schema: Literal[2]
+    kind: KindName
+    precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
+    attention: Literal["fused", "portable"]
+    devices: Annotated[tuple[Label, ...], Meta(min_length=1, max_length=limits.MAX_DEVICES)]
+    context_length: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)]
+    graphs: dict[str, Graph]
+    states: Annotated[tuple[State, ...], Meta(max_length=limits.MAX_STATES)]
+    weights: tuple[FileName, ...]
+    tokens: Tokens
+    tokenizer: FileName | None
+    certificate: FileName
+    files: Annotated[tuple[File, ...], Meta(min_length=1, max_length=limits.MAX_FILES)]
+    provenance: Provenance
+    prefill_precision: Literal["int8"] | None = None
+    quantized: Annotated[tuple[QuantizedTensor, ...], Meta(max_length=limits.MAX_QUANTIZED)] = ()
+    source: TextSource | ImageSource | None = None
+    output: Output | None = None
+    attention_maps: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_STATES)] = ()
+    unverified: Label | None = None
+
+    @property
+    def model_kind(self) -> ModelKind:
+        """What bundles of this kind have in common."""
+        return KINDS[self.kind]
+
+    @property
+    def output_kind(self) -> OutputKind:
+        """What its outputs have in common; those of a decoder are logits."""
+        return OUTPUTS["logits" if self.output is None else self.output.kind]
+
+    @property
+    def takes(self) -> str:
+        """What goes in, in words."""
+        source = self.source or TextSource(max_tokens=self.context_length)
+        return source.words
+
+    @property
+    def gives(self) -> str:
+        """What comes out, in words, such as `embeddings of 384 numbers`."""
+        if self.output is not None:
+            return self.output_kind.gives.format(size=self.output.size)
+        return self.model_kind.gives.format(context=self.context_length)
+
+
+def wrong_kind(manifest: Manifest, *, what: str, expected: str) -> BundleKindError:
+    """The error for a bundle of another kind than the request; it names what fits.
 
     Args:
-        data: the bytes of manifest.json.
-
-    Raises:
-        ManifestError: not UTF-8 JSON, another schema, a field unknown, missing, repeated, out
-            of range or not for this kind of bundle, or a name that no file of the bundle has.
+        manifest: of the bundle.
+        what: the request, such as `classify`.
+        expected: what it needs, such as `a bundle that gives labels`.
     """
-    if len(data) > limits.MAX_MANIFEST_BYTES:
-        raise refused(f"at most {limits.MAX_MANIFEST_BYTES} bytes", f"{len(data)}")
-    try:
-        schema = msgspec.json.decode(data, type=_Version).schema
-        if schema != SCHEMA:
-            raise ManifestError(
-                f"{NAME}: expected schema {SCHEMA}, got {schema}. "
-                "Export the bundle again, or install the version of ortolan that made it."
-            )
-        manifest = msgspec.json.decode(data, type=Manifest)
-    # UnicodeDecodeError is no DecodeError; deep nesting is a RecursionError
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ManifestError(
-            f"{NAME}: expected a manifest of schema {SCHEMA}, got {str(error)[:300]}. {ADVICE}"
-        ) from error
-    check_repeated_fields(data)
-    check(manifest)
-    return manifest
-
-
-def encode(manifest: Manifest) -> bytes:
-    """Write a manifest: indented, the same bytes for the same manifest, newline at the end.
-
-    Raises:
-        ManifestError: `decode` would refuse the result.
-    """
-    compact = msgspec.json.encode(manifest, order="deterministic")
-    data = msgspec.json.format(compact, indent=2) + b"\n"
-    decode(data)
-    return data
+    got, use = manifest.model_kind.description, manifest.model_kind.use
+    if manifest.output is not None:
+        inputs = "images" if isinstance(manifest.source, ImageSource) else "texts"
+        output = manifest.output_kind
+        got, use = f"an encoder of {inputs} that gives {output.summary}", output.use
+    return BundleKindError(f"{what}: expected {expected}, got {got}. Use {use}.")

@@ -33,10 +33,9 @@ import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle import manifest as manifests
-from ortolan.runtime.bundle import seal
+from ortolan.runtime.bundle import manifest_file, seal
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.files import open_plain
-from ortolan.runtime.bundle.folder import Bundle
 from ortolan.runtime.bundle.manifest import File, Label, Manifest, Sha256
 from ortolan.runtime.errors import BundleError
 from ortolan.runtime.graph.schema import parse_model
@@ -169,7 +168,7 @@ def folder_name(onnxruntime: str) -> str:
 
 def fingerprint(manifest: Manifest) -> str:
     """SHA-256 of a bundle's manifest, which has those of all its files."""
-    return hashlib.sha256(manifests.encode(manifest)).hexdigest()
+    return hashlib.sha256(manifest_file.encode(manifest)).hexdigest()
 
 
 def encode(manifest: PackedManifest) -> bytes:

@@ -23,15 +23,14 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS, ModelKind
+from ortolan.runtime.bundle.manifest import KindName, Label, OutputName
 
 __all__ = [
     "MAX_PROBES",
     "ROWS",
     "Certificate",
     "Divergence",
-    "Given",
-    "Kind",
     "Logits",
     "Phase",
     "PhaseName",
@@ -39,7 +38,6 @@ __all__ = [
     "Report",
     "Thresholds",
     "Vectors",
-    "given_by",
     "kept_positions",
 ]
 
@@ -49,14 +47,9 @@ MAX_PROBES = 1024
 ROWS = 32
 """Tokens of a probe whose vectors are kept: evenly spread, the first and the last among them."""
 
-Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
 Length = Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
 Positive = Annotated[float, Meta(gt=0)]
 PhaseName = Literal["prefill", "decode", "chunked", "single", "batch"]
-
-Kind = Literal["decoder", "encoder", "encoder-decoder"]
-Given = Literal["logits", "labels", "states", "embedding"]
-"""What is compared: logits of tokens or of labels, vectors of tokens or of the whole input."""
 
 
 class Probe(
@@ -158,8 +151,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device: str
     onnxruntime: str
     seconds: float
-    kind: Kind = "decoder"
-    output: Given = "logits"
+    kind: KindName = "decoder"
+    output: OutputName = "logits"
     mean_cosine: float | None = None
     max_cosine: float | None = None
 
@@ -226,31 +219,26 @@ class Certificate:
     token_ids: NDArray[np.int32]
     source_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     images: NDArray[np.uint8] | None = None
-    kind: Kind = "decoder"
-    output: Given = "logits"
+    kind: KindName = "decoder"
+    output: OutputName = "logits"
+
+    @property
+    def model_kind(self) -> ModelKind:
+        """What bundles of this kind have in common."""
+        return KINDS[self.kind]
 
 
-def given_by(manifest: Manifest) -> Given:
-    """What is compared of a bundle."""
-    return "logits" if manifest.output is None else manifest.output.kind
-
-
-def compares_logits(given: Given) -> bool:
-    """Whether the reference is made of logits, not of vectors."""
-    return given in ("logits", "labels")
-
-
-def kept_positions(length: int, given: Given) -> list[int]:
+def kept_positions(length: int, output: str) -> list[int]:
     """Of a probe, the positions that a row is kept of, ascending.
 
-    One stands for the whole where the output has no positions.
+    Args:
+        length: of the probe.
+        output: what is compared. Where it has no positions, one stands for the whole; of vectors,
+            at most `ROWS` are kept.
     """
-    match given:
-        case "logits":
-            return list(range(length))
-        case "states" if length <= ROWS:
-            return list(range(length))
-        case "states":
-            return [place * (length - 1) // (ROWS - 1) for place in range(ROWS)]
-        case _:
-            return [0]
+    kind = OUTPUTS[output]
+    if not kind.by_token:
+        return [0]
+    if kind.are_logits or length <= ROWS:
+        return list(range(length))
+    return [place * (length - 1) // (ROWS - 1) for place in range(ROWS)]

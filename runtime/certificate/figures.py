@@ -278,7 +278,7 @@ class Comparison:
         """The figures so far."""
         certificate = self._certificate
         whole = self._whole.phase(are_logits=self._are_logits)
-        has_next = self._are_logits and certificate.kind != "encoder"
+        has_next = self._are_logits and certificate.model_kind.has_decoder
         perplexities = self.surprise.perplexities() if has_next else (None, None)
         return Report(
             verdict=self._verdict(whole, certificate.thresholds),

@@ -13,21 +13,18 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.folder import Bundle
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.kinds import KINDS
+from ortolan.runtime.bundle.manifest import ImageSource, KindName, Manifest, OutputName
 from ortolan.runtime.certificate.arrays import Shapes, damaged, pack, unpack
 from ortolan.runtime.certificate.fields import (
     MAX_PROBES,
     Certificate,
-    Given,
-    Kind,
     Logits,
     Probe,
     Report,
     Thresholds,
     Vectors,
-    compares_logits,
-    given_by,
     kept_positions,
 )
 
@@ -64,8 +61,8 @@ class _Document(
     probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=MAX_PROBES)]
     thresholds: Thresholds
     measured: Report | None
-    kind: Kind = "decoder"
-    output: Given = "logits"
+    kind: KindName = "decoder"
+    output: OutputName = "logits"
     width: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)] | None = None
     image: _Image | None = None
 
@@ -144,22 +141,22 @@ def _arrays(certificate: Certificate) -> dict[str, NDArray[Any]]:
 
 
 def _expected_arrays(document: _Document) -> Shapes:
-    probes, image = document.probes, document.image
+    probes, image, kind = document.probes, document.image, KINDS[document.kind]
     total = sum(probe.length for probe in probes)
     rows = sum(len(kept_positions(probe.length, document.output)) for probe in probes)
     expected: Shapes = {"lengths": (_INTEGER, (len(probes),))}
     if image is not None:
         shape = (len(probes), image.height, image.width, image.channels)
         expected["images"] = (_BYTE, shape)
-    if image is None or document.kind != "encoder":
+    if image is None or kind.has_decoder:
         expected["token_ids"] = (_INTEGER, (total,))
-    if image is None and document.kind == "encoder-decoder":
+    if image is None and kind.has_encoder and kind.has_decoder:
         expected["source_ids"] = (_INTEGER, (sum(probe.source or 0 for probe in probes),))
     if document.top_k is not None:
         expected["top_ids"] = (_INTEGER, (rows, document.top_k))
         expected["top_logits"] = (_NUMBER, (rows, document.top_k))
         expected["log_sum_exp"] = (_NUMBER, (rows,))
-        if document.kind != "encoder":
+        if kind.has_decoder:
             expected["next_logits"] = (_NUMBER, (rows,))
     if document.width is not None:
         expected["values"] = (_NUMBER, (rows, document.width))
@@ -196,10 +193,10 @@ def _certificate(document: _Document, arrays: dict[str, NDArray[Any]]) -> Certif
 
 def _check_document(document: _Document, manifest: Manifest) -> None:
     """See that what is compared is what the bundle gives, and the probes what it takes."""
-    expected, got = (manifest.kind, given_by(manifest)), (document.kind, document.output)
+    expected, got = (manifest.kind, manifest.output_kind.name), (document.kind, document.output)
     if got != expected:
         raise damaged(f"the {expected[1]} of kind {expected[0]!r}", f"{got[1]} of {got[0]!r}")
-    wanted = ("top_k", "mean_kl") if compares_logits(document.output) else ("width", "mean_cosine")
+    wanted = ("top_k", "mean_kl") if manifest.output_kind.are_logits else ("width", "mean_cosine")
     kept = {"top_k": document.top_k, "width": document.width}
     bounds = {
         "mean_kl": document.thresholds.mean_kl,
@@ -216,7 +213,8 @@ def _check_document(document: _Document, manifest: Manifest) -> None:
         image = _Image(height=source.height, width=source.width, channels=source.channels)
     if document.image != image:
         raise damaged(f"{image or 'no images'}", f"{document.image or 'none'}")
-    has_source = manifest.kind == "encoder-decoder" and image is None
+    kind = manifest.model_kind
+    has_source = kind.has_encoder and kind.has_decoder and image is None
     if any((probe.source is not None) != has_source for probe in document.probes):
         raise damaged(
             "a length of the source for each probe" if has_source else "no sources", "others"

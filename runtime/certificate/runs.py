@@ -74,7 +74,7 @@ class Rows:
 
 def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     """Every probe in every way, a few rows at a time."""
-    if certificate.kind == "encoder":
+    if not certificate.model_kind.has_decoder:
         yield from _singles(engine, certificate)
         yield from _batches(engine, certificate)
         return
@@ -94,7 +94,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 
 def total_positions(certificate: Certificate) -> int:
     """Rows that `compute` gives."""
-    if certificate.kind == "encoder":
+    if not certificate.model_kind.has_decoder:
         return 2 * sum(len(kept) for kept in _kept(certificate))
     return sum(run.positions for run in _runs(certificate))
 
@@ -140,7 +140,7 @@ def _runs(certificate: Certificate) -> list[_Run]:
 
 def _source(engine: Engine, certificate: Certificate, run: _Run) -> Encoded | None:
     """What the decoder stands behind."""
-    if certificate.kind != "encoder-decoder":
+    if not certificate.model_kind.has_encoder:
         return None
     if certificate.images is not None:
         return engine.encode_source({PIXELS: _pixels(engine, certificate, [run.number])})

@@ -26,8 +26,9 @@ from pathlib import Path
 
 import msgspec
 
-from ortolan.runtime.bundle.folder import Bundle
-from ortolan.runtime.bundle.manifest import MAPS_ROLE, Manifest, State, TextSource
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Manifest, State, TextSource
 from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens, query_heads, score_bytes
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.graph.summary import GraphSummary

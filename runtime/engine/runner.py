@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens
 from ortolan.runtime.engine.session import Engine, share
-from ortolan.runtime.engine.slots import Slots
+from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.errors import NumericError
 
 __all__ = ["Runner", "teacher_forced"]
@@ -152,6 +152,8 @@ class Runner:
 
     def select(self, rows: Sequence[int]) -> None:
         """Choose the rows that take a token in each of the steps that follow, at least one."""
+        if not rows:
+            raise ValueError("select: expected at least one row; a batch of none ends the process")
         self._rows = list(rows)
         multiple = self._multiple * self.slots.beams
         self._covered = -(-(max(rows) + 1) // multiple) * multiple
@@ -168,6 +170,8 @@ class Runner:
             ContextLengthError: a row would be longer than the context; nothing has changed.
             ForkedError: the process was forked after the engine was made.
         """
+        if not self._rows:
+            raise ValueError("step: expected rows to be selected before")
         slots, lengths, longest = self.slots, self.slots.lengths, 0
         for row, token in zip(self._rows, tokens, strict=True):
             self._set_id[row] = token
@@ -207,6 +211,11 @@ class Runner:
         elif self._engine.is_stranded:
             self._engine.check_process()
         return call
+
+    def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
+        """Put a snapshot into a row; see `Slots.restore`."""
+        self._calls = {}
+        self.slots.restore(snapshot, row=row)
 
     def reserve(self, length: int) -> None:
         """Make room for rows of this length.

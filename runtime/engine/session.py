@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle import manifest as manifests
-from ortolan.runtime.bundle.folder import Bundle
-from ortolan.runtime.bundle.interface import ENCODER, LENGTHS, check_layout, check_names
-from ortolan.runtime.bundle.manifest import MAPS_ROLE, Graph
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.interface import LENGTHS, check_layout, check_names
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Graph
+from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.bundle.packed import Packed
 from ortolan.runtime.engine.attention_kernels import query_heads, whole_scores
 from ortolan.runtime.engine.device import choose_device
@@ -115,7 +116,7 @@ class Engine:
     @cached_property
     def identity(self) -> str:
         """Of the bundle: another for any other weight, graph or token."""
-        return sha256(manifests.encode(self.manifest)).hexdigest()
+        return sha256(encode(self.manifest)).hexdigest()
 
     @property
     def rows_multiple(self) -> int:

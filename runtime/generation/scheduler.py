@@ -87,7 +87,7 @@ class Scheduler(Generic[Text]):
         """A text has ended; gives the slot that is free now, if it had one."""
         for stage in (self.prefilling, self.running):
             for slot, other in stage.items():
-                if other is text:
+                if other == text:
                     del stage[slot]
                     return slot
         self.waiting.remove(text)

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -15,10 +16,24 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.slots import Snapshot
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 
-__all__ = ["Sequence"]
+__all__ = ["Sequence", "SequenceSnapshot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceSnapshot:
+    """A sequence as it was.
+
+    Attributes:
+        tokens: its ids.
+        states: what the model computed for them, copied.
+    """
+
+    tokens: tuple[int, ...]
+    states: Snapshot
 
 
 class Sequence:
@@ -100,6 +115,29 @@ class Sequence:
         with self._in_use():
             self._runner.slots.rewind(length)
             del self._tokens[length:]
+
+    def snapshot(self) -> SequenceSnapshot:
+        """Keep the sequence as it is now: to go back to it, or to go on from it twice.
+
+        Raises:
+            InputError: the sequence is closed, or another thread is using it.
+        """
+        with self._in_use():
+            return SequenceSnapshot(
+                tokens=tuple(self._tokens), states=self._runner.slots.snapshot()
+            )
+
+    def restore(self, snapshot: SequenceSnapshot) -> None:
+        """Become what a sequence of the same model was, this one or another.
+
+        Raises:
+            InputError: the snapshot is of another bundle, the sequence is closed, or another
+                thread is using it.
+            MemoryError: there is no memory; the sequence is as it was.
+        """
+        with self._in_use():
+            self._runner.restore(snapshot.states)
+            self._tokens = list(snapshot.tokens)
 
     def close(self) -> None:
         """Give the memory back. Closing twice is no error.

@@ -1,33 +1,8 @@
-"""What an ONNX graph holds, and whether a bundle may hold it.
+"""What an ONNX graph holds, as far as a runtime looks at it: its values, nodes and weights."""
 
-Knows the structure of a graph: values, nodes, where weights are. Does not know what a graph
-computes, and opens no files.
-
-A graph is a program, and onnxruntime dies on some: a kernel divides by a head count of zero, a
-few nested functions expand for minutes. `read` refuses what no bundle may hold, `check` what
-this bundle may not hold, both before onnxruntime sees a byte.
-"""
-
-import hashlib
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from ortolan.runtime import limits
-from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
-from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.errors import GraphError
-from ortolan.runtime.graph.readers import Reader, readers
-from ortolan.runtime.graph.schema import (
-    RefusedError,
-    check_count,
-    parse_function,
-    parse_model,
-    text,
-)
-from ortolan.runtime.graph.tensors import ExternalTensor, dtype_of, external_tensors
+from typing import NamedTuple
 
 __all__ = [
     "AttentionNode",
@@ -36,46 +11,7 @@ __all__ = [
     "LocalFunction",
     "Reader",
     "Value",
-    "check",
-    "read",
 ]
-
-_DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
-
-# Loop and Scan run without end, all but the last hold subgraphs; EPContext names a file to load
-_REFUSED_OPERATORS = frozenset(
-    {
-        "ai.onnx::If",
-        "ai.onnx::Loop",
-        "ai.onnx::Scan",
-        "ai.onnx::SequenceMap",
-        "com.microsoft::BeamSearch",
-        "com.microsoft::GreedySearch",
-        "com.microsoft::Sampling",
-        "com.microsoft::WhisperBeamSearch",
-        "com.microsoft::EPContext",
-    }
-)
-
-_GROUP_QUERY = "com.microsoft::GroupQueryAttention"
-
-_ATTENTION = frozenset(
-    {
-        _GROUP_QUERY,
-        "ai.onnx::Attention",
-        "com.microsoft::Attention",
-        "com.microsoft::LinearAttention",
-        "com.microsoft::MultiHeadAttention",
-        "com.microsoft::PagedAttention",
-        "com.microsoft::SparseAttention",
-    }
-)
-
-_HEAD_COUNTS = ("num_heads", "kv_num_heads", "q_num_heads")
-
-_ATTRIBUTE_FLOAT, _ATTRIBUTE_INT = 1, 2
-
-_ADVICE = "The graph was not written by ortolan, or is damaged: export the bundle again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +34,38 @@ class AttentionNode:
     name: str
     operator: str
     attributes: Mapping[str, int | float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalTensor:
+    """A tensor whose bytes are in a weights file.
+
+    Attributes:
+        offset: of its first byte in the file.
+        length: in bytes.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A node with weights among its inputs.
+
+    Attributes:
+        operator: `domain::op_type`.
+        weights: names of the weights, in the order of the inputs.
+        attributes: those that are integers.
+    """
+
+    operator: str
+    weights: tuple[str, ...]
+    attributes: Mapping[str, int]
 
 
 class LocalFunction(NamedTuple):
@@ -129,229 +97,3 @@ class GraphSummary:
     external: tuple[ExternalTensor, ...]
     readers: tuple[Reader, ...]
     functions: tuple[LocalFunction, ...]
-
-
-def read(data: bytes, *, file: str = "graph") -> GraphSummary:
-    """Read a serialized ModelProto.
-
-    Args:
-        data: the bytes of the graph file.
-        file: its name, for the text of an error.
-
-    Raises:
-        GraphError: not an ONNX graph; over a limit; a domain, operator or attribute that
-            bundles do not use; a subgraph; a sparse tensor; training information; a tensor
-            whose bytes do not fit its shape.
-    """
-    try:
-        return _read(data)
-    except RefusedError as error:
-        raise GraphError(f"{file}: {error}. {_ADVICE}") from error
-
-
-def check(summary: GraphSummary, manifest: Manifest, *, file: str = "graph") -> None:
-    """Check that a graph stays within what its manifest says.
-
-    Raises:
-        GraphError: a tensor outside the weights of the manifest, or a local function that is
-            not a known portable body of a portable bundle.
-    """
-    try:
-        _check_external(summary.external, manifest)
-        for function in summary.functions:
-            _check_function(function, manifest)
-    except RefusedError as error:
-        raise GraphError(f"{file}: {error}. {_ADVICE}") from error
-
-
-def _check_external(tensors: Iterable[ExternalTensor], manifest: Manifest) -> None:
-    sizes = {entry.name: entry.size for entry in manifest.files if entry.name in manifest.weights}
-    for tensor in tensors:
-        if tensor.file not in sizes:
-            raise RefusedError(
-                f"one of the weights of the manifest for {tensor.name!r}",
-                f"the file {tensor.file!r}",
-            )
-        end = tensor.offset + tensor.length
-        if end > sizes[tensor.file]:
-            raise RefusedError(
-                f"the bytes of {tensor.name!r} within the {sizes[tensor.file]} of {tensor.file}",
-                f"bytes {tensor.offset} to {end}",
-            )
-
-
-def _check_function(function: LocalFunction, manifest: Manifest) -> None:
-    name = f"{function.domain}::{function.name}"
-    if manifest.attention != "portable":
-        raise RefusedError(f"no functions with {manifest.attention!r} attention", repr(name))
-    if function.sha256 not in KNOWN_FUNCTIONS:
-        raise RefusedError(
-            "functions that this version of ortolan exports", f"{name!r}, {function.sha256}"
-        )
-
-
-def _read(data: bytes) -> GraphSummary:
-    check_count("bytes", len(data), limits.MAX_GRAPH_BYTES)
-    model = parse_model(data)
-    graph = model.graph
-    if not model.HasField("graph"):
-        raise RefusedError("an ONNX graph", "a file without one")
-    if model.training_info:
-        raise RefusedError("a graph for inference", "training information")
-    if graph.sparse_initializer:
-        raise RefusedError("dense weights", "a sparse initializer")
-    check_count("nodes", len(graph.node), limits.MAX_NODES)
-    check_count("initializers", len(graph.initializer), limits.MAX_INITIALIZERS)
-    check_count("functions", len(model.functions), limits.MAX_FUNCTIONS)
-    check_count("domains", len(model.opset_import), limits.MAX_OPSETS)
-    for node in graph.node:
-        _check_node(node)
-    attention = [_attention(node) for node in graph.node if _operator(node) in _ATTENTION]
-    external = tuple(external_tensors(graph))
-    return GraphSummary(
-        ir_version=model.ir_version,
-        opsets=_opsets(model.opset_import),
-        inputs=_values("inputs", graph.input),
-        outputs=_values("outputs", graph.output),
-        operators=dict(Counter(_operator(node) for node in graph.node)),
-        attention=tuple(attention),
-        external=external,
-        readers=readers(((_operator(node), node) for node in graph.node), external),
-        functions=_functions(model.functions),
-    )
-
-
-def _operator(node: Any) -> str:
-    return f"{text(node.domain) or 'ai.onnx'}::{text(node.op_type)}"
-
-
-def _opsets(entries: Iterable[Any]) -> dict[str, int]:
-    opsets: dict[str, int] = {}
-    for entry in entries:
-        domain = text(entry.domain) or "ai.onnx"
-        if domain in opsets:
-            raise RefusedError("one version of each domain", f"two of {domain!r}")
-        opsets[domain] = entry.version
-    if "ai.onnx" not in opsets:
-        raise RefusedError("a version of the standard operators", "none")
-    return opsets
-
-
-def _values(what: str, entries: Any) -> tuple[Value, ...]:
-    check_count(what, len(entries), limits.MAX_GRAPH_VALUES)
-    values = []
-    for entry in entries:
-        name = text(entry.name)
-        if not entry.type.HasField("tensor_type"):
-            raise RefusedError(f"tensors as {what}", f"something else for {name!r}")
-        tensor = entry.type.tensor_type
-        dims = tensor.shape.dim
-        check_count(f"axes of {name!r}", len(dims), limits.MAX_TENSOR_RANK)
-        shape = tuple(_size(name, dim) for dim in dims)
-        values.append(Value(name=name, dtype=dtype_of(name, tensor.elem_type)[0], shape=shape))
-    names = [value.name for value in values]
-    if len(set(names)) < len(names):
-        raise RefusedError(f"{what} with different names", "a repeated one")
-    return tuple(values)
-
-
-def _size(name: str, dim: Any) -> int | str:
-    if not dim.HasField("dim_value"):
-        return text(dim.dim_param) or "?"
-    if not 0 <= dim.dim_value <= limits.MAX_DIMENSION:
-        raise RefusedError(f"sizes of at least 0 for {name!r}", f"{dim.dim_value}")
-    return int(dim.dim_value)
-
-
-def _check_node(node: Any) -> None:
-    operator = _operator(node)
-    if text(node.domain) not in _DOMAINS:
-        raise RefusedError("standard operators or those of com.microsoft", repr(operator))
-    if operator in _REFUSED_OPERATORS:
-        raise RefusedError("no control flow and no code from elsewhere", repr(operator))
-    for what, entries in (
-        ("inputs", node.input),
-        ("outputs", node.output),
-        ("attributes", node.attribute),
-    ):
-        check_count(f"{what} of one {operator}", len(entries), limits.MAX_NODE_EDGES)
-    names = [attribute.name for attribute in node.attribute]
-    if len(set(names)) < len(names):
-        raise RefusedError(f"attributes of {operator} with different names", "a repeated one")
-    for attribute in node.attribute:
-        if attribute.HasField("g") or attribute.graphs:
-            raise RefusedError("no subgraphs", f"one in {operator}")
-        if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
-            raise RefusedError("dense constants", f"a sparse one in {operator}")
-        # kernels of this domain truncate to 32 bits, and then divide by what is left
-        if node.domain == b"com.microsoft" and not -(2**31) <= attribute.i < 2**31:
-            name = text(attribute.name)
-            raise RefusedError(f"32 bits for {name!r} of {operator}", f"{attribute.i}")
-    _check_kernel_traps(operator, node)
-
-
-def _check_kernel_traps(operator: str, node: Any) -> None:
-    """Refuse what ends the process in onnxruntime 1.31, as random changes of graphs showed.
-
-    Case 1: GatherND with a negative number of batch axes.
-    Case 2: Split with another number of outputs than its attribute says.
-    Case 3: Einsum with an input left out.
-    """
-    numbers = {attribute.name: attribute.i for attribute in node.attribute}
-    batch_dims = numbers.get(b"batch_dims", 0)
-    if not 0 <= batch_dims <= limits.MAX_TENSOR_RANK:
-        raise RefusedError(f"batch_dims of {operator} of at least 0", f"{batch_dims}")
-    outputs = len(node.output)
-    if operator == "ai.onnx::Split" and numbers.get(b"num_outputs", outputs) != outputs:
-        raise RefusedError(f"num_outputs of {operator} to be {outputs}", "another number")
-    if operator == "ai.onnx::Einsum" and b"" in node.input:
-        raise RefusedError(f"all inputs of {operator}", "one left out")
-
-
-def _attention(node: Any) -> AttentionNode:
-    """Read an attention node, and bound what its kernel divides by."""
-    operator = _operator(node)
-    attributes: dict[str, int | float] = {}
-    for attribute in node.attribute:
-        name = text(attribute.name)
-        if attribute.type == _ATTRIBUTE_INT:
-            attributes[name] = attribute.i
-        elif attribute.type == _ATTRIBUTE_FLOAT:
-            attributes[name] = attribute.f
-            if not math.isfinite(attribute.f):
-                raise RefusedError(f"finite numbers for {name!r} of {operator}", f"{attribute.f}")
-        elif name in _HEAD_COUNTS:
-            raise RefusedError(f"an integer for {name!r} of {operator}", "something else")
-    required = ("num_heads", "kv_num_heads") if operator == _GROUP_QUERY else ()
-    for name in _HEAD_COUNTS:
-        if name in required or name in attributes:
-            heads = attributes.get(name, "none")
-            if not isinstance(heads, int) or not 1 <= heads <= limits.MAX_HEADS:
-                raise RefusedError(
-                    f"1 to {limits.MAX_HEADS} for {name!r} of {operator}", f"{heads}"
-                )
-    _check_groups(operator, attributes)
-    return AttentionNode(name=text(node.name), operator=operator, attributes=attributes)
-
-
-def _check_groups(operator: str, attributes: Mapping[str, int | float]) -> None:
-    kv_heads = attributes.get("kv_num_heads")
-    heads = attributes.get("num_heads", attributes.get("q_num_heads"))
-    if heads is not None and kv_heads is not None and heads % kv_heads != 0:
-        raise RefusedError(
-            f"a multiple of {kv_heads} key and value heads in {operator}", f"{heads} heads"
-        )
-
-
-def _functions(entries: Iterable[bytes]) -> tuple[LocalFunction, ...]:
-    functions = []
-    for data in entries:
-        function = parse_function(data)
-        functions.append(
-            LocalFunction(
-                domain=text(function.domain),
-                name=text(function.name),
-                sha256=hashlib.sha256(data).hexdigest(),
-            )
-        )
-    return tuple(functions)

@@ -7,13 +7,13 @@ know the files of a bundle, and reads none.
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ortolan.runtime import limits
 from ortolan.runtime.graph.schema import RefusedError, check_count, text
+from ortolan.runtime.graph.summary import ExternalTensor
 
-__all__ = ["ExternalTensor", "dtype_of", "external_tensors"]
+__all__ = ["dtype_of", "external_tensors"]
 
 # ONNX number of an element type -> its name and its bits; no text, no complex numbers
 _DTYPES = {
@@ -48,23 +48,6 @@ _EXTERNAL_FIELDS = frozenset({"location", "offset", "length", "checksum"})
 _INSIDE, _OUTSIDE = 0, 1
 
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalTensor:
-    """A tensor whose bytes are in a weights file.
-
-    Attributes:
-        offset: of its first byte in the file.
-        length: in bytes.
-    """
-
-    name: str
-    dtype: str
-    dims: tuple[int, ...]
-    file: str
-    offset: int
-    length: int
 
 
 def dtype_of(name: str, number: int) -> tuple[str, int]:

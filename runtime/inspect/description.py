@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ortolan.runtime.bundle.folder import Bundle
-from ortolan.runtime.bundle.kinds import gives, takes
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest, QuantizedTensor
 from ortolan.runtime.engine.memory_plan import MemoryPlan, bytes_per_token, plan_memory
 from ortolan.runtime.graph.summary import GraphSummary
@@ -111,8 +110,8 @@ def describe(
     others = set().union(*(places for role, places in reads.items() if role != "prefill"))
     return Description(
         kind=manifest.kind,
-        takes=takes(manifest),
-        gives=gives(manifest),
+        takes=manifest.takes,
+        gives=manifest.gives,
         labels=() if manifest.output is None else manifest.output.labels,
         attention_maps=manifest.attention_maps,
         precision=manifest.precision,

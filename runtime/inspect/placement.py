@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from ortolan.runtime.bundle.folder import Bundle
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import DeviceError
 from ortolan.runtime.graph.schema import parse_function, parse_model, text
 from ortolan.runtime.inspect.kernel_table import KERNELS, TYPES, Kernels

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.graph.readers import Reader
-from ortolan.runtime.graph.summary import GraphSummary
-from ortolan.runtime.graph.tensors import ExternalTensor
+from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, Reader
 
 __all__ = ["MatrixRead", "StepReads", "count"]
 

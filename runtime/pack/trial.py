@@ -22,13 +22,11 @@ _TOKENS = 32
 def try_out(engine: Engine) -> list[NDArray[np.float32]]:
     """Run every graph but the maps of attention, for one and for several tokens."""
     manifest = engine.manifest
-    match manifest.kind:
-        case "encoder":
-            return list(engine.encode(_source(manifest)).values())
-        case "encoder-decoder":
-            return _decoded(engine, engine.encode_source(_source(manifest)))
-        case _:
-            return _decoded(engine, None)
+    kind = manifest.model_kind
+    if not kind.has_decoder:
+        return list(engine.encode(_source(manifest)).values())
+    source = engine.encode_source(_source(manifest)) if kind.has_encoder else None
+    return _decoded(engine, source)
 
 
 def _decoded(engine: Engine, source: Encoded | None) -> list[NDArray[np.float32]]:

@@ -25,9 +25,10 @@ import numpy as np
 from ortolan import __version__
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import packed, seal
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.files import open_plain
-from ortolan.runtime.bundle.folder import Bundle
-from ortolan.runtime.bundle.manifest import MAPS_ROLE, File, Graph
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.manifest import File, Graph
 from ortolan.runtime.bundle.packed import (
     BLOB,
     Carrier,

@@ -63,7 +63,7 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     return {path.name: open_bundle(path) for path in out.iterdir()}
 
 
-def test_int4_is_calibrated_on_the_text_of_the_recipe(int4: dict[str, Bundle]) -> None:
+def test_int4_is_calibrated_on_the_text_beside_the_checkpoint(int4: dict[str, Bundle]) -> None:
     quantized = int4["fused"].manifest.quantized
     groups = {t.name: t.group for t in quantized}
     assert {t.method for t in quantized} == {"gptq"}

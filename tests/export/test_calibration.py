@@ -1,4 +1,6 @@
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.export.models_of_kinds import (
+    Config,
     decoder_config,
     encoder_config,
     image_config,
@@ -17,20 +20,22 @@ from tests.export.models_of_kinds import (
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.source import calibration
+from ortolan.export.options import CALIBRATION_SEQUENCES
 from ortolan.export.source.calibration import (
     CalibrationImages,
     CalibrationPairs,
     CalibrationText,
-    can_calibrate,
+    can_read,
     cut_inputs,
-    own_recipe,
+    own_calibration,
     read_calibration,
-    recipe_calibration,
     spread,
 )
-from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+MODELS = Path(__file__).parents[2] / "models"
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +167,10 @@ def test_file_of_other_lines_is_an_error(
 # --- images -----------------------------------------------------------------------------------
 
 
+def image_seq2seq_config() -> EncoderDecoderConfig:
+    return replace(seq2seq_config(), encoder=image_config(), shared_embedding=False)
+
+
 def array(count: int = 8, channels: int = 3) -> NDArray[np.uint8]:
     return np.arange(count * 54 * channels).reshape(count, 9, 6, channels).astype(np.uint8)
 
@@ -244,57 +253,67 @@ def test_no_more_than_there_is_is_taken() -> None:
     assert spread(0, 3) == []
 
 
-# --- recipes ----------------------------------------------------------------------------------
-
-RECIPE = """
-[model]
-[data]
-{data}
-[training]
-steps = 1
-batch_size = 1
-learning_rate = 1.0
-warmup_steps = 0
-"""
-
-DATA = {
-    "stdlib": 'source = "stdlib"\nheld_out = ["json"]\nexclude = ["[a-ik-z]*"]',
-    "numerals": 'source = "numerals"\npairs = 1000000\nheld_out = 20',
-}
+# --- the file beside a checkpoint -----------------------------------------------------------------
 
 
-def with_recipe(model: Source, folder: Path, data: str) -> Source:
-    (folder / "recipe.toml").write_text(RECIPE.format(data=DATA[data]))
+def with_files(model: Source, folder: Path) -> Source:
+    for suffix in (".txt", ".tsv", ".npy"):
+        (folder / f"calibration{suffix}").touch()
     return replace(model, folder=folder)
 
 
-def test_recipe_counts_only_where_its_data_is_of_the_models_kind(
-    decoder: Source, seq2seq: Source, tmp_path: Path
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (decoder_config(), "calibration.txt"),
+        (encoder_config(), "calibration.txt"),
+        (seq2seq_config(), "calibration.tsv"),
+        (image_config(), "calibration.npy"),
+        (image_seq2seq_config(), None),
+    ],
+)
+def test_file_beside_a_checkpoint_is_the_one_of_its_kind(
+    config: Config, name: str | None, wrapping: Path, tmp_path: Path
 ) -> None:
-    for data, fits in (("stdlib", decoder), ("numerals", seq2seq)):
-        for model in (decoder, seq2seq):
-            recipe = own_recipe(with_recipe(model, tmp_path, data))
-            assert (recipe is not None) == (model is fits)
-            assert can_calibrate(model, None, recipe) == (model is fits)
-    assert own_recipe(decoder) is None
+    model = source_of(config, None if config == image_config() else wrapping)
+    assert own_calibration(model) is None
+    assert own_calibration(replace(model, folder=tmp_path)) is None
+    expected = None if name is None else tmp_path / name
+    assert own_calibration(with_files(model, tmp_path)) == expected
 
 
-def test_text_of_a_recipe_is_its_corpus(decoder: Source, tmp_path: Path) -> None:
-    recipe = own_recipe(with_recipe(decoder, tmp_path, "stdlib"))
-    assert recipe is not None
-    read = recipe_calibration(recipe)
-    assert isinstance(read, CalibrationText)
-    assert "class JSONDecoder" in read.held_out
-    assert "class JSONDecoder" not in read.learn
+def test_text_beside_a_checkpoint_without_a_tokenizer_is_not_used(tmp_path: Path) -> None:
+    model = with_files(source_of(decoder_config()), tmp_path)
+    assert not can_read(model)
+    assert own_calibration(model) is None
 
 
-def test_pairs_of_a_recipe_are_a_few_of_its_own(
-    seq2seq: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_file_for_a_model_from_images_to_texts_is_an_error(wrapping: Path, tmp_path: Path) -> None:
+    model = source_of(image_seq2seq_config(), wrapping)
+    with pytest.raises(OptionError, match=r"expected no calibration file .* got one"):
+        read_calibration(tmp_path / "pairs.tsv", model, is_learned_from=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "held_out"),
+    [("pythonic", 32, 43_690), ("snippets", 32, 32_426), ("numerals", 256, 85), ("digits", 32, 10)],
+)
+def test_files_of_our_models_hold_what_an_export_calibrates_on_by_default(
+    name: str, count: int, held_out: int
 ) -> None:
-    monkeypatch.setattr(calibration, "RECIPE_PAIRS", 50)
-    recipe = own_recipe(with_recipe(seq2seq, tmp_path, "numerals"))
-    assert recipe is not None
-    read = recipe_calibration(recipe)
-    assert isinstance(read, CalibrationPairs)
-    assert (len(read.learn), len(read.held_out)) == (50, 20)
-    assert not set(read.learn) & set(read.held_out)
+    model = open_source(MODELS / name, tokenizer=None, max_context=None)
+    path = own_calibration(model)
+    assert path is not None
+    data = read_calibration(path, model, is_learned_from=True)
+    inputs = cut_inputs(data, model, count=CALIBRATION_SEQUENCES)
+    assert len(inputs.sources or inputs.ids) == count
+    assert len(data.held_out) == held_out
+
+
+def test_export_imports_no_training() -> None:
+    code = "import sys, ortolan.export.pipeline; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "ortolan.export.source.calibration" in loaded
+    assert not [name for name in loaded if name.startswith("ortolan.modeling.training")]
+    assert not {"num2words", "sklearn"} & set(loaded)

@@ -24,7 +24,6 @@ from ortolan.export.quantize.plan import Quantization, plan
 from ortolan.modeling import Decoder, TransformerConfig
 from ortolan.runtime import Bundle, load
 from ortolan.runtime.certificate import read
-from ortolan.runtime.model import Model
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -92,7 +91,7 @@ def logits(module: Decoder, ids: list[int]) -> Array:
     return made
 
 
-def export(module: Decoder, out: Path, **options: Any) -> tuple[Bundle, Model]:
+def export(module: Decoder, out: Path, **options: Any) -> tuple[Bundle, ortolan.Decoder]:
     asked: dict[str, Any] = {"precision": "int4", "max_kl": 5.0} | options
     bundle = ortolan.export(module, out, **asked)
     return bundle, load(out, threads=1)

@@ -33,9 +33,11 @@ from ortolan.modeling.config import (
 from ortolan.modeling.weights import Weights
 from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import File, encode
+from ortolan.runtime.bundle.manifest import File
+from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.certificate import Report, replay, verify
-from ortolan.runtime.engine.session import Encoded, Engine
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.slots import Encoded
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 

@@ -7,7 +7,8 @@ import pytest
 from tests.runtime import tiny_bundle
 
 from ortolan.runtime import DeviceError, load
-from ortolan.runtime.bundle.manifest import NAME, encode
+from ortolan.runtime.bundle.manifest import NAME
+from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.engine.session import available_providers
 
 pytestmark = pytest.mark.gpu

@@ -7,8 +7,9 @@ import pytest
 from onnx import ModelProto, helper
 from tests.runtime import tiny_bundle
 
+from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.errors import GraphError
-from ortolan.runtime.graph import summary as onnx_graph
+from ortolan.runtime.graph import rules as onnx_graph
 from ortolan.runtime.graph.summary import GraphSummary
 
 DATA = tiny_bundle.model().SerializeToString()
@@ -25,7 +26,7 @@ def changed(change: Change) -> bytes:
 
 def checked(data: bytes) -> GraphSummary:
     summary = onnx_graph.read(data, file="decoder.onnx")
-    onnx_graph.check(summary, MANIFEST, file="decoder.onnx")
+    check_graph("decoder", summary, MANIFEST, file="decoder.onnx")
     return summary
 
 

@@ -8,16 +8,8 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from ortolan.runtime.bundle.manifest import (
-    NAME,
-    File,
-    Graph,
-    Manifest,
-    Provenance,
-    State,
-    Tokens,
-    encode,
-)
+from ortolan.runtime.bundle.manifest import NAME, File, Graph, Manifest, Provenance, State, Tokens
+from ortolan.runtime.bundle.manifest_file import encode
 
 WIDTH, HEADS, KV_HEADS, HEAD_WIDTH, VOCABULARY, CAPACITY = 32, 4, 2, 8, 24, 16
 

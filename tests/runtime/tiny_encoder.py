@@ -29,8 +29,8 @@ from ortolan.runtime.bundle.manifest import (
     Provenance,
     TextSource,
     Tokens,
-    encode,
 )
+from ortolan.runtime.bundle.manifest_file import encode
 
 WIDTH, HEADS, MAX_TOKENS = 8, 2, 24
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijkl")

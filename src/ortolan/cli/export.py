@@ -107,7 +107,7 @@ _FIGURES = (
     "--calibration",
     type=click.Path(path_type=Path),
     help="Text, lines of source TAB target, or images in .npy, to calibrate and prove parity on; "
-    "those of a recipe in SOURCE by default.",
+    "for int8 and int4, calibration.txt, .tsv or .npy in SOURCE by default.",
 )
 @click.option(
     "--calibration-sequences",

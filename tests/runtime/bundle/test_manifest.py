@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.runtime import tiny_bundle
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Manifest, decode, encode
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.manifest_file import decode, encode
 from ortolan.runtime.errors import ManifestError
 
 MANIFEST = tiny_bundle.manifest_of(tiny_bundle.files_of(tiny_bundle.model()))

@@ -10,14 +10,8 @@ import pytest
 from tests.runtime import tiny_bundle
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import (
-    ImageSource,
-    Manifest,
-    Output,
-    TextSource,
-    Tokens,
-    decode,
-)
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest, Output, TextSource, Tokens
+from ortolan.runtime.bundle.manifest_file import decode
 from ortolan.runtime.errors import ManifestError
 
 Document = dict[str, Any]

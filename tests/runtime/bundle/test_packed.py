@@ -13,7 +13,8 @@ from tests.runtime import packed_bundles
 
 from ortolan.runtime import GraphError, load, verify
 from ortolan.runtime.bundle import packed, seal
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import (
     BLOB,
     NAME,
@@ -25,7 +26,7 @@ from ortolan.runtime.bundle.packed import (
     folder_name,
 )
 from ortolan.runtime.engine.session import onnxruntime_version
-from ortolan.runtime.graph import summary as onnx_graph
+from ortolan.runtime.graph import rules as onnx_graph
 from ortolan.runtime.pack.write import pack
 
 VERSION = onnxruntime_version()

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from tests.runtime.tiny_decoder import PROBES, TOP_K, VOCABULARY, TinyDecoder, write_bundle
 
 from ortolan.runtime import certificate as certificates
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
-from ortolan.runtime.bundle.manifest import File, encode
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.manifest import File
+from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.certificate import Certificate, Logits, replay
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import CertificateError

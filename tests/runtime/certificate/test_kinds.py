@@ -16,8 +16,11 @@ from tests.runtime import tiny_encoder
 from tests.runtime.tiny_encoder import CHANNELS, HEIGHT, IMAGE, VOCABULARY, WIDTH_PIXELS
 
 from ortolan.runtime import certificate as certificates
-from ortolan.runtime.bundle.folder import Bundle, open_bundle
-from ortolan.runtime.bundle.manifest import File, Manifest, encode
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.kinds import OUTPUTS
+from ortolan.runtime.bundle.manifest import File, Manifest
+from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.certificate import (
     Certificate,
     Divergence,
@@ -29,7 +32,7 @@ from ortolan.runtime.certificate import (
     replay,
     verify,
 )
-from ortolan.runtime.certificate.fields import compares_logits, kept_positions
+from ortolan.runtime.certificate.fields import kept_positions
 from ortolan.runtime.certificate.figures import compare, summarize, widened
 from ortolan.runtime.certificate.runs import groups
 from ortolan.runtime.engine.session import Engine
@@ -73,7 +76,7 @@ def certified(tiny: tiny_encoder.TinyEncoder, *, is_image: bool) -> Certificate:
         ]
     )
     reference: Logits | Vectors = Vectors(values=rows.astype(np.float32))
-    if compares_logits(tiny.kind):
+    if OUTPUTS[tiny.kind].are_logits:
         top_ids, top_logits, sums = summarize(widened(rows), 3)
         reference = Logits(
             top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None
@@ -82,7 +85,7 @@ def certified(tiny: tiny_encoder.TinyEncoder, *, is_image: bool) -> Certificate:
         probes=tuple(
             Probe(name=f"probe {number}", length=length) for number, length in enumerate(lengths)
         ),
-        thresholds=LOGITS if compares_logits(tiny.kind) else VECTORS,
+        thresholds=LOGITS if OUTPUTS[tiny.kind].are_logits else VECTORS,
         measured=None,
         reference=reference,
         token_ids=token_ids,

@@ -7,7 +7,7 @@ from onnx import ModelProto, TensorProto, helper
 from tests.runtime import tiny_bundle
 from tests.runtime.graph_changes import Change, add_node, changed, checked, error_of
 
-from ortolan.runtime.graph import summary as onnx_graph
+from ortolan.runtime.graph import rules as onnx_graph
 
 
 def initializer(model: ModelProto, name: str) -> TensorProto:

@@ -10,9 +10,8 @@ from tests.runtime.graph_changes import MANIFEST
 from tests.runtime.tiny_bundle import VOCABULARY, model
 
 from ortolan.runtime.bundle.manifest import State
-from ortolan.runtime.graph import summary as onnx_graph
-from ortolan.runtime.graph.readers import Reader
-from ortolan.runtime.graph.summary import GraphSummary
+from ortolan.runtime.graph import rules as onnx_graph
+from ortolan.runtime.graph.summary import GraphSummary, Reader
 from ortolan.runtime.inspect.step_reads import StepReads, count
 
 FLOAT, HALF, UINT8, INT8 = (

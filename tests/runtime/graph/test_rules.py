@@ -21,8 +21,10 @@ from tests.runtime.graph_changes import (
 )
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle import graph_checks
+from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.errors import GraphError
-from ortolan.runtime.graph import summary as onnx_graph
+from ortolan.runtime.graph import rules as onnx_graph
 
 ROOT = Path(__file__).parents[3]
 
@@ -254,7 +256,7 @@ def test_unknown_function_is_refused_in_a_portable_bundle() -> None:
     portable = msgspec.structs.replace(MANIFEST, attention="portable")
 
     with pytest.raises(GraphError, match=r"com\.microsoft::F0"):
-        onnx_graph.check(onnx_graph.read(data), portable)
+        check_graph("decoder", onnx_graph.read(data), portable, file="x.onnx")
 
 
 def test_known_function_is_accepted_in_a_portable_bundle_only(
@@ -262,13 +264,15 @@ def test_known_function_is_accepted_in_a_portable_bundle_only(
 ) -> None:
     (function,) = function_bomb(1)
     sha256 = hashlib.sha256(function.SerializeToString()).hexdigest()
-    monkeypatch.setattr(onnx_graph, "KNOWN_FUNCTIONS", frozenset({sha256}))
+    monkeypatch.setattr(graph_checks, "KNOWN_FUNCTIONS", frozenset({sha256}))
     summary = onnx_graph.read(changed(lambda model: model.functions.append(function)))
 
     assert summary.functions == (("com.microsoft", "F0", sha256),)
-    onnx_graph.check(summary, msgspec.structs.replace(MANIFEST, attention="portable"))
+    check_graph(
+        "decoder", summary, msgspec.structs.replace(MANIFEST, attention="portable"), file="x.onnx"
+    )
     with pytest.raises(GraphError, match="no functions"):
-        onnx_graph.check(summary, MANIFEST)
+        check_graph("decoder", summary, MANIFEST, file="x.onnx")
 
 
 def repeat(field: str, count: int) -> Change:

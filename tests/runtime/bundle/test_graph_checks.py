@@ -5,7 +5,7 @@ import msgspec
 import pytest
 from tests.runtime.bundle.test_manifest_kinds import document_of
 
-from ortolan.runtime.bundle.graph_shapes import check_shapes
+from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.summary import GraphSummary, Value
@@ -58,7 +58,7 @@ MAPS = graph(
 def test_graph_that_fits_the_manifest_is_accepted(
     kind: str, role: str, summary: GraphSummary
 ) -> None:
-    check_shapes(role, summary, manifest_of(kind), file="x.onnx")
+    check_graph(role, summary, manifest_of(kind), file="x.onnx")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,6 @@ def test_graph_that_does_not_fit_the_manifest_is_refused(
     kind: str, role: str, summary: GraphSummary, said: str
 ) -> None:
     with pytest.raises(GraphError, match=r"^x\.onnx: expected the ") as caught:
-        check_shapes(role, summary, manifest_of(kind), file="x.onnx")
+        check_graph(role, summary, manifest_of(kind), file="x.onnx")
 
     assert said in str(caught.value)

@@ -1,0 +1,114 @@
+"""An opened bundle, and reading the files that its manifest lists.
+
+Bundles never change in place: a new version is new blobs and then a new manifest. What was
+checked stays true for as long as everybody keeps to that; `Bundle.read` does not rely on it.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.files import open_plain
+from ortolan.runtime.bundle.manifest import NAME, File, Manifest
+from ortolan.runtime.errors import BundleFileError
+from ortolan.runtime.graph.summary import GraphSummary
+
+__all__ = ["Bundle", "Progress", "checked_chunks", "chunks", "open_listed"]
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes read since the last call."""
+
+_ADVICE = "The bundle is incomplete or was changed: copy it again, or export it again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """An opened bundle.
+
+    Attributes:
+        path: its folder, absolute.
+        graphs: role, as in the manifest, to what the graph holds.
+    """
+
+    path: Path
+    manifest: Manifest
+    graphs: Mapping[str, GraphSummary]
+
+    def file(self, name: str) -> Path:
+        """Give the path of a file, for libraries that open files themselves.
+
+        Raises:
+            BundleFileError: the manifest does not list the file.
+        """
+        return self.path / self._entry(name).name
+
+    def read(self, name: str) -> bytes:
+        """Read a whole file; what is returned is what the manifest says, even now.
+
+        Raises:
+            BundleFileError: the manifest does not list the file, or it was changed.
+        """
+        return b"".join(checked_chunks(self.path, self._entry(name), None))
+
+    def _entry(self, name: str) -> File:
+        for file in self.manifest.files:
+            if file.name == name:
+                return file
+        raise BundleFileError(
+            f"{name}: expected a file that {NAME} lists, got a name that it does not. "
+            f"The bundle has {', '.join(file.name for file in self.manifest.files)}."
+        )
+
+
+def open_listed(folder: Path, file: File) -> BinaryIO:
+    """Open a file of the manifest that has the size that it says.
+
+    Raises:
+        BundleFileError: it is missing, resized, or not a plain file.
+    """
+    try:
+        stream = open_plain(folder, file.name)
+    except FileNotFoundError as error:
+        raise BundleFileError(
+            f"{file.name}: expected a file of {file.size} bytes, got none. {_ADVICE}"
+        ) from error
+    size = os.fstat(stream.fileno()).st_size
+    if size != file.size:
+        stream.close()
+        raise BundleFileError(f"{file.name}: expected {file.size} bytes, got {size}. {_ADVICE}")
+    return stream
+
+
+def checked_chunks(folder: Path, file: File, progress: Progress | None) -> Iterator[bytes]:
+    """Yield the contents of a file; raise at the end when they are not those of the manifest."""
+    digest = hashlib.sha256()
+    with open_listed(folder, file) as stream:
+        # one byte more than may be, so that a file that grows meanwhile has another hash
+        for chunk in chunks(stream, file.name, file.size + 1):
+            digest.update(chunk)
+            if progress is not None:
+                progress(len(chunk))
+            yield chunk
+    if digest.hexdigest() != file.sha256:
+        raise BundleFileError(
+            f"{file.name}: expected sha256 {file.sha256}, got {digest.hexdigest()}. {_ADVICE}"
+        )
+
+
+def chunks(stream: BinaryIO, name: str, size: int) -> Iterator[bytes]:
+    """Yield what a stream holds, at most `size` bytes of it."""
+    while size > 0:
+        try:
+            chunk = stream.read(min(size, limits.HASH_CHUNK_BYTES))
+        except OSError as error:
+            raise BundleFileError(
+                f"{name}: expected a readable file, got {error.strerror}. Check the disk."
+            ) from error
+        if not chunk:
+            return
+        size -= len(chunk)
+        yield chunk

@@ -1,0 +1,122 @@
+"""Whether the graphs of a bundle fit its manifest.
+
+Knows what a graph holds by name, type and shape, and where its weights are. Does not know what it
+computes, nor what it gives in the end: a size that is only a name fits every number.
+"""
+
+from collections.abc import Iterable
+
+from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.errors import GraphError
+from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, LocalFunction, Value
+
+__all__ = ["check_graph"]
+
+Shape = tuple[int | str, ...]
+
+
+def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str) -> None:
+    """Check that a graph stays within what its manifest says.
+
+    Of an encoder and of a graph of attention maps, inputs and outputs are checked as well: they
+    take everything at once, and nothing else looks at their sizes.
+
+    Args:
+        role: as in the manifest.
+        graph: what it holds.
+        manifest: of its bundle.
+        file: its name, for the text of an error.
+
+    Raises:
+        GraphError: a tensor outside the weights of the manifest; a local function that is not a
+            known portable body of a portable bundle; an input or output of an encoder or of
+            attention maps that is missing, of another type or of another size.
+    """
+    _check_external(file, graph.external, manifest)
+    for function in graph.functions:
+        _check_function(file, function, manifest)
+    if role not in (ENCODER, MAPS_ROLE):
+        return
+    inputs = _inputs(manifest) if manifest.source is not None else {}
+    _check_values(file, "input", inputs, graph.inputs)
+    _check_values(file, "output", _outputs(role, manifest), graph.outputs)
+
+
+def _refused(file: str, expected: str, got: str) -> GraphError:
+    # names come from the file, and may be as long as it is
+    return GraphError(
+        f"{file}: expected {expected[:300]}, got {got[:300]}. "
+        "The graph belongs to another bundle, or is damaged: export the bundle again."
+    )
+
+
+def _check_external(file: str, tensors: Iterable[ExternalTensor], manifest: Manifest) -> None:
+    sizes = {entry.name: entry.size for entry in manifest.files if entry.name in manifest.weights}
+    for tensor in tensors:
+        if tensor.file not in sizes:
+            raise _refused(
+                file,
+                f"one of the weights of the manifest for {tensor.name!r}",
+                f"the file {tensor.file!r}",
+            )
+        end = tensor.offset + tensor.length
+        if end > sizes[tensor.file]:
+            raise _refused(
+                file,
+                f"the bytes of {tensor.name!r} within the {sizes[tensor.file]} of {tensor.file}",
+                f"bytes {tensor.offset} to {end}",
+            )
+
+
+def _check_function(file: str, function: LocalFunction, manifest: Manifest) -> None:
+    name = f"{function.domain}::{function.name}"
+    if manifest.attention != "portable":
+        raise _refused(file, f"no functions with {manifest.attention!r} attention", repr(name))
+    if function.sha256 not in KNOWN_FUNCTIONS:
+        raise _refused(
+            file, "functions that this version of ortolan exports", f"{name!r}, {function.sha256}"
+        )
+
+
+def _inputs(manifest: Manifest) -> dict[str, tuple[str, Shape]]:
+    match manifest.source:
+        case ImageSource(channels=channels, height=height, width=width):
+            return {"pixels": ("float32", ("batch", channels, height, width))}
+        case _:
+            return {"input_ids": ("int64", ("batch", "tokens")), "lengths": ("int32", ("batch",))}
+
+
+def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
+    if role == MAPS_ROLE:
+        shape: Shape = ("batch", "heads", "queries", "keys")
+        return {name: ("float32", shape) for name in manifest.attention_maps}
+    if manifest.output is not None:
+        tokens = ("tokens",) if manifest.output_kind.by_token else ()
+        return {"output": ("float32", ("batch", *tokens, manifest.output.size))}
+    return {
+        state.output: (state.dtype, state.shape)
+        for state in manifest.states
+        if state.update == "source"
+    }
+
+
+def _check_values(
+    file: str, what: str, expected: dict[str, tuple[str, Shape]], values: Iterable[Value]
+) -> None:
+    found = {value.name: value for value in values}
+    for name, (dtype, shape) in expected.items():
+        value = found.get(name)
+        if value is None or value.dtype != dtype or not _fits(shape, value.shape):
+            got = "none" if value is None else f"{value.dtype} {value.shape}"
+            raise _refused(file, f"the {what} {name!r} as {dtype} {shape}", got)
+
+
+def _fits(expected: Shape, got: Shape) -> bool:
+    """Whether every size that both give as a number is the same."""
+    pairs = zip(expected, got, strict=False)
+    is_same = all(
+        left == right for left, right in pairs if isinstance(left, int) and isinstance(right, int)
+    )
+    return len(expected) == len(got) and is_same

@@ -1,0 +1,282 @@
+"""manifest.json: reading, writing, and how its fields must fit each other.
+
+Knows the manifest alone: not whether the files hold what it says
+(`ortolan.runtime.bundle.folder`), nor what is inside a graph.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.kinds import MAPS_ROLE, STEPPED
+from ortolan.runtime.bundle.manifest import (
+    NAME,
+    SCHEMA,
+    File,
+    ImageSource,
+    Manifest,
+    State,
+    TextSource,
+)
+from ortolan.runtime.errors import ManifestError
+
+__all__ = ["NAME", "decode", "encode"]
+
+_ADVICE = "The file is damaged or was edited: copy the bundle again, or export it again."
+
+
+def _refused(expected: str, got: str) -> ManifestError:
+    """An error about what a manifest says."""
+    return ManifestError(f"{NAME}: expected {expected}, got {got}. {_ADVICE}")
+
+
+class _Version(msgspec.Struct):
+    """The one field that every schema has."""
+
+    schema: int
+
+
+def decode(data: bytes) -> Manifest:
+    """Read a manifest and check that its parts agree.
+
+    Args:
+        data: the bytes of manifest.json.
+
+    Raises:
+        ManifestError: not UTF-8 JSON, another schema, a field unknown, missing, repeated, out
+            of range or not for this kind of bundle, or a name that no file of the bundle has.
+    """
+    if len(data) > limits.MAX_MANIFEST_BYTES:
+        raise _refused(f"at most {limits.MAX_MANIFEST_BYTES} bytes", f"{len(data)}")
+    try:
+        schema = msgspec.json.decode(data, type=_Version).schema
+        if schema != SCHEMA:
+            raise ManifestError(
+                f"{NAME}: expected schema {SCHEMA}, got {schema}. "
+                "Export the bundle again, or install the version of ortolan that made it."
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    # UnicodeDecodeError is no DecodeError; deep nesting is a RecursionError
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ManifestError(
+            f"{NAME}: expected a manifest of schema {SCHEMA}, got {str(error)[:300]}. {_ADVICE}"
+        ) from error
+    _check_repeated_fields(data)
+    _check(manifest)
+    return manifest
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Write a manifest: indented, the same bytes for the same manifest, newline at the end.
+
+    Raises:
+        ManifestError: `decode` would refuse the result.
+    """
+    compact = msgspec.json.encode(manifest, order="deterministic")
+    data = msgspec.json.format(compact, indent=2) + b"\n"
+    decode(data)
+    return data
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def _check(manifest: Manifest) -> None:
+    """Check that the parts of a manifest agree.
+
+    Each rule keeps something from the rest of the runtime that it would have to ignore or guess.
+    """
+    _check_unique("devices", manifest.devices)
+    _check_files(manifest)
+    _check_graphs(manifest)
+    _check_states(manifest)
+    for_rows = [tensor.name for tensor in manifest.quantized if tensor.group is None]
+    in_groups = [tensor.name for tensor in manifest.quantized if tensor.group is not None]
+    _check_unique("names of weights in few bits", for_rows)
+    _check_unique("names of weights in few bits", in_groups)
+    _check_parts(manifest)
+    _check_tokens(manifest)
+    _check_source(manifest)
+    _check_output(manifest)
+    _check_maps(manifest)
+
+
+def _check_repeated_fields(data: bytes) -> None:
+    """Refuse what parsers disagree on: some keep the first of two equal fields, some the last.
+
+    The depth of the JSON is bounded by now, so the parser of the standard library is safe.
+    """
+
+    def pairs(items: list[tuple[str, object]]) -> None:
+        _check_unique("field names", [name for name, _ in items])
+
+    json.loads(data, object_pairs_hook=pairs)
+
+
+def _check_unique(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise _refused(f"{what} that are different from each other", f"{name!r} twice")
+        seen.add(name)
+
+
+def _check_files(manifest: Manifest) -> None:
+    names = [file.name for file in manifest.files]
+    for name in names:
+        if name in (".", "..", NAME):
+            raise _refused("names of files beside the manifest", repr(name))
+    _check_unique("file names", names)
+    if names != sorted(names):
+        raise _refused("files sorted by name", ", ".join(names[:8]))
+    used = [graph.file for graph in manifest.graphs.values()]
+    used += [*manifest.weights, manifest.certificate]
+    used += [] if manifest.tokenizer is None else [manifest.tokenizer]
+    # one file with two roles would be checked by the rules of one of them
+    _check_unique("files for graphs, weights, tokenizer and certificate", used)
+    for name in used:
+        if name not in names:
+            raise _refused("every file that is referred to among `files`", f"no {name!r}")
+    for file in manifest.files:
+        _check_size(file, manifest)
+
+
+def _check_size(file: File, manifest: Manifest) -> None:
+    if file.name in manifest.weights:
+        return
+    is_graph = any(file.name == graph.file for graph in manifest.graphs.values())
+    limit = limits.MAX_GRAPH_BYTES if is_graph else limits.MAX_WHOLE_FILE_BYTES
+    if file.size > limit:
+        raise _refused(f"at most {limit} bytes for {file.name!r}", f"{file.size}")
+
+
+def _check_graphs(manifest: Manifest) -> None:
+    roles = manifest.model_kind.graphs
+    if frozenset(manifest.graphs) - {MAPS_ROLE} not in roles:
+        raise _refused(
+            f"the graphs {' or '.join(' and '.join(sorted(each)) for each in roles)}",
+            ", ".join(sorted(manifest.graphs))[:300] or "none",
+        )
+    for role, graph in manifest.graphs.items():
+        steps = (graph.sequence, graph.min_new_tokens)
+        if role not in STEPPED and steps != (None, 1):
+            raise _refused(f"no `sequence` and no `min_new_tokens` for {role!r}", f"{steps}")
+        if graph.sequence is not None and graph.sequence > manifest.context_length:
+            raise _refused(
+                f"a sequence within the context of {manifest.context_length} for {role!r}",
+                f"{graph.sequence}",
+            )
+
+
+_SYMBOLS = {"append": ["capacity"], "replace": [], "source": ["source"]}
+"""What the shape of a state has besides its batch."""
+
+
+def _check_states(manifest: Manifest) -> None:
+    states, kind = manifest.states, manifest.model_kind
+    _check_unique("state names", [state.name for state in states])
+    _check_unique("inputs of states", [state.input for state in states])
+    _check_unique("outputs of states", [state.output for state in states])
+    for state in states:
+        if state.update not in kind.updates:
+            raise _refused(
+                f"no such state in a bundle of kind {kind.name!r}",
+                f"{state.name!r}, which is of update {state.update!r}",
+            )
+        _check_shape(state)
+    reads_source = any(state.update == "source" for state in states)
+    if kind.has_encoder and kind.has_decoder and not reads_source:
+        raise _refused("a state of update 'source': the decoder has to read its source", "none")
+
+
+def _check_shape(state: State) -> None:
+    symbols = [size for size in state.shape if isinstance(size, str)]
+    sizes = [size for size in state.shape if isinstance(size, int)]
+    expected = ["batch", *_SYMBOLS[state.update]]
+    if sorted(symbols) != expected:
+        raise _refused(
+            f"{' and '.join(expected)} once in the shape of {state.name!r}",
+            f"{', '.join(symbols)[:300] or 'neither'}",
+        )
+    if len(state.shape) > limits.MAX_STATE_RANK:
+        raise _refused(
+            f"at most {limits.MAX_STATE_RANK} axes for {state.name!r}", f"{len(state.shape)}"
+        )
+    for size in sizes:
+        if not 1 <= size <= limits.MAX_DIMENSION:
+            raise _refused(f"sizes of at least 1 for {state.name!r}", f"{size}")
+
+
+def _check_parts(manifest: Manifest) -> None:
+    """See that the fields that belong to some kinds only are there for these, and for no other."""
+    kind = manifest.model_kind
+    for name, value, belongs in (
+        ("source", manifest.source, kind.has_encoder),
+        ("output", manifest.output, not kind.has_decoder),
+        ("start", manifest.tokens.start, kind.has_encoder and kind.has_decoder),
+    ):
+        if (value is not None) != belongs:
+            raise _refused(
+                f"{'a' if belongs else 'no'} `{name}` in a bundle of kind {kind.name!r}",
+                "none" if value is None else "one",
+            )
+
+
+def _check_tokens(manifest: Manifest) -> None:
+    tokens = manifest.tokens
+    singles = ("bos", "pad", "start", "forced_first", "forced_last")
+    named = [(name, [getattr(tokens, name)]) for name in singles]
+    for name, ids in (*named, ("eos", tokens.eos), ("suppressed", tokens.suppressed)):
+        for token in ids:
+            if token is not None and token >= manifest.vocab_size:
+                raise _refused(
+                    f"an id below the vocabulary size {manifest.vocab_size} for {name!r}",
+                    f"{token}",
+                )
+
+
+def _check_source(manifest: Manifest) -> None:
+    stands_alone = not manifest.model_kind.has_decoder
+    match manifest.source:
+        case ImageSource() as source:
+            for name, values in (("mean", source.mean), ("std", source.std)):
+                if len(values) != source.channels:
+                    raise _refused(f"{source.channels} values of `{name}`", f"{len(values)}")
+            if stands_alone and manifest.tokenizer is not None:
+                raise _refused("no tokenizer where an encoder takes images", manifest.tokenizer)
+        case TextSource(max_tokens=most) if stands_alone and most != manifest.context_length:
+            raise _refused(
+                f"as many tokens of the source as in the context, {manifest.context_length}",
+                f"{most}",
+            )
+
+
+def _check_output(manifest: Manifest) -> None:
+    output = manifest.output
+    if output is None:
+        return
+    labels = output.size if output.kind == "labels" else 0
+    if len(output.labels) != labels:
+        raise _refused(
+            f"{labels} labels for {output.kind} of {output.size}", f"{len(output.labels)}"
+        )
+    of_tokens = isinstance(manifest.source, TextSource) and output.size == manifest.vocab_size
+    if output.kind == "logits" and not of_tokens:
+        raise _refused(
+            f"logits of the {manifest.vocab_size} tokens of a text", f"{output.size} logits"
+        )
+
+
+def _check_maps(manifest: Manifest) -> None:
+    maps = manifest.attention_maps
+    _check_unique("attention maps", maps)
+    if (MAPS_ROLE in manifest.graphs) != bool(maps):
+        raise _refused(
+            f"`attention_maps` where there is a graph {MAPS_ROLE!r}", f"{len(maps)} maps"
+        )
+    for name in maps:
+        if not re.fullmatch(manifest.model_kind.maps, name):
+            raise _refused(f"names of maps of a bundle of kind {manifest.kind!r}", repr(name))

@@ -1,0 +1,267 @@
+"""What no graph of a bundle may hold, refused while it is read.
+
+A graph is a program, and onnxruntime dies on some: a kernel divides by a head count of zero, a
+few nested functions expand for minutes. `read` refuses these before onnxruntime sees a byte. What
+one bundle may not hold, and another may, is for `ortolan.runtime.bundle.graph_checks`.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ortolan.runtime import limits
+from ortolan.runtime.errors import GraphError
+from ortolan.runtime.graph.schema import (
+    RefusedError,
+    check_count,
+    parse_function,
+    parse_model,
+    text,
+)
+from ortolan.runtime.graph.summary import (
+    AttentionNode,
+    ExternalTensor,
+    GraphSummary,
+    LocalFunction,
+    Reader,
+    Value,
+)
+from ortolan.runtime.graph.tensors import dtype_of, external_tensors
+
+__all__ = ["read"]
+
+_DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
+
+# Loop and Scan run without end, all but the last hold subgraphs; EPContext names a file to load
+_REFUSED_OPERATORS = frozenset(
+    {
+        "ai.onnx::If",
+        "ai.onnx::Loop",
+        "ai.onnx::Scan",
+        "ai.onnx::SequenceMap",
+        "com.microsoft::BeamSearch",
+        "com.microsoft::GreedySearch",
+        "com.microsoft::Sampling",
+        "com.microsoft::WhisperBeamSearch",
+        "com.microsoft::EPContext",
+    }
+)
+
+_GROUP_QUERY = "com.microsoft::GroupQueryAttention"
+
+_ATTENTION = frozenset(
+    {
+        _GROUP_QUERY,
+        "ai.onnx::Attention",
+        "com.microsoft::Attention",
+        "com.microsoft::LinearAttention",
+        "com.microsoft::MultiHeadAttention",
+        "com.microsoft::PagedAttention",
+        "com.microsoft::SparseAttention",
+    }
+)
+
+_HEAD_COUNTS = ("num_heads", "kv_num_heads", "q_num_heads")
+
+_ATTRIBUTE_FLOAT, _ATTRIBUTE_INT = 1, 2
+
+_ADVICE = "The graph was not written by ortolan, or is damaged: export the bundle again."
+
+
+def read(data: bytes, *, file: str = "graph") -> GraphSummary:
+    """Read a serialized ModelProto.
+
+    Args:
+        data: the bytes of the graph file.
+        file: its name, for the text of an error.
+
+    Raises:
+        GraphError: not an ONNX graph; over a limit; a domain, operator or attribute that
+            bundles do not use; a subgraph; a sparse tensor; training information; a tensor
+            whose bytes do not fit its shape.
+    """
+    try:
+        return _read(data)
+    except RefusedError as error:
+        raise GraphError(f"{file}: {error}. {_ADVICE}") from error
+
+
+def _read(data: bytes) -> GraphSummary:
+    check_count("bytes", len(data), limits.MAX_GRAPH_BYTES)
+    model = parse_model(data)
+    graph = model.graph
+    if not model.HasField("graph"):
+        raise RefusedError("an ONNX graph", "a file without one")
+    if model.training_info:
+        raise RefusedError("a graph for inference", "training information")
+    if graph.sparse_initializer:
+        raise RefusedError("dense weights", "a sparse initializer")
+    check_count("nodes", len(graph.node), limits.MAX_NODES)
+    check_count("initializers", len(graph.initializer), limits.MAX_INITIALIZERS)
+    check_count("functions", len(model.functions), limits.MAX_FUNCTIONS)
+    check_count("domains", len(model.opset_import), limits.MAX_OPSETS)
+    for node in graph.node:
+        _check_node(node)
+    attention = [_attention(node) for node in graph.node if _operator(node) in _ATTENTION]
+    external = tuple(external_tensors(graph))
+    return GraphSummary(
+        ir_version=model.ir_version,
+        opsets=_opsets(model.opset_import),
+        inputs=_values("inputs", graph.input),
+        outputs=_values("outputs", graph.output),
+        operators=dict(Counter(_operator(node) for node in graph.node)),
+        attention=tuple(attention),
+        external=external,
+        readers=tuple(_readers(graph.node, external)),
+        functions=_functions(model.functions),
+    )
+
+
+def _operator(node: Any) -> str:
+    return f"{text(node.domain) or 'ai.onnx'}::{text(node.op_type)}"
+
+
+def _opsets(entries: Iterable[Any]) -> dict[str, int]:
+    opsets: dict[str, int] = {}
+    for entry in entries:
+        domain = text(entry.domain) or "ai.onnx"
+        if domain in opsets:
+            raise RefusedError("one version of each domain", f"two of {domain!r}")
+        opsets[domain] = entry.version
+    if "ai.onnx" not in opsets:
+        raise RefusedError("a version of the standard operators", "none")
+    return opsets
+
+
+def _values(what: str, entries: Any) -> tuple[Value, ...]:
+    check_count(what, len(entries), limits.MAX_GRAPH_VALUES)
+    values = []
+    for entry in entries:
+        name = text(entry.name)
+        if not entry.type.HasField("tensor_type"):
+            raise RefusedError(f"tensors as {what}", f"something else for {name!r}")
+        tensor = entry.type.tensor_type
+        dims = tensor.shape.dim
+        check_count(f"axes of {name!r}", len(dims), limits.MAX_TENSOR_RANK)
+        shape = tuple(_size(name, dim) for dim in dims)
+        values.append(Value(name=name, dtype=dtype_of(name, tensor.elem_type)[0], shape=shape))
+    names = [value.name for value in values]
+    if len(set(names)) < len(names):
+        raise RefusedError(f"{what} with different names", "a repeated one")
+    return tuple(values)
+
+
+def _size(name: str, dim: Any) -> int | str:
+    if not dim.HasField("dim_value"):
+        return text(dim.dim_param) or "?"
+    if not 0 <= dim.dim_value <= limits.MAX_DIMENSION:
+        raise RefusedError(f"sizes of at least 0 for {name!r}", f"{dim.dim_value}")
+    return int(dim.dim_value)
+
+
+def _check_node(node: Any) -> None:
+    operator = _operator(node)
+    if text(node.domain) not in _DOMAINS:
+        raise RefusedError("standard operators or those of com.microsoft", repr(operator))
+    if operator in _REFUSED_OPERATORS:
+        raise RefusedError("no control flow and no code from elsewhere", repr(operator))
+    for what, entries in (
+        ("inputs", node.input),
+        ("outputs", node.output),
+        ("attributes", node.attribute),
+    ):
+        check_count(f"{what} of one {operator}", len(entries), limits.MAX_NODE_EDGES)
+    names = [attribute.name for attribute in node.attribute]
+    if len(set(names)) < len(names):
+        raise RefusedError(f"attributes of {operator} with different names", "a repeated one")
+    for attribute in node.attribute:
+        if attribute.HasField("g") or attribute.graphs:
+            raise RefusedError("no subgraphs", f"one in {operator}")
+        if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+            raise RefusedError("dense constants", f"a sparse one in {operator}")
+        # kernels of this domain truncate to 32 bits, and then divide by what is left
+        if node.domain == b"com.microsoft" and not -(2**31) <= attribute.i < 2**31:
+            name = text(attribute.name)
+            raise RefusedError(f"32 bits for {name!r} of {operator}", f"{attribute.i}")
+    _check_kernel_traps(operator, node)
+
+
+def _check_kernel_traps(operator: str, node: Any) -> None:
+    """Refuse what ends the process in onnxruntime 1.31, as random changes of graphs showed.
+
+    Case 1: GatherND with a negative number of batch axes.
+    Case 2: Split with another number of outputs than its attribute says.
+    Case 3: Einsum with an input left out.
+    """
+    numbers = {attribute.name: attribute.i for attribute in node.attribute}
+    batch_dims = numbers.get(b"batch_dims", 0)
+    if not 0 <= batch_dims <= limits.MAX_TENSOR_RANK:
+        raise RefusedError(f"batch_dims of {operator} of at least 0", f"{batch_dims}")
+    outputs = len(node.output)
+    if operator == "ai.onnx::Split" and numbers.get(b"num_outputs", outputs) != outputs:
+        raise RefusedError(f"num_outputs of {operator} to be {outputs}", "another number")
+    if operator == "ai.onnx::Einsum" and b"" in node.input:
+        raise RefusedError(f"all inputs of {operator}", "one left out")
+
+
+def _attention(node: Any) -> AttentionNode:
+    """Read an attention node, and bound what its kernel divides by."""
+    operator = _operator(node)
+    attributes: dict[str, int | float] = {}
+    for attribute in node.attribute:
+        name = text(attribute.name)
+        if attribute.type == _ATTRIBUTE_INT:
+            attributes[name] = attribute.i
+        elif attribute.type == _ATTRIBUTE_FLOAT:
+            attributes[name] = attribute.f
+            if not math.isfinite(attribute.f):
+                raise RefusedError(f"finite numbers for {name!r} of {operator}", f"{attribute.f}")
+        elif name in _HEAD_COUNTS:
+            raise RefusedError(f"an integer for {name!r} of {operator}", "something else")
+    required = ("num_heads", "kv_num_heads") if operator == _GROUP_QUERY else ()
+    for name in _HEAD_COUNTS:
+        if name in required or name in attributes:
+            heads = attributes.get(name, "none")
+            if not isinstance(heads, int) or not 1 <= heads <= limits.MAX_HEADS:
+                raise RefusedError(
+                    f"1 to {limits.MAX_HEADS} for {name!r} of {operator}", f"{heads}"
+                )
+    _check_groups(operator, attributes)
+    return AttentionNode(name=text(node.name), operator=operator, attributes=attributes)
+
+
+def _check_groups(operator: str, attributes: Mapping[str, int | float]) -> None:
+    kv_heads = attributes.get("kv_num_heads")
+    heads = attributes.get("num_heads", attributes.get("q_num_heads"))
+    if heads is not None and kv_heads is not None and heads % kv_heads != 0:
+        raise RefusedError(
+            f"a multiple of {kv_heads} key and value heads in {operator}", f"{heads} heads"
+        )
+
+
+def _readers(nodes: Iterable[Any], weights: Iterable[ExternalTensor]) -> Iterator[Reader]:
+    """The nodes that read weights, in the order of the graph."""
+    names = {weight.name.encode(): weight.name for weight in weights}
+    for node in nodes:
+        taken = tuple(names[name] for name in node.input if name in names)
+        if taken:
+            numbers = {
+                text(attribute.name): attribute.i
+                for attribute in node.attribute
+                if attribute.type == _ATTRIBUTE_INT
+            }
+            yield Reader(operator=_operator(node), weights=taken, attributes=numbers)
+
+
+def _functions(entries: Iterable[bytes]) -> tuple[LocalFunction, ...]:
+    return tuple(
+        LocalFunction(
+            domain=text(function.domain),
+            name=text(function.name),
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
+        for data in entries
+        for function in (parse_function(data),)
+    )
