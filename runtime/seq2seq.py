@@ -164,22 +164,10 @@ class Seq2Seq(Model):
             texts = self._sampled(sources, limit, chosen, stop, cancelled)
         else:
             refuse_sampling_options(sampling, temperature, stop)
-            options = BeamOptions(
-                beams=beams,
-                eos=frozenset(self.manifest.tokens.eos),
-                max_tokens=limit,
-                length_penalty=checked_length_penalty(length_penalty),
-                early_stopping=checked_early_stopping(early_stopping),
-            )
             count = checked_count("n_best", n_best, most=beams)
+            options = self._beam_options(beams, limit, length_penalty, early_stopping)
             texts = self._searched(sources, options, count, cancelled)
-        if not texts:
-            return []
-        generator = self._generator(len(texts), beams=beams)
-        for index in _by_length(sources):
-            generator.submit(texts[index])
-        generator.run()
-        done = [text.completion() for text in texts]
+        done = self._run(texts, sources, beams)
         return done if is_batch(source) else done[0]
 
     def stream(
@@ -326,6 +314,31 @@ class Seq2Seq(Model):
             )
             for source in sources
         ]
+
+    def _beam_options(
+        self, beams: int, limit: int, length_penalty: float, early_stopping: EarlyStopping
+    ) -> BeamOptions:
+        return BeamOptions(
+            beams=beams,
+            eos=frozenset(self.manifest.tokens.eos),
+            max_tokens=limit,
+            length_penalty=checked_length_penalty(length_penalty),
+            early_stopping=checked_early_stopping(early_stopping),
+        )
+
+    def _run(
+        self,
+        texts: Sequence[SampledText] | Sequence[SearchedText],
+        sources: list[Source],
+        beams: int,
+    ) -> list[Completion]:
+        if not texts:
+            return []
+        generator = self._generator(len(texts), beams=beams)
+        for index in _by_length(sources):
+            generator.submit(texts[index])
+        generator.run()
+        return [text.completion() for text in texts]
 
     def _request(self, source: Source, **options: Any) -> Request:
         return Request(

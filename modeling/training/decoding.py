@@ -1,7 +1,4 @@
-"""Greedy decoding of an encoder-decoder, for measuring it while it is trained.
-
-Knows ids. Does not know their texts.
-"""
+"""Greedy decoding of an encoder-decoder, for measuring it while it is trained."""
 
 from collections.abc import Sequence
 
@@ -78,6 +75,6 @@ def _greedy_batch(
 
 
 def _until(ids: list[int], ends: Sequence[int]) -> list[int]:
-    """What stands before the first token that ends a text."""
+    """The ids before the first token that ends a text."""
     stop = next((index for index, token in enumerate(ids) if token in ends), len(ids))
     return ids[:stop]

@@ -20,7 +20,9 @@ from ortolan.errors import OrtolanError
 
 if TYPE_CHECKING:
     from ortolan import modeling, runtime
+    from ortolan.export.options import ExportOptions
     from ortolan.export.pipeline import export
+    from ortolan.export.precision import Int4, Int8
     from ortolan.runtime import (
         BundleError,
         Completion,
@@ -43,7 +45,10 @@ __all__ = [
     "ContextLengthError",
     "Decoder",
     "Encoder",
+    "ExportOptions",
     "InputError",
+    "Int4",
+    "Int8",
     "MemoryPlanError",
     "MissingExtraError",
     "NumericError",
@@ -61,6 +66,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ROOMS = ("modeling", "export", "runtime")
+_EXPORT = {
+    "ExportOptions": "ortolan.export.options",
+    "Int4": "ortolan.export.precision",
+    "Int8": "ortolan.export.precision",
+}
 _missing = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]
 if _missing:
     raise ImportError(
@@ -72,9 +82,9 @@ del _missing
 
 
 def __getattr__(name: str) -> Any:
-    """Import a room, or a name of the runtime, when it is first asked for."""
+    """Import a room, or a name of one, when it is first used."""
     if name in _ROOMS:
         return import_module(f"ortolan.{name}")
     if name in __all__:
-        return getattr(import_module("ortolan.runtime"), name)
+        return getattr(import_module(_EXPORT.get(name, "ortolan.runtime")), name)
     raise AttributeError(f"module 'ortolan' has no attribute {name!r}")

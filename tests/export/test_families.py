@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import ortolan
+from ortolan.export.options import ExportOptions
 from ortolan.runtime import Bundle
 
 CASES: dict[str, EncoderCase] = ENCODERS | IMAGES | SEQ2SEQ
@@ -52,7 +53,9 @@ class Exported:
             self.checkpoint, attn_implementation="eager"
         ).eval()
         self.bundle: Bundle = ortolan.export(
-            self.checkpoint, folder / "bundle", attention="portable", attention_maps=name in MAPPED
+            self.checkpoint,
+            folder / "bundle",
+            options=ExportOptions(attention="portable", attention_maps=name in MAPPED),
         )
         self.graphs = sessions(self.bundle)
 
@@ -319,7 +322,9 @@ def test_two_exports_of_an_encoder_decoder_are_equal_byte_for_byte(
 ) -> None:
     case = exported("t5")
     again = ortolan.export(
-        case.checkpoint, tmp_path / "again", attention="portable", attention_maps=True
+        case.checkpoint,
+        tmp_path / "again",
+        options=ExportOptions(attention="portable", attention_maps=True),
     )
     assert again.manifest == case.bundle.manifest
     for file in again.manifest.files:

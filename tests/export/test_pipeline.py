@@ -15,7 +15,9 @@ from torch import Tensor
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
+from ortolan.export.options import ExportOptions
 from ortolan.export.passes import tidy
+from ortolan.export.precision import Int4
 from ortolan.export.proof.certificate import thresholds
 from ortolan.export.weights import blob as weights
 from ortolan.export.weights import store
@@ -157,6 +159,11 @@ def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) ->
         assert done[-1][0] == done[-1][1]
 
 
+def unknown(value: Any) -> Any:
+    """A value that its type does not allow."""
+    return value
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -164,25 +171,42 @@ def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) ->
             {"precision": "int3"},
             r"precision: expected one of fp32, .*, bf16, int8, int4, got 'int3'",
         ),
-        ({"precision": "int4", "method": "awq"}, r"method: expected one of rtn, hqq, gptq, got"),
-        ({"precision": "int4", "group_size": 48}, r"group: expected one of 32, 64, 128, 256, got"),
-        ({"precision": "int4", "method": "gptq"}, r"method: expected a text and a tokenizer"),
-        ({"precision": "int4", "exclude": ["nothing*"]}, r"exclude: .* 'nothing\*', which matches"),
-        ({"precision": "int8", "head_bits": 4}, r"head bits: expected 8 with int8, got 4"),
-        ({"method": "rtn"}, r"precision: expected int8 or int4 with a method"),
-        ({"prefill_precision": "int8"}, r"prefill precision: expected split graphs of int8 or"),
+        (
+            {"precision": Int4(method=unknown("awq"))},
+            r"method: expected one of rtn, hqq, gptq",
+        ),
+        (
+            {"precision": Int4(group_size=unknown(48))},
+            r"group: expected one of 32, 64, 128, 256",
+        ),
+        ({"precision": Int4(method="gptq")}, r"method: expected a text and a tokenizer"),
+        ({"precision": Int4(exclude=["nothing*"])}, r"exclude: .* 'nothing\*', which matches"),
+        ({"precision": Int4(head_bits=unknown(6))}, r"head bits: expected one of 4, 8, got 6"),
+        (
+            {"options": ExportOptions(prefill_precision="int8")},
+            r"prefill precision: expected split graphs of int8 or",
+        ),
         (
             {
                 "precision": "int4",
-                "graphs": "split",
-                "prefill_precision": "int8",
-                "attention": "portable",
+                "options": ExportOptions(
+                    graphs="split", prefill_precision="int8", attention="portable"
+                ),
             },
             r"prefill precision: expected fused attention, got portable",
         ),
-        ({"max_kl": -1.0}, r"max_kl: expected a number of at least 0, got -1"),
-        ({"graphs": "both"}, r"graphs: expected one of unified, split, got 'both'"),
-        ({"attention": "standard"}, r"attention: expected one of fused, portable, got 'standard'"),
+        (
+            {"options": ExportOptions(max_kl=-1.0)},
+            r"max_kl: expected a number of at least 0, got -1",
+        ),
+        (
+            {"options": ExportOptions(graphs=unknown("both"))},
+            r"graphs: expected one of unified, split, got 'both'",
+        ),
+        (
+            {"options": ExportOptions(attention=unknown("standard"))},
+            r"attention: expected one of fused, portable, got 'standard'",
+        ),
     ],
 )
 def test_option_that_cannot_be_honoured_is_an_error(

@@ -171,14 +171,15 @@ def test_an_empty_prompt_stands_for_the_beginning_of_text(model: Decoder) -> Non
 
 
 def test_an_empty_list_is_a_batch_of_none(model: Decoder) -> None:
-    assert model.generate([], max_new_tokens=5) == []
+    nothing: list[str] = []
+    assert model.generate(nothing, max_new_tokens=5) == []
     with pytest.raises(InputError, match="expected one prompt"):
         model.stream([])
 
 
 def test_an_empty_prompt_without_a_beginning_of_text_is_an_error(bare: Decoder) -> None:
     with pytest.raises(InputError, match="no beginning-of-text token"):
-        bare.generate([[]])
+        bare.generate(np.array([], np.int64))
 
 
 def test_text_and_ids_may_be_mixed(model: Decoder) -> None:

@@ -233,7 +233,8 @@ def test_a_source_that_is_none_is_refused(
 
 
 def test_an_empty_list_is_a_batch_of_none(model: Seq2Seq) -> None:
-    assert model.generate([]) == model.generate([], beams=3) == []
+    nothing: list[str] = []
+    assert model.generate(nothing) == model.generate(nothing, beams=3) == []
     with pytest.raises(InputError, match="expected one source"):
         model.stream([])
 
