@@ -12,7 +12,7 @@ from ortolan.export.trace.names import SOURCE_LENGTHS, STEP_INPUTS, cache_names,
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderDecoder
 from ortolan.modeling.config import EncoderDecoderConfig, TransformerConfig
-from ortolan.modeling.layers.cache import LayerCache, Source
+from ortolan.modeling.layers.cache import CrossCache, LayerCache
 from ortolan.modeling.layers.sizes import is_one
 
 
@@ -42,7 +42,7 @@ class _TargetGraph(Entry):
         if is_one(input_ids.shape[1]):
             for each in (source_lengths, *(key for key, _ in cross)):
                 torch._check(each.shape[0] == input_ids.shape[0])  # type: ignore[no-untyped-call]
-        source = Source(layers(cross), source_lengths)
+        source = CrossCache(layers(cross), source_lengths)
         logits, present = model.step(input_ids, step, layers(cache), source, logit_positions)
         return logits.float(), present
 
