@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ortolan.export import pipeline
-from ortolan.export.trace import trace_graph
+from ortolan.export.kinds import trace_graph
 from ortolan.modeling.config import ModelConfig
 from ortolan.runtime.bundle.manifest import Graph
 

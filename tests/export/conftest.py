@@ -9,7 +9,7 @@ from tests.traces import traced_once
 
 import ortolan
 from ortolan.export import pipeline
-from ortolan.export.trace import trace_graph
+from ortolan.export.kinds import trace_graph
 from ortolan.modeling import Decoder
 from ortolan.runtime import Bundle, load
 
