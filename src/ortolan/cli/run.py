@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortolan.cli import options
 from ortolan.cli.output import print_json
 from ortolan.cli.texts import read_stdin
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@options.bundle
 @click.argument("prompt", default="-")
 @click.option("-n", "max_new_tokens", type=int, help="Most new tokens; all that fit by default.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
@@ -32,13 +33,9 @@ if TYPE_CHECKING:
 @click.option("--beams", type=int, help="Search with so many beams; of an encoder-decoder.")
 @click.option("--n-best", type=int, help="Print so many of the beams, with their scores.")
 @click.option("--length-penalty", type=float, help="Of beams: above 0 favours long texts.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option(
-    "--threads",
-    type=int,
-    help="The physical cores by default; 1 for small translators (for their decoder always).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, at the end.")
+@options.device
+@options.threads
+@options.as_json
 def command(
     bundle: Path,
     prompt: str,
