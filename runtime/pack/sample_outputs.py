@@ -1,7 +1,4 @@
-"""What a bundle computes for some inputs that mean nothing: enough to compare two ways to run it.
-
-Knows engines and the manifest. Does not know what the numbers mean.
-"""
+"""Outputs of a bundle for made-up inputs, to compare two ways to run it."""
 
 from typing import Any
 
@@ -14,12 +11,12 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded
 
-__all__ = ["try_out"]
+__all__ = ["sample_outputs"]
 
 _TOKENS = 32
 
 
-def try_out(engine: Engine) -> list[NDArray[np.float32]]:
+def sample_outputs(engine: Engine) -> list[NDArray[np.float32]]:
     """Run every graph but the maps of attention, for one and for several tokens."""
     manifest = engine.manifest
     kind = manifest.model_kind
