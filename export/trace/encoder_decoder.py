@@ -11,7 +11,7 @@ from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderDecoder
 from ortolan.modeling.config import EncoderDecoderConfig, TransformerConfig
-from ortolan.modeling.layers.cache import LayerCache, Source
+from ortolan.modeling.layers.cache import CrossCache, LayerCache
 from ortolan.modeling.layers.sizes import is_one
 from ortolan.runtime.bundle.interface import (
     CROSS,
@@ -50,7 +50,7 @@ class _TargetGraph(Entry):
         if is_one(input_ids.shape[1]):
             for each in (source_lengths, *(key for key, _ in cross)):
                 torch._check(each.shape[0] == input_ids.shape[0])  # type: ignore[no-untyped-call]
-        source = Source(layers(cross), source_lengths)
+        source = CrossCache(layers(cross), source_lengths)
         logits, present = model.step(input_ids, step, layers(cache), source, logit_positions)
         return logits.float(), present
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import Decoder, load
-from ortolan.modeling.layers.cache import LayerCache, Step, empty_cache
+from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 
 CHUNKS = (9, 6, 1)
 """How the first tokens enter the cache; 64 steps of one token follow."""
@@ -160,7 +160,7 @@ def cached_logits(module: Decoder, ids: Tensor) -> Tensor:
 def step(
     module: Decoder, ids: Tensor, length: int, cache: list[LayerCache]
 ) -> tuple[Tensor, list[LayerCache]]:
-    lengths = Step(
+    lengths = StepLengths(
         torch.tensor([length - 1], dtype=torch.int32), torch.tensor(length, dtype=torch.int32)
     )
     return module.step(ids, lengths, cache)

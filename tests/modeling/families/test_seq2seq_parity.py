@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderDecoder, load, save
-from ortolan.modeling.layers.cache import LayerCache, Source, Step, empty_cache
+from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths, empty_cache
 
 SOURCES = ragged(13, 1, 7, 20)
 
@@ -62,8 +62,8 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path:
     assert float(expected.std()) > 0.1, "logits that do not discriminate"
 
 
-def steps(*lengths: int) -> Step:
-    return Step(
+def steps(*lengths: int) -> StepLengths:
+    return StepLengths(
         torch.tensor(lengths, dtype=torch.int32) - 1,
         torch.tensor(max(lengths), dtype=torch.int32),
     )
@@ -85,7 +85,7 @@ def cached_logits(module: EncoderDecoder) -> Tensor:
 def chunked_logits(module: EncoderDecoder, row: int) -> Tensor:
     """Logits of one text, in chunks, behind its source without padding."""
     valid = int(SOURCES.lengths[row])
-    source = Source(module.cross(module.encode(SOURCES.ids[row : row + 1, :valid])))
+    source = CrossCache(module.cross(module.encode(SOURCES.ids[row : row + 1, :valid])))
     ids = TARGETS[row : row + 1]
     cache = empty_cache(module.config.decoder, batch=1, capacity=ids.shape[1])
     pieces, start = [], 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.ops import Relative, Rotary, attention, cached_attention
 
 HEADS, HEAD_DIM = 4, 8
@@ -58,9 +58,9 @@ def empty(spec: AttentionConfig, batch: int, capacity: int) -> LayerCache:
     return LayerCache(torch.zeros(shape), torch.zeros(shape))
 
 
-def after(*lengths: int) -> Step:
+def after(*lengths: int) -> StepLengths:
     """The step that leaves rows of these lengths."""
-    return Step(
+    return StepLengths(
         torch.tensor(lengths, dtype=torch.int32) - 1,
         torch.tensor(max(lengths), dtype=torch.int32),
     )

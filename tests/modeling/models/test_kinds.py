@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ortolan.modeling import Decoder
 from ortolan.modeling.config import AlibiPositions, NoPositions, TransformerConfig
-from ortolan.modeling.layers.cache import LayerCache, Step, empty_cache
+from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.models.stack import Stack
 
 CHUNKS = (3, 1, 2, 1, 1, 4)
@@ -50,8 +50,8 @@ def assert_close(got: Tensor, expected: object, tolerance: float = 2e-5) -> None
     torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
-def after(*lengths: int) -> Step:
-    return Step(
+def after(*lengths: int) -> StepLengths:
+    return StepLengths(
         torch.tensor(lengths, dtype=torch.int32) - 1,
         torch.tensor(max(lengths), dtype=torch.int32),
     )
