@@ -3,6 +3,7 @@
 Whether the files hold what it says is for `ortolan.runtime.bundle.folder`.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ from ortolan.runtime.bundle.manifest import (
 )
 from ortolan.runtime.errors import ManifestError
 
-__all__ = ["NAME", "decode", "encode"]
+__all__ = ["NAME", "decode", "encode", "fingerprint"]
 
 _ADVICE = "The file is damaged or was edited: copy the bundle again, or export it again."
 
@@ -78,6 +79,11 @@ def encode(manifest: Manifest) -> bytes:
     data = msgspec.json.format(compact, indent=2) + b"\n"
     decode(data)
     return data
+
+
+def fingerprint(manifest: Manifest) -> str:
+    """SHA-256 of a bundle's manifest, which has those of all its files."""
+    return hashlib.sha256(encode(manifest)).hexdigest()
 
 
 # --- rules ----------------------------------------------------------------------------------------
