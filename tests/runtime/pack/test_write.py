@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from tests.runtime import packed_bundles
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime import Model, load
+from ortolan.runtime import Decoder, load
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import BLOB, Packed, find_packed
-from ortolan.runtime.engine.runner import feed
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine, onnxruntime_version, save_packed
 from ortolan.runtime.errors import BundleError
 from ortolan.runtime.pack import write as packing
@@ -52,11 +52,11 @@ def found(bundle: Bundle) -> Packed | None:
 
 
 def logits(bundle: Bundle, made: Packed | None) -> NDArray[np.float32]:
-    """Of a prompt, and of tokens that are decoded behind it."""
+    """Of a prompt, and of tokens that are decoded after it."""
     engine = Engine(bundle, packed=made)
-    cache = engine.cache()
-    rows = [feed(engine, cache, IDS, positions=range(len(IDS)))]
-    rows += [feed(engine, cache, [token], positions=[0]) for token in IDS[:4]]
+    runner = Runner(engine, engine.slots())
+    rows = [runner.chunk(0, IDS, positions=range(len(IDS)))]
+    rows += [runner.chunk(0, [token], positions=[0]) for token in IDS[:4]]
     return np.concatenate(rows)
 
 
@@ -103,7 +103,7 @@ def test_a_model_is_loaded_with_them_and_generates_the_same(
         return attach(self, file, graph)
 
     monkeypatch.setattr(Packed, "attach", spy)
-    model: Model = load(bundle.path, full_check=True)
+    model: Decoder = load(bundle.path, full_check=True)
     assert attached == ["decoder.onnx"]
     assert model.generate([1, 2, 3], max_new_tokens=16).tokens == expected.tokens
 
