@@ -10,7 +10,7 @@ from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.kinds import make_probes, trace_graph
 from ortolan.export.manifest import describe
 from ortolan.export.options import DEFAULTS, Device, ExportOptions
-from ortolan.export.output import staged, write_manifest
+from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.export.passes import tidy
 from ortolan.export.passes.lower import Lowered, lower
 from ortolan.export.passes.portable_bodies import attach_bodies
@@ -80,7 +80,7 @@ def export(
     )
     data = _calibration(model, settings, file, is_given=calibration is not None)
     inputs = _inputs(model, settings, data)
-    with staged(Path(out).absolute(), force=force) as folder:
+    with staged_bundle(Path(out).absolute(), force=force) as folder:
         _build(folder, model, settings, data, inputs, progress or _silent)
     return open_bundle(out)
 

@@ -17,6 +17,7 @@ import numpy as np
 from ortolan.runtime.bench.cases import Case, cases, check_context
 from ortolan.runtime.bench.figures import CaseResult, Result, case_result, weights
 from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.session import onnxruntime_version
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import InputError
@@ -26,7 +27,6 @@ from ortolan.runtime.inspect.advice import Advice, Facts, advise
 from ortolan.runtime.inspect.step_reads import StepReads
 from ortolan.runtime.machine import memory as process_memory
 from ortolan.runtime.machine.bandwidth import Bandwidth, BandwidthMeter
-from ortolan.runtime.model import Model
 
 __all__ = ["Case", "Result", "cases", "measure"]
 
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 def measure(
-    model: Model,
+    model: Decoder,
     chosen: Iterable[Case],
     *,
     repetitions: int,
@@ -93,7 +93,7 @@ def measure(
 
 
 def _run(
-    model: Model, chosen: tuple[Case, ...], repetitions: int, progress: Progress | None
+    model: Decoder, chosen: tuple[Case, ...], repetitions: int, progress: Progress | None
 ) -> list[list[float]]:
     """Seconds of each counted run of each case."""
     random = np.random.default_rng(0)
@@ -137,7 +137,7 @@ def _seconds(sequence: Sequence, case: Case, ids: list[int]) -> float:
     return time.perf_counter() - started
 
 
-def _rewindable(model: Model) -> bool:
+def _rewindable(model: Decoder) -> bool:
     return all(state.update == "append" for state in model.manifest.states)
 
 
@@ -158,7 +158,7 @@ def _notes(measured: Bandwidth | None, results: tuple[CaseResult, ...]) -> Itera
 
 
 def _advice(
-    model: Model, chosen: tuple[Case, ...], results: tuple[CaseResult, ...], reads: StepReads
+    model: Decoder, chosen: tuple[Case, ...], results: tuple[CaseResult, ...], reads: StepReads
 ) -> tuple[Advice, ...]:
     """What to say of the first case that generates."""
     pairs = zip(chosen, results, strict=True)

@@ -29,8 +29,9 @@ from ortolan.runtime.certificate.fields import (
     kept_positions,
 )
 from ortolan.runtime.certificate.figures import Numbers, Rows
-from ortolan.runtime.engine.runner import Decoder, feed, prefill
-from ortolan.runtime.engine.session import Encoded, Engine
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.images import read_pixels
 
 __all__ = ["BLOCK", "compute", "groups", "total_positions"]
@@ -131,33 +132,41 @@ def _in_one_call(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
     """The whole probe in one call; again for each block of positions, so that memory is bounded."""
-    cache = engine.cache()
+    runner = _runner(engine, source)
     for start in range(0, len(ids), BLOCK):
         positions = range(start, min(start + BLOCK, len(ids)))
-        yield start, feed(engine, cache, ids, positions=positions, source=source)
-        cache.rewind(0)
+        yield start, runner.chunk(0, ids, positions=positions)
+        runner.slots.rewind(0)
 
 
 def _one_by_one(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
-    cache = engine.cache()
+    runner = _runner(engine, source)
     first = len(ids) - _decoded(len(ids))
     if first > 0:
-        prefill(engine, cache, ids[:first], source=source)
-    decoder = Decoder(engine, cache, source=source)
+        runner.prefill(0, ids[:first])
+    runner.select([0])
     for position in range(first, len(ids)):
-        yield position, decoder.step([ids[position]], [position + 1])
+        runner.step([ids[position]])
+        yield position, runner.logits_BV
 
 
 def _in_chunks(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
-    cache = engine.cache()
+    runner = _runner(engine, source)
     size = min(BLOCK, -(-len(ids) // 3))
     for start in range(0, len(ids), size):
         part = ids[start : start + size]
-        yield start, feed(engine, cache, part, positions=range(len(part)), source=source)
+        yield start, runner.chunk(0, part, positions=range(len(part)))
+
+
+def _runner(engine: Engine, source: Encoded | None) -> Runner:
+    slots = engine.slots()
+    if source is not None:
+        slots.put_sources([0], source)
+    return Runner(engine, slots)
 
 
 _WAYS: dict[

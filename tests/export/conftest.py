@@ -12,7 +12,6 @@ from ortolan.export import pipeline
 from ortolan.export.kinds import trace_graph
 from ortolan.modeling import Decoder
 from ortolan.runtime import Bundle, load
-from ortolan.runtime.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class Exported:
     module: Decoder
     reference: Decoder
     bundle: Bundle
-    model: Model
+    model: ortolan.Decoder
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,8 @@ from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import File
 from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.certificate import Report, replay, verify
-from ortolan.runtime.engine.session import Encoded, Engine
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.slots import Encoded
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 

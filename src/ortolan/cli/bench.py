@@ -74,10 +74,10 @@ def command(
     """
     import msgspec
 
-    from ortolan.runtime import load
+    from ortolan.runtime import Decoder, load
     from ortolan.runtime.bench.measure import cases, measure
 
-    model = load(bundle, device=device, threads=threads)
+    model = load(bundle, Decoder, device=device, threads=threads)
     with Steps() as steps:
         result = measure(
             model,

@@ -13,7 +13,7 @@ from ortolan.cli.output import print_json
 from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
-    from ortolan.runtime import InputError, Model, Sampling, Seq2Seq, Timings, Translation
+    from ortolan.runtime import Completion, Decoder, InputError, Sampling, Seq2Seq, Timings
 
 
 @click.command()
@@ -62,7 +62,7 @@ def command(
     The bundle of an encoder-decoder writes the text that belongs to it, such as its translation.
     The text streams to standard output as it is generated; figures go to standard error.
     """
-    from ortolan.runtime import Sampling, Seq2Seq, load, open_bundle
+    from ortolan.runtime import Decoder, Sampling, Seq2Seq, load, open_bundle
 
     sampling = Sampling(
         temperature=temperature,
@@ -87,7 +87,7 @@ def command(
             return
         _stream(translator, text, max_new_tokens, sampling, stop, {}, as_json=as_json)
         return
-    model = load(bundle, device=device, threads=threads)
+    model = load(bundle, Decoder, device=device, threads=threads)
     for name in given:
         raise _refusal(f"--{name.replace('_', '-')}", "an encoder-decoder")
     _stream(
@@ -103,7 +103,7 @@ def _refusal(option: str, kind: str) -> "InputError":
 
 
 def _stream(
-    model: "Model | Seq2Seq",
+    model: "Decoder | Seq2Seq",
     text: str,
     max_new_tokens: int | None,
     sampling: "Sampling",
@@ -139,7 +139,7 @@ def _search(
     """Print what a beam search finds: the best text, or several, each after its score."""
     from ortolan.runtime import Sampling
 
-    translation: Translation = model.generate(
+    found: Completion = model.generate(
         text,
         max_new_tokens=max_new_tokens,
         sampling=None if sampling == Sampling() else sampling,
@@ -148,17 +148,17 @@ def _search(
     )
     if as_json:
         about = {"device": model.device, "device_reason": model.device_reason}
-        print_json({"prompt": text, **asdict(translation), **about})
+        print_json({"prompt": text, **asdict(found), **about})
         return
-    if translation.alternatives:
-        for score, found in (
-            (translation.score, translation.text),
-            *((each.score, each.text) for each in translation.alternatives),
+    if found.alternatives:
+        for score, written in (
+            (found.score, found.text),
+            *((each.score, each.text) for each in found.alternatives),
         ):
-            print(f"{score:.4f}\t{found}")
+            print(f"{score:.4f}\t{written}")
     else:
-        print(translation.text)
-    _print_figures(translation.timings, translation.finish_reason)
+        print(found.text)
+    _print_figures(found.timings, found.finish_reason)
 
 
 def _print_figures(timings: "Timings", finish_reason: str) -> None:

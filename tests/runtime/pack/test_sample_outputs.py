@@ -7,7 +7,7 @@ from tests.runtime import tiny_decoder, tiny_encoder
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.pack.trial import try_out
+from ortolan.runtime.pack.sample_outputs import sample_outputs
 
 
 @pytest.mark.parametrize("kind", ["decoder", "split", "encoder", "images", "encoder-decoder"])
@@ -21,7 +21,7 @@ def test_every_kind_of_bundle_can_be_tried_out(
         path = tiny_encoder.write_bundle(tmp_path / "bundle", image=image).path
     else:
         path = tiny_decoder.write_bundle(tmp_path / "bundle", split=kind == "split").path
-    first, second = (try_out(Engine(open_bundle(path), threads=1)) for _ in range(2))
+    first, second = (sample_outputs(Engine(open_bundle(path), threads=1)) for _ in range(2))
     assert len(first) == len(second) > 0
     for one, other in zip(first, second, strict=True):
         assert np.isfinite(one).all()

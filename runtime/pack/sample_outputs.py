@@ -1,7 +1,4 @@
-"""What a bundle computes for some inputs that mean nothing: enough to compare two ways to run it.
-
-Knows engines and the manifest. Does not know what the numbers mean.
-"""
+"""Outputs of a bundle for made-up inputs, to compare two ways to run it."""
 
 from typing import Any
 
@@ -10,15 +7,16 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
-from ortolan.runtime.engine.runner import feed
-from ortolan.runtime.engine.session import Encoded, Engine
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.slots import Encoded
 
-__all__ = ["try_out"]
+__all__ = ["sample_outputs"]
 
 _TOKENS = 32
 
 
-def try_out(engine: Engine) -> list[NDArray[np.float32]]:
+def sample_outputs(engine: Engine) -> list[NDArray[np.float32]]:
     """Run every graph but the maps of attention, for one and for several tokens."""
     manifest = engine.manifest
     kind = manifest.model_kind
@@ -29,12 +27,15 @@ def try_out(engine: Engine) -> list[NDArray[np.float32]]:
 
 
 def _decoded(engine: Engine, source: Encoded | None) -> list[NDArray[np.float32]]:
-    cache = engine.cache()
+    slots = engine.slots()
+    if source is not None:
+        slots.put_sources([0], source)
+    runner = Runner(engine, slots)
     context, vocabulary = engine.manifest.context_length, engine.manifest.vocab_size
     ids = _ids(min(_TOKENS, context), vocabulary)
-    logits = [feed(engine, cache, ids, positions=range(len(ids)), source=source)]
+    logits = [runner.chunk(0, ids, positions=range(len(ids)))]
     if len(ids) < context:
-        logits.append(feed(engine, cache, ids[:1], positions=[0], source=source))
+        logits.append(runner.chunk(0, ids[:1], positions=[0]))
     return logits
 
 
