@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 from sacrebleu import corpus_bleu
-from tests.traces import traced_once
 
 import ortolan
 from ortolan.modeling.training.corpora.digits import read_digits
@@ -33,8 +32,7 @@ def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
     data = read_recipe(MODELS / "digits" / "recipe.toml").data
     assert isinstance(data, DigitsData)
     held_out = read_digits(data).held_out
-    with traced_once():
-        ortolan.export(MODELS / "digits", tmp_path / "bundle", precision=precision)
+    ortolan.export(MODELS / "digits", tmp_path / "bundle", precision=precision)
     named = ortolan.load(tmp_path / "bundle", Encoder).classify(list(held_out.pixels))
     right = np.array([int(each.label) for each in named]) == held_out.labels
     assert len(right) == 449
@@ -44,8 +42,7 @@ def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_sentences_with_unseen_numbers_are_translated(precision: Precision, tmp_path: Path) -> None:
     held_out = held_out_sentences(100)
-    with traced_once():
-        ortolan.export(MODELS / "numerals", tmp_path / "bundle", precision=precision)
+    ortolan.export(MODELS / "numerals", tmp_path / "bundle", precision=precision)
     done = ortolan.load(tmp_path / "bundle", Seq2Seq).generate([source for source, _ in held_out])
     references = [target for _, target in held_out]
     assert corpus_bleu([each.text for each in done], [references]).score >= 95

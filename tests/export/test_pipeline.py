@@ -77,7 +77,6 @@ DAMAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_bundle_fails_the_export_and_is_not_kept(
     damage: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,7 +87,7 @@ def test_damaged_bundle_fails_the_export_and_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("traced_once")
+@pytest.mark.usefixtures("users_exports")
 def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
     exported: Export, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +101,7 @@ def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.usefixtures("traced_once")
+@pytest.mark.usefixtures("users_exports")
 def test_weights_that_the_disk_does_not_give_back_fail_the_export(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +140,6 @@ def test_bundle_is_whole_and_tells_what_it_is(exported: Export) -> None:
     assert on_disk == {"manifest.json", *(file.name for file in manifest.files)}
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     ortolan.export(
@@ -206,7 +204,6 @@ def test_target_that_is_taken_is_refused_before_any_work(
     assert told == []
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_weight_too_large_for_half_precision_fails_the_export(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
     module.get_parameter("blocks.0.feed_forward.gate.weight").data[5, 5] = 7e4

@@ -26,8 +26,6 @@ from ortolan.runtime import Bundle, load
 from ortolan.runtime.certificate import read
 from ortolan.runtime.model import Model
 
-pytestmark = pytest.mark.usefixtures("traced_once")
-
 Array = NDArray[Any]
 
 MODELS: dict[str, Callable[[], TransformerConfig]] = {

@@ -38,8 +38,6 @@ from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.certificate import Report, replay, verify
 from ortolan.runtime.engine.session import Encoded, Engine
 
-pytestmark = pytest.mark.usefixtures("traced_once")
-
 NORM = NormConfig(kind="layer", eps=1e-5)
 
 CONFIGS: dict[str, Callable[[], Any]] = {
