@@ -23,13 +23,23 @@ CHILD = """
 import json, sys, time
 from pathlib import Path
 started = time.monotonic()
+from ortolan.export.options import ExportOptions
 from ortolan.export.pipeline import export
+from ortolan.export.precision import Int4, Int8
 steps = {}
 def progress(step, done, total):
     steps.setdefault(step, time.monotonic() - started)
 pairs = (option.split("=", 1) for option in sys.argv[3:])
 options = {name: int(value) if value.isdigit() else value for name, value in pairs}
-export(sys.argv[1], sys.argv[2], force=True, progress=progress, **options)
+def taken(*names):
+    return {name: options.pop(name) for name in names if name in options}
+graphs = ExportOptions(**taken(*ExportOptions.__dataclass_fields__))
+loose, precision = taken("device", "calibration", "max_context"), options.pop("precision", "fp32")
+if options:
+    precision = {"int4": Int4, "int8": Int8}[precision](**options)
+export(
+    *sys.argv[1:3], precision=precision, options=graphs, force=True, progress=progress, **loose
+)
 status = Path("/proc/self/status").read_text().splitlines()
 peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 seconds = time.monotonic() - started

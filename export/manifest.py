@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from ortolan import __version__
-from ortolan.export.options import Options
 from ortolan.export.output import describe_files
+from ortolan.export.settings import Settings
 from ortolan.export.source.checkpoint import Source
 from ortolan.export.trace import cache_names, cross_names, map_names
 from ortolan.export.weights.store import Stored
@@ -24,19 +24,19 @@ _DTYPES: Mapping[torch.dtype, StateType] = {
 """As the manifest names them."""
 
 
-def describe(folder: Path, model: Source, options: Options, stored: Stored) -> Manifest:
+def describe(folder: Path, model: Source, settings: Settings, stored: Stored) -> Manifest:
     """The manifest of the files that lie in a folder."""
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
     return Manifest(
         schema=2,
-        kind=options.kind,
-        precision=options.precision,
-        attention=options.attention,
-        devices=options.devices,
+        kind=settings.kind,
+        precision=settings.precision,
+        attention=settings.options.attention,
+        devices=settings.devices,
         context_length=model.context_length,
         vocab_size=model.vocab_size,
-        graphs=options.graph_files,
-        states=_states(model, options),
+        graphs=settings.graph_files,
+        states=_states(model, settings),
         weights=(stored.blob.file.name,),
         tokens=model.tokens,
         tokenizer="tokenizer.json" if "tokenizer.json" in model.companions else None,
@@ -47,17 +47,17 @@ def describe(folder: Path, model: Source, options: Options, stored: Stored) -> M
             model_type=model.config.model_type,
             versions={"ortolan": __version__, **{name: version(name) for name in packages}},
         ),
-        prefill_precision=options.prefill_precision,
+        prefill_precision=settings.options.prefill_precision,
         quantized=stored.quantized,
         source=model.takes,
         output=model.gives,
-        attention_maps=tuple(map_names(model.config)) if options.attention_maps else (),
-        unverified=options.unverified,
+        attention_maps=tuple(map_names(model.config)) if settings.options.attention_maps else (),
+        unverified=settings.unverified,
     )
 
 
-def _states(model: Source, options: Options) -> tuple[State, ...]:
-    dtype = _DTYPES[options.dtype]
+def _states(model: Source, settings: Settings) -> tuple[State, ...]:
+    dtype = _DTYPES[settings.dtype]
     match model.config:
         case TransformerConfig() as decoder:
             return tuple(_cache(decoder, dtype))

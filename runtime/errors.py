@@ -1,25 +1,24 @@
 """Every error that the runtime raises on purpose.
 
-Knows names and codes. Does not know when they are raised: that is written in the
-docstrings of the functions that raise them.
+Functions say in their docstrings when they raise which.
 
-    OrtolanError
-    ├── BundleError            something is wrong with a bundle on disk
-    │   ├── BundleNotFoundError    no folder, or no manifest.json in it
-    │   ├── ManifestError          torn, not JSON, wrong schema, unknown or missing field
-    │   ├── BundleFileError        a listed file is missing, resized, altered or a link
-    │   └── GraphError             an ONNX graph does what a bundle may not do
-    ├── DeviceError            device unknown, absent, or not one the bundle was made for
-    ├── InputError             a request is wrong: prompt, ids or options
-    │   ├── BundleKindError        the bundle is of another kind than the request
-    │   ├── ContextLengthError     more tokens than the context of the bundle
-    │   ├── SamplingError          an option of `Sampling` is out of range
-    │   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
-    ├── MemoryPlanError        there is not the memory (also a `MemoryError`)
-    ├── NumericError           the model gave logits that are not finite
-    ├── CertificateError       a verification could not be carried out
-    ├── ForkedError            a session made before `os.fork()` was used in the child
-    └── MissingExtraError      a package of an extra is absent (also an `ImportError`)
+OrtolanError
+├── BundleError            something is wrong with a bundle on disk
+│   ├── BundleNotFoundError    no folder, or no manifest.json in it
+│   ├── ManifestError          torn, not JSON, wrong schema, unknown or missing field
+│   ├── BundleFileError        a listed file is missing, resized, altered or a link
+│   └── GraphError             an ONNX graph does what a bundle may not do
+├── DeviceError            device unknown, absent, or not one the bundle was made for
+├── InputError             a request is wrong: prompt, ids or options
+│   ├── BundleKindError        the bundle is of another kind than the request
+│   ├── ContextLengthError     more tokens than the context of the bundle
+│   ├── SamplingError          an option of `Sampling` is out of range
+│   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
+├── MemoryPlanError        there is not the memory (also a `MemoryError`)
+├── NumericError           the model gave logits that are not finite
+├── CertificateError       a verification could not be carried out
+├── ForkedError            a session made before `os.fork()` was used in the child
+└── MissingExtraError      a package of an extra is absent (also an `ImportError`)
 """
 
 from typing import ClassVar

@@ -2,8 +2,6 @@
 
 A bundle is data from outside: each number below bounds what reading one may cost, or keeps a
 value away from a kernel that dies on it. A test stands at each limit and at limit + 1.
-
-Knows numbers. Does not know what is measured with them.
 """
 
 # --- the folder -----------------------------------------------------------------------------
@@ -94,7 +92,7 @@ MAX_NODE_EDGES = 4096
 """Inputs, outputs or attributes of one node. Only Concat and Split have more than about 20."""
 
 MAX_OPSETS = 64
-"""Operator domains a graph imports; exporters leave a few unused ones behind."""
+"""Operator domains a graph imports; exporters leave a few unused ones."""
 
 MAX_FUNCTIONS = 16
 """Portable bodies in one graph: one for each kind of custom node."""

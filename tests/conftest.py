@@ -3,9 +3,6 @@
 import gc
 import os
 import sys
-from collections.abc import Iterator
-
-import pytest
 
 # Some tests import onnxruntime before the runtime, which would warn that it came too late.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -21,12 +18,3 @@ def pytest_collection_finish() -> None:
     # Millions of objects of the packages that are imported by now: none of them is garbage.
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture
-def users_exports() -> Iterator[None]:
-    """See `tests.quick_exports`."""
-    from tests import quick_exports
-
-    with quick_exports.users_exports():
-        yield

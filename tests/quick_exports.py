@@ -1,17 +1,16 @@
 """Exports as most tests need them: a graph is traced once a run, a bundle verified in this process.
 
-Both are exactly what a user's export computes. A trace depends on nothing but what `trace_graph`
-takes; the process in which a user's export verifies a bundle runs the same function.
+A trace depends on nothing but what `trace_graph` takes, and a copy of one differs from it in the
+names of some nodes alone. The process in which a user's export verifies a bundle runs the same
+function.
 """
 
 import functools
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import onnx_ir as ir
-import pytest
 import torch
 
 from ortolan.errors import OrtolanError
@@ -24,23 +23,12 @@ from ortolan.runtime.certificate import Report, verify
 
 _STEPS = ("prefill", "decode")
 
-_VERIFY = pipeline._verify
-
 
 def install() -> None:
-    """Make the exports of this process quick."""
-    pipeline.trace_graph = _earlier_trace
-    pipeline._verify = _verify_here
+    """Make the exports of this process quick. A test about these steps sets the real ones."""
+    for name, quick in _QUICK.items():
+        setattr(pipeline, name, quick)
     _read_torchlib_once()
-
-
-@contextmanager
-def users_exports() -> Iterator[None]:
-    """Exports trace anew, and verify in a process of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "trace_graph", trace_graph)
-        patch.setattr(pipeline, "_verify", _VERIFY)
-        yield
 
 
 def _earlier_trace(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:
@@ -54,12 +42,16 @@ def _traced(config: ModelConfig, role: str, sequence: int | None, dtype: torch.d
     return trace_graph(config, role, Graph(file=role, sequence=sequence), dtype=dtype)
 
 
-def _verify_here(folder: Path) -> Report:
+def _replay_here(folder: Path) -> Report:
     try:
         return verify(folder, device="cpu", threads=1)
     except OrtolanError as error:
         message = f"{type(error).__name__}: {error}"
         raise ExportError(f"verify: expected the new bundle to run, got: {message}") from error
+
+
+_QUICK = {"trace_graph": _earlier_trace, "replay": _replay_here}
+"""What `install` puts in the place of a function of the pipeline."""
 
 
 def _read_torchlib_once() -> None:

@@ -27,7 +27,7 @@ def test_on_an_empty_machine_everything_is_missing_and_says_what_to_do(tmp_path:
     found = parts(tmp_path)
     assert next(iter(found)) == "NVIDIA driver"
     assert {"onnxruntime-gpu", "libcuda.so.1", *LIBRARIES, *OPTIONAL_LIBRARIES} < set(found)
-    assert all(part.found is None and part.mend for part in found.values())
+    assert all(part.found is None and part.remedy for part in found.values())
 
 
 def test_a_driver_is_found_with_its_version(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_library_of_another_version_is_missing(tmp_path: Path) -> None:
 def test_the_cpu_wheel_alone_is_replaced(tmp_path: Path) -> None:
     wheel = parts(tmp_path, wheels={"onnxruntime": "1.31.1"})["onnxruntime-gpu"]
     assert wheel.found is None
-    assert 'pip uninstall onnxruntime && pip install "ortolan[cuda]"' in wheel.mend
+    assert 'pip uninstall onnxruntime && pip install "ortolan[cuda]"' in wheel.remedy
 
 
 def test_the_gpu_wheel_alone_is_found(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ def test_both_wheels_are_as_good_as_none(tmp_path: Path) -> None:
     found = parts(tmp_path, wheels={"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"})
     wheel = found["onnxruntime-gpu alone"]
     assert wheel.found is None
-    assert "pip uninstall onnxruntime onnxruntime-gpu" in wheel.mend
+    assert "pip uninstall onnxruntime onnxruntime-gpu" in wheel.remedy
 
 
 def test_an_optional_part_is_not_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = Part(name="a", found="yes", mend="")
-    optional = Part(name="b", found=None, mend="", is_optional=True)
-    needed = Part(name="c", found=None, mend="")
+    there = Part(name="a", found="yes", remedy="")
+    optional = Part(name="b", found=None, remedy="", is_optional=True)
+    needed = Part(name="c", found=None, remedy="")
     monkeypatch.setattr(cuda_setup, "examine", lambda: iter([there, optional, needed]))
     assert missing_part() == needed
     monkeypatch.setattr(cuda_setup, "examine", lambda: iter([there, optional]))

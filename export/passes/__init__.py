@@ -6,18 +6,12 @@ from onnx_ir.passes import common
 from ortolan.export.passes.fold_casts import FoldCasts
 from ortolan.export.passes.fuse_linear import FuseLinear
 from ortolan.export.passes.fuse_skip_norm import FuseSkipNorm
-from ortolan.export.passes.quantize_portable import QuantizePortable
-from ortolan.export.passes.quantize_products import QuantizeProducts
-from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.passes.share_shapes import ShareShapes
 
 __all__ = [
     "FoldCasts",
     "FuseLinear",
     "FuseSkipNorm",
-    "QuantizePortable",
-    "QuantizeProducts",
-    "QuantizeWeights",
     "ShareShapes",
     "tidy",
 ]

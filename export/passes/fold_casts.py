@@ -6,7 +6,7 @@ Spec: ai.onnx Cast and CastLike.
 import numpy as np
 import onnx_ir as ir
 
-from ortolan.export.passes.edit import replace_value
+from ortolan.export.values import replace_value
 
 
 class FoldCasts(ir.passes.InPlacePass):

@@ -5,7 +5,7 @@ Spec: com.microsoft.FusedMatMul, version 1 (onnxruntime, docs/ContribOperators.m
 
 import onnx_ir as ir
 
-from ortolan.export.passes.edit import replace_value
+from ortolan.export.values import replace_value
 
 
 class FuseLinear(ir.passes.InPlacePass):

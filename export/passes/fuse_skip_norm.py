@@ -6,7 +6,7 @@ docs/ContribOperators.md).
 
 import onnx_ir as ir
 
-from ortolan.export.passes.edit import replace_value
+from ortolan.export.values import replace_value
 
 
 class FuseSkipNorm(ir.passes.InPlacePass):

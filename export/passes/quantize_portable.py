@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from ortolan.export.passes.edit import add_initializer, lower_readers, static_shape, type_of
+from ortolan.export.passes.weight_readers import lower_readers
 from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.values import add_initializer, static_shape, type_of
 
 COLUMNS, COLUMN_SCALES, COLUMN_ZEROS = ".columns", ".column_scales", ".column_zeros"
 """What a product reads: `(K, N)`, `(G, N)` and `(G, N)`, by suffix of the weight's name."""

@@ -7,7 +7,7 @@ from collections.abc import Container
 
 import onnx_ir as ir
 
-from ortolan.export.passes.edit import add_initializer, replace_value, static_shape
+from ortolan.export.values import add_initializer, replace_value, static_shape
 
 CHANNELS, CHANNEL_SCALES = ".channels", ".channel_scales"
 """What replaces an initializer, by suffix of its name."""

@@ -9,14 +9,9 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ortolan.export.passes.edit import (
-    add_initializer,
-    insert_constant,
-    lower_readers,
-    static_shape,
-    type_of,
-)
+from ortolan.export.passes.weight_readers import lower_readers
 from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.values import add_initializer, insert_constant, static_shape, type_of
 
 ACCURACY_LEVELS = {ir.DataType.FLOAT: 4}
 """By type of the activations. Those in float32 are rounded to 8 bits: the CPU has no other fast

@@ -17,12 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ortolan.export.errors import ExportError, OptionError
+from ortolan.export.precision import GROUP_SIZES, GroupSize
 
 BITS = (4, 8)
 """Widths of a code."""
-
-GROUPS: tuple[Literal[32, 64, 128, 256], ...] = (32, 64, 128, 256)
-"""Inputs that share a scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +37,11 @@ class Scheme:
     """
 
     bits: Literal[4, 8]
-    group: Literal[32, 64, 128, 256]
+    group: GroupSize
     symmetric: bool = True
 
     def __post_init__(self) -> None:
-        for name, value, offered in (("bits", self.bits, BITS), ("group", self.group, GROUPS)):
+        for name, value, offered in (("bits", self.bits, BITS), ("group", self.group, GROUP_SIZES)):
             if value not in offered:
                 listed = ", ".join(map(str, offered))
                 raise OptionError(f"{name}: expected one of {listed}, got {value}. Choose another.")

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.refine import refine
+from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows, row_chunks
 from ortolan.export.source.inputs import Inputs
 from ortolan.export.source.layers import Layers, skeleton, stacks
-from ortolan.export.weights.codes import Part, Quantized, round_rows, row_chunks
 from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.layers.heads import LanguageModel
 from ortolan.modeling.models.transformer import Encoder
@@ -38,7 +38,7 @@ def calibrated_weights(
     inputs: Inputs,
     *,
     progress: Callable[[int, int], None] | None = None,
-) -> Iterator[Quantized]:
+) -> Iterator[QuantizedWeight]:
     """Every weight of a plan, by GPTQ; an embedding that is no head is rounded.
 
     Args:
@@ -77,7 +77,7 @@ def calibrated_weights(
     for name, scheme in plan.items():
         if name not in found:
             parts = round_rows(weights, name, scheme, "rtn")
-            yield Quantized(name=name, scheme=scheme, method="rtn", parts=parts)
+            yield QuantizedWeight(name=name, scheme=scheme, method="rtn", parts=parts)
 
 
 def _below(plan: Mapping[str, Scheme], prefix: str) -> dict[str, Scheme]:
@@ -95,7 +95,7 @@ def _round_layer(
     streams: list[Tensor],
     sources: Sequence[Tensor] | None,
     plan: Mapping[str, Scheme],
-) -> Iterator[Quantized]:
+) -> Iterator[QuantizedWeight]:
     """The codes of every product of a layer; the streams become what leaves it as stored."""
     layer = layers.read(index)
     schemes = _below(plan, layers.place(index))
@@ -113,7 +113,7 @@ def _round_layer(
         weight = f"{layers.place(index)}{name}"
         # Read once more: while the codes were found, there was no room to keep it.
         parts = iter([Part(rows=read_weight(layers.weights, weight), codes=codes[name])])
-        yield Quantized(name=weight, scheme=scheme, method="gptq", parts=parts)
+        yield QuantizedWeight(name=weight, scheme=scheme, method="gptq", parts=parts)
         layer[name] = dequantize(codes[name])
     with torch.inference_mode():
         # One text at a time, each in the place of what it was.
@@ -123,7 +123,7 @@ def _round_layer(
 
 def _round_head(
     layers: Layers, streams: Sequence[Tensor], plan: Mapping[str, Scheme]
-) -> Iterator[Quantized]:
+) -> Iterator[QuantizedWeight]:
     """The codes of the products behind the blocks."""
     output = layers.output()
     yield from _round_small_head(layers, streams, plan, None if output is None else output.weight)
@@ -139,12 +139,12 @@ def _round_head(
         Part(rows=rows, codes=_round(rows, factor, scheme))
         for rows in row_chunks(layers.weights, output.weight)
     )
-    yield Quantized(name=output.weight, scheme=scheme, method="gptq", parts=parts)
+    yield QuantizedWeight(name=output.weight, scheme=scheme, method="gptq", parts=parts)
 
 
 def _round_small_head(
     layers: Layers, streams: Sequence[Tensor], plan: Mapping[str, Scheme], output: str | None
-) -> Iterator[Quantized]:
+) -> Iterator[QuantizedWeight]:
     """Those of a classifier, or before the last product of an encoder's language model."""
     head, prefix = layers.stack.head, f"{layers.prefix}head."
     schemes = {f"{prefix}{name}": scheme for name, scheme in _below(plan, prefix).items()}
@@ -166,7 +166,7 @@ def _round_small_head(
     for name in names:
         rows = read_weight(layers.weights, name)
         parts = iter([Part(rows=rows, codes=codes[name.removeprefix(prefix)])])
-        yield Quantized(name=name, scheme=schemes[name], method="gptq", parts=parts)
+        yield QuantizedWeight(name=name, scheme=schemes[name], method="gptq", parts=parts)
 
 
 def _round_products(

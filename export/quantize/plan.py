@@ -6,22 +6,18 @@ Knows roles: what a product reads, what is looked up. Does not know how codes ar
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal
 
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
-from ortolan.export.passes.edit import static_shape
-from ortolan.export.quantize.blocks import GROUPS, Scheme
-
-Method = Literal["rtn", "hqq", "gptq"]
+from ortolan.export.precision import CALIBRATION_SEQUENCES, GROUP_SIZES, Method
+from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.values import static_shape
 
 _SCALE_BYTES = 4
 
 TABLES = ("embedding", "shared")
 """Layers whose weight is a vector for each token."""
-
-METHODS: tuple[Method, ...] = ("rtn", "hqq", "gptq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +30,7 @@ class Quantization:
         method: how the codes of the products are found.
         fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
+        calibration_sequences: see `Int8`.
     """
 
     scheme: Scheme
@@ -41,6 +38,7 @@ class Quantization:
     method: Method
     fits: bool = False
     exclude: tuple[str, ...] = ()
+    calibration_sequences: int = CALIBRATION_SEQUENCES
 
 
 def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]:
@@ -82,7 +80,7 @@ def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
     def row_bytes(candidate: Scheme) -> float:
         return candidate.groups(columns) * (candidate.group * candidate.bits / 8 + _SCALE_BYTES)
 
-    smaller = (replace(scheme, group=group) for group in GROUPS if group <= scheme.group)
+    smaller = (replace(scheme, group=group) for group in GROUP_SIZES if group <= scheme.group)
     # Of equal rows, the larger groups: fewer scales to multiply with.
     return min(smaller, key=lambda candidate: (row_bytes(candidate), -candidate.group))
 

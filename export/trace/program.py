@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ortolan.export.passes.edit import share_initializer
+from ortolan.export.values import share_initializer
 from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.models.stack import Model
 from ortolan.modeling.models.transformer import build

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ortolan.export.errors import ExportError
-from ortolan.export.passes.edit import static_shape
+from ortolan.export.values import static_shape
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.manifest import File
 

@@ -4,8 +4,8 @@ Shape letters: N rows of a weight, K its columns.
 """
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,79 +20,17 @@ from ortolan.export.passes.quantize_portable import (
 )
 from ortolan.export.passes.quantize_products import CHANNEL_SCALES, CHANNELS
 from ortolan.export.passes.quantize_weights import CODES, SCALES, TABLE, ZEROS
-from ortolan.export.quantize import hqq, rtn
-from ortolan.export.quantize.blocks import (
-    Codes,
-    Scheme,
-    dequantize,
-    pack,
-    pack_columns,
-    pack_zeros,
-)
+from ortolan.export.quantize.blocks import Codes, dequantize, pack, pack_columns, pack_zeros
 from ortolan.export.quantize.channel import quantize_channels
-from ortolan.export.quantize.plan import Method
+from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.weights.blob import BlobWriter, narrowed, raw
 from ortolan.modeling.weights import Weights, read_weight
 from ortolan.runtime.bundle.manifest import QuantizedTensor
 from ortolan.runtime.machine.memory import return_free_memory
 
-CHUNK_ELEMENTS = 1 << 21
-"""Elements of a weight in flight."""
-
-TRIM_CHUNKS = 16
-"""Chunks of a weight after which what was freed is given back: malloc would keep it."""
-
-Round = Callable[[Tensor, Scheme], Codes]
-
-WITHOUT_DATA: dict[Method, Round] = {"rtn": rtn.quantize, "hqq": hqq.quantize}
-"""Methods that look at nothing but the weight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Some rows of a weight `(N, K)`, float32, and their codes."""
-
-    rows: Tensor
-    codes: Codes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantized:
-    """A weight on its way; `parts` holds all of its rows, in order, and can be read once."""
-
-    name: str
-    scheme: Scheme
-    method: Method
-    parts: Iterator[Part]
-
-
-def round_weights(
-    weights: Weights, plan: Mapping[str, Scheme], method: Method
-) -> Iterator[Quantized]:
-    """Every weight of a plan, by a method that needs no data."""
-    for name, scheme in plan.items():
-        parts = round_rows(weights, name, scheme, method)
-        yield Quantized(name=name, scheme=scheme, method=method, parts=parts)
-
-
-def round_rows(weights: Weights, name: str, scheme: Scheme, method: Method) -> Iterator[Part]:
-    """One weight, a few rows at a time."""
-    for rows in row_chunks(weights, name):
-        yield Part(rows=rows, codes=WITHOUT_DATA[method](rows, scheme))
-
-
-def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
-    """Rows of a weight `(n, K)`, float32, of about `CHUNK_ELEMENTS`."""
-    count, columns = weights.shape(name)
-    step = max(1, CHUNK_ELEMENTS // columns)
-    for number, start in enumerate(range(0, count, step), 1):
-        yield weights.rows(name, start, min(start + step, count)).float()
-        if number % TRIM_CHUNKS == 0:
-            return_free_memory()
-
 
 def write_codes(
-    writer: BlobWriter, quantized: Iterable[Quantized], *, dtype: torch.dtype
+    writer: BlobWriter, quantized: Iterable[QuantizedWeight], *, dtype: torch.dtype
 ) -> list[QuantizedTensor]:
     """Write codes, scales and zero points of some weights, and say how far they are off.
 
@@ -113,7 +51,7 @@ def write_codes(
 
 def write_portable(
     writer: BlobWriter,
-    quantized: Iterable[Quantized],
+    quantized: Iterable[QuantizedWeight],
     wanted: Container[str],
     *,
     dtype: torch.dtype,
@@ -179,7 +117,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _with_scales(weight: Quantized, dtype: torch.dtype) -> Quantized:
+def _with_scales(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
     """The weight with its scales rounded to a type, so that what they change is in its error."""
 
     def parts() -> Iterator[Part]:
@@ -190,7 +128,7 @@ def _with_scales(weight: Quantized, dtype: torch.dtype) -> Quantized:
     return weight if dtype == torch.float32 else replace(weight, parts=parts())
 
 
-def _write(writer: BlobWriter, weight: Quantized, dtype: torch.dtype) -> QuantizedTensor:
+def _write(writer: BlobWriter, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedTensor:
     scales: list[Tensor] = []
     zeros: list[Tensor] = []
     loss = _Loss()
@@ -213,7 +151,7 @@ def _write(writer: BlobWriter, weight: Quantized, dtype: torch.dtype) -> Quantiz
     return _describe(weight, loss)
 
 
-def _whole(weight: Quantized) -> tuple[QuantizedTensor, Codes]:
+def _whole(weight: QuantizedWeight) -> tuple[QuantizedTensor, Codes]:
     """All parts of a weight in one."""
     parts, loss = [], _Loss()
     for part in weight.parts:
@@ -244,7 +182,7 @@ class _Loss:
         return _share(math.sqrt(self._off), math.sqrt(self._norm))
 
 
-def _describe(weight: Quantized, loss: _Loss) -> QuantizedTensor:
+def _describe(weight: QuantizedWeight, loss: _Loss) -> QuantizedTensor:
     return QuantizedTensor(
         name=weight.name,
         bits=weight.scheme.bits,

@@ -1,7 +1,4 @@
-"""The figures of a benchmark, and how they follow from seconds and bytes.
-
-Knows statistics. Runs nothing.
-"""
+"""The figures of a benchmark, and how they follow from seconds and bytes."""
 
 import statistics
 from dataclasses import dataclass
@@ -20,7 +17,7 @@ __all__ = [
     "Memory",
     "Result",
     "Speed",
-    "Weights",
+    "WeightReads",
     "case_result",
     "weights",
 ]
@@ -66,7 +63,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation | None
 
 
-class Weights(msgspec.Struct, frozen=True, kw_only=True):
+class WeightReads(msgspec.Struct, frozen=True, kw_only=True):
     """What a token reads of the weights.
 
     Attributes:
@@ -100,7 +97,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     physical_cores: int
     repetitions: int
     cases: tuple[CaseResult, ...]
-    weights: Weights
+    weights: WeightReads
     cache_bytes_per_token: int
     bandwidth: Bandwidth | None
     last_level_cache_bytes: int | None
@@ -163,12 +160,12 @@ def _generation(case: Case, speed: Speed, reads: StepReads, memory: Memory) -> G
     )
 
 
-def weights(reads: StepReads) -> Weights:
+def weights(reads: StepReads) -> WeightReads:
     """Sum up the weights that a step reads."""
     formats: dict[str, int] = {}
     for matrix in reads.matrices:
         formats[matrix.format] = formats.get(matrix.format, 0) + matrix.bytes
-    return Weights(
+    return WeightReads(
         bytes=reads.weight_bytes,
         formats=formats,
         head_bytes=sum(matrix.bytes for matrix in reads.matrices if matrix.is_head),

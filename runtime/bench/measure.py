@@ -1,14 +1,11 @@
 """Speed of a loaded model: prompt processing (pp) and token generation (tg).
 
-Each is measured behind a number of tokens that stand in the cache already, the depth. Names and
+Each is measured after a number of tokens that are in the cache already, the depth. Names and
 meaning are llama.cpp's, so that figures can be compared.
 
 Repetitions go round over all cases, so that a machine that slows down slows all of them, and each
 case has a first run that is not counted. Beside the speed stand the bytes that a token reads and
 the share of the bandwidth that this takes, which is measured in the same run.
-
-Knows repetitions and clocks. Does not know what is made of the seconds: that is
-`ortolan.runtime.bench.figures` and `ortolan.runtime.inspect.advice`.
 """
 
 import time
@@ -28,7 +25,7 @@ from ortolan.runtime.inspect import step_reads
 from ortolan.runtime.inspect.advice import Advice, Facts, advise
 from ortolan.runtime.inspect.step_reads import StepReads
 from ortolan.runtime.machine import memory as process_memory
-from ortolan.runtime.machine.bandwidth import Probe
+from ortolan.runtime.machine.bandwidth import BandwidthMeter
 from ortolan.runtime.model import Model
 
 __all__ = ["Case", "Result", "cases", "measure"]
@@ -64,16 +61,16 @@ def measure(
     graph = model.bundle.graphs.get("decode") or model.bundle.graphs["decoder"]
     kind = model.device.partition(":")[0]
     reads = step_reads.count(model.manifest, graph, device=kind)
-    probe = Probe(model.threads) if kind == "cpu" else None
+    meter = BandwidthMeter(model.threads) if kind == "cpu" else None
     peaks = [process_memory.peak_memory()]
-    if probe is not None and process_memory.forget_peak():
-        probe.measure()
+    if meter is not None and process_memory.forget_peak():
+        meter.measure()
         process_memory.forget_peak()
     runs = _run(model, ordered, repetitions, progress)
     peaks.append(process_memory.peak_memory())
-    if probe is not None:
-        probe.measure()
-    memory = _memory(probe)
+    if meter is not None:
+        meter.measure()
+    memory = _memory(meter)
     results = tuple(
         case_result(case, seconds, reads, memory)
         for case, seconds in zip(ordered, runs, strict=True)
@@ -88,10 +85,10 @@ def measure(
         cases=results,
         weights=weights(reads),
         cache_bytes_per_token=reads.cache_bytes_per_token,
-        bandwidth=None if probe is None else probe.bandwidth,
+        bandwidth=None if meter is None else meter.bandwidth,
         last_level_cache_bytes=memory.cache_bytes,
         peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
-        notes=tuple(_notes(model.device, probe, results)),
+        notes=tuple(_notes(model.device, meter, results)),
         advice=_advice(model, ordered, results, reads),
     )
 
@@ -148,19 +145,21 @@ def _rewindable(model: Model) -> bool:
 # --- figures --------------------------------------------------------------------------------------
 
 
-def _memory(probe: Probe | None) -> Memory:
-    if probe is None:
+def _memory(meter: BandwidthMeter | None) -> Memory:
+    if meter is None:
         return Memory(bandwidth=None, cache_bytes=None)
-    measured = probe.bandwidth
+    measured = meter.bandwidth
     return Memory(
         bandwidth=None if measured is None else measured.bytes_per_second,
-        cache_bytes=probe.cache_bytes,
+        cache_bytes=meter.cache_bytes,
     )
 
 
-def _notes(device: str, probe: Probe | None, results: tuple[CaseResult, ...]) -> Iterator[str]:
-    measured = None if probe is None else probe.bandwidth
-    if probe is None:
+def _notes(
+    device: str, meter: BandwidthMeter | None, results: tuple[CaseResult, ...]
+) -> Iterator[str]:
+    measured = None if meter is None else meter.bandwidth
+    if meter is None:
         yield f"bandwidth not measured: the weights are in the memory of {device}"
     elif measured is None:
         yield "bandwidth not measured: too little memory is left for it"

@@ -1,7 +1,7 @@
 """Opening one file of a folder, and never anything else.
 
-Knows kinds of files: a bundle from outside may hold links to files of the user, a pipe that
-blocks, a device. Does not know bundles; ONNX Runtime accepts hard links, so this does not.
+A bundle from outside may hold links to files of the user, a pipe that blocks, a device. ONNX
+Runtime accepts hard links, so this does not.
 """
 
 import os
@@ -32,7 +32,7 @@ _KINDS = (
 def open_plain(folder: Path, name: str) -> BinaryIO:
     """Open a file that lies in a folder itself and has no other name.
 
-    Links in the path of the folder are followed; users keep bundles behind them.
+    Links in the path of the folder are followed; users link to bundles.
 
     Args:
         folder: where the file is.

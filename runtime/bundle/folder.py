@@ -1,7 +1,4 @@
-"""Opening the folder that an export wrote: every file of it is checked.
-
-Does not know how to run a graph (`ortolan.runtime.engine.session`).
-"""
+"""Opening the folder that an export wrote: every file of it is checked."""
 
 import os
 from pathlib import Path
@@ -30,7 +27,7 @@ def open_bundle(
     longer than loading them.
 
     Args:
-        path: the folder; it may be behind a symbolic link, its files may not.
+        path: the folder; it may be a symbolic link, its files may not.
         full_check: read and hash the weights too.
         progress: called with the number of bytes read since the last call.
 
@@ -45,7 +42,7 @@ def open_bundle(
     roles = {graph.file: role for role, graph in manifest.graphs.items()}
     graphs = {}
     # Only listed files are opened. Others may lie beside them, and mean nothing: an interrupted
-    # export leaves temporary files and blobs of the next version behind, users keep notes.
+    # export leaves temporary files and blobs of the next version, users keep notes.
     for file in manifest.files:
         if file.name in roles:
             data = b"".join(checked_chunks(folder, file, progress))
@@ -90,5 +87,5 @@ def _read_manifest(folder: Path) -> bytes:
     except FileNotFoundError as error:
         raise BundleNotFoundError(
             f"{folder}: expected {NAME} in it, got a folder without one. "
-            "Check the path; an export that was interrupted leaves such a folder behind."
+            "Check the path; an interrupted export leaves such a folder."
         ) from error

@@ -3,9 +3,7 @@
 A model-local function gives a custom node a meaning in standard operators. Functions that call
 each other expand exponentially when a graph is loaded (1.4 kB can hang a loader), so a bundle
 may carry only bodies listed here: none of them calls another local function.
-
-Knows hashes. Does not know how the bodies are written: that is
-`ortolan.export.passes.portable_bodies`.
+`ortolan.export.passes.portable_bodies` writes them.
 """
 
 KNOWN_FUNCTIONS: frozenset[str] = frozenset(

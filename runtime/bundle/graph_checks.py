@@ -1,7 +1,6 @@
 """Whether the graphs of a bundle fit its manifest.
 
-Knows what a graph holds by name, type and shape, and where its weights are. Does not know what it
-computes, nor what it gives in the end: a size that is only a name fits every number.
+A size that is only a name fits every number: what a graph gives in the end is not known here.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,6 @@
 """manifest.json: reading, writing, and how its fields must fit each other.
 
-Knows the manifest alone: not whether the files hold what it says
-(`ortolan.runtime.bundle.folder`), nor what is inside a graph.
+Whether the files hold what it says is for `ortolan.runtime.bundle.folder`.
 """
 
 import json

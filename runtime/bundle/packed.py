@@ -13,12 +13,10 @@ back, and all processes share the pages. The bundle's files stay what they are.
 
 onnxruntime packs every weight all the same, and takes the packed one whose hash is equal: a
 packed folder cannot give a weight another value by being out of date. It does not check how long
-the packed one is, so kernels would read whatever lies behind. Hence the seal: a packed folder is
-used only where it was made (`ortolan.runtime.bundle.seal`), and whole. Any other is ignored, and a
-warning of the logger `ortolan.runtime` says why.
-
-Knows the folder, and how onnxruntime is told of it. Does not write one
-(`ortolan.runtime.pack.write`).
+the packed one is, and a kernel would read past the end of a short one. Hence the seal: a packed
+folder is used only where it was made (`ortolan.runtime.bundle.seal`), and whole. Any other is
+ignored, and a warning of the logger `ortolan.runtime` says why. `ortolan.runtime.pack.write` makes
+them.
 """
 
 import hashlib

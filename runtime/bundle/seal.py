@@ -4,7 +4,7 @@ Some files are used only where they were made. What belongs to a bundle is check
 manifest, but a bundle from elsewhere brings its own manifest; so what was made here carries a
 seal, made with a key that never leaves this user's state folder.
 
-Knows one key. Does not know what is sealed. The key keeps out what others send; whoever can read
+The key keeps out what others send; whoever can read
 it, this user and the administrator, can seal anything.
 """
 

@@ -1,7 +1,5 @@
 """What a certificate says: a reference for some probes, and how far a bundle was from it.
 
-Knows fields and which of them go together. Does not know files, nor how anything is computed.
-
 What is kept depends on what the graph gives:
 
 * logits, of a vocabulary for every token or of labels for the whole input: the highest ones, their
@@ -59,7 +57,7 @@ class Probe(
 
     Attributes:
         length: tokens; of an image before an encoder by itself, the vectors that it becomes.
-        source: of a decoder behind an encoder of texts, tokens of its source.
+        source: of a decoder after an encoder of texts, tokens of its source.
     """
 
     name: Label
@@ -206,7 +204,7 @@ class Certificate:
         reference: what PyTorch computed.
         token_ids: int32 `(N,)`, of the decoder, or of an encoder by itself; empty where that
             takes images.
-        source_ids: int32 `(M,)`, of the texts that a decoder stands behind; empty without any.
+        source_ids: int32 `(M,)`, of the sources that are texts; empty without any.
         images: uint8 `(P, H, W, C)`, one for each probe of an encoder of images.
         kind: of the bundle.
         output: what is compared.

@@ -1,13 +1,11 @@
 """How far outputs are from a reference: differences, their sums, and the verdict.
 
-Knows numbers and thresholds. Does not know how the outputs were computed.
-
 Shape letters: R positions, K kept logits, V vocabulary or labels, E width of a vector.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +18,6 @@ from ortolan.runtime.certificate.fields import (
     Phase,
     PhaseName,
     Report,
-    Thresholds,
     Vectors,
 )
 
@@ -28,7 +25,7 @@ __all__ = [
     "Comparison",
     "Differences",
     "Numbers",
-    "Surprise",
+    "Rows",
     "compare",
     "divergence",
     "log_sum_exp",
@@ -84,6 +81,26 @@ def widened(logits_RV: NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Some rows of the outputs of one probe, computed in one way.
+
+    Attributes:
+        positions: of the rows within the probe.
+        part: of the rows among all of the reference.
+        next_ids: the tokens from the one that follows the first row on; none where there are no
+            such tokens.
+        outputs: `(R, V)` or `(R, E)`.
+    """
+
+    phase: PhaseName
+    probe: str
+    positions: list[int]
+    part: slice
+    next_ids: list[int]
+    outputs: Numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
     """Of some positions, `(R,)` each.
 
@@ -98,6 +115,12 @@ class Differences:
     same_top1: NDArray[np.bool_]
     gap: NDArray[np.float64]
     finite: NDArray[np.bool_]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Differences"]) -> "Differences":
+        """Several parts as one."""
+        names = [entry.name for entry in fields(cls)]
+        return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
 
 
 def compare(reference: Logits | Vectors, part: slice, outputs: Numbers) -> Differences:
@@ -165,137 +188,63 @@ def divergence(p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]) -> NDArray[
     return found
 
 
-@dataclass(slots=True, kw_only=True)
-class Surprise:
-    """Negative logarithms of the probabilities of the probes' own tokens, in nats."""
-
-    tokens: int = 0
-    ours: float = 0.0
-    reference: float = 0.0
-
-    def add(self, kept: Logits, part: slice, next_ids: list[int], logits_RV: Numbers) -> None:
-        """Count the positions of a block that a token follows."""
-        if kept.next_logits is None:
-            return
-        count = min(len(next_ids), len(logits_RV))
-        rows = np.arange(count)
-        ours = log_sum_exp(logits_RV[:count]) - logits_RV[rows, next_ids[:count]]
-        reference = (kept.log_sum_exp[part] - kept.next_logits[part])[:count]
-        finite = np.isfinite(ours)
-        self.tokens += int(finite.sum())
-        self.ours += float(ours[finite].sum())
-        self.reference += float(reference[finite].sum(dtype=np.float64))
-
-    def perplexities(self) -> tuple[float, float]:
-        """Of this bundle and of the reference."""
-        tokens = max(self.tokens, 1)
-        # A model that is broken may exceed what a float holds.
-        ours, reference = (min(nats / tokens, 700.0) for nats in (self.ours, self.reference))
-        return math.exp(ours), math.exp(reference)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Tally:
-    """Sums of one phase, or of all."""
-
-    positions: int = 0
-    max_abs_delta: float = 0.0
-    sum_distance: float = 0.0
-    max_distance: float = 0.0
-    same_top1: int = 0
-    near_ties: int = 0
-    flips: int = 0
-    non_finite: int = 0
-
-    def add(self, differences: Differences, near_tie: float | None) -> None:
-        changed = ~differences.same_top1 & differences.finite
-        near = 0 if near_tie is None else int((changed & (differences.gap <= near_tie)).sum())
-        self.positions += len(differences.delta)
-        self.max_abs_delta = max(self.max_abs_delta, float(differences.delta.max()))
-        self.sum_distance += float(differences.distance.sum())
-        self.max_distance = max(self.max_distance, float(differences.distance.max()))
-        self.same_top1 += int(differences.same_top1.sum())
-        self.near_ties += near
-        self.flips += int(changed.sum()) - near
-        self.non_finite += int((~differences.finite).sum())
-
-    def phase(self, *, are_logits: bool) -> Phase:
-        mean = self.sum_distance / max(1, self.positions - self.non_finite)
-        return Phase(
-            positions=self.positions,
-            max_abs_delta=self.max_abs_delta,
-            mean_kl=mean if are_logits else None,
-            max_kl=self.max_distance if are_logits else None,
-            top1_agreement=self.same_top1 / self.positions if are_logits else None,
-            near_ties=self.near_ties,
-            non_finite=self.non_finite,
-            mean_cosine=None if are_logits else mean,
-            max_cosine=None if are_logits else self.max_distance,
-        )
+def _negative_logs(kept: Logits, rows: Rows) -> NDArray[np.float64]:
+    """Of the tokens that follow the rows, `(tokens, 2)` in nats: of outputs and reference."""
+    count = min(len(rows.next_ids), len(rows.outputs))
+    if kept.next_logits is None or count == 0:
+        return np.empty((0, 2))
+    logits_RV, part = rows.outputs[:count], rows.part
+    ours = log_sum_exp(logits_RV) - logits_RV[np.arange(count), rows.next_ids[:count]]
+    reference = (kept.log_sum_exp[part] - kept.next_logits[part])[:count]
+    both: NDArray[np.float64] = np.stack((ours, reference), axis=-1)
+    return both[np.isfinite(ours)]
 
 
 class Comparison:
-    """Everything compared with a certificate so far.
-
-    Attributes:
-        surprise: of the probes' own tokens, where one follows another.
-    """
+    """Everything compared with a certificate so far."""
 
     def __init__(self, certificate: Certificate) -> None:
         reference, bound = certificate.reference, certificate.thresholds.max_abs_delta
-        self.surprise = Surprise()
         self._certificate = certificate
         self._are_logits = isinstance(reference, Logits)
         kept = reference.top_logits if isinstance(reference, Logits) else reference.values
         self._largest = float(np.abs(kept).max())
         self._max_delta = math.inf if bound is None else bound * max(1.0, self._largest)
-        self._phases: dict[PhaseName, _Tally] = {}
-        self._whole = _Tally()
+        self._phases: dict[PhaseName, list[Differences]] = {}
+        self._negative_logs: list[NDArray[np.float64]] = [np.empty((0, 2))]
         self._first: Divergence | None = None
 
-    def add(
-        self, phase: PhaseName, probe: str, positions: list[int], part: slice, outputs: Numbers
-    ) -> None:
-        """Compare some rows.
-
-        Args:
-            phase: how they were computed.
-            probe: of which probe they are.
-            positions: of the rows within the probe.
-            part: of the rows among all of the reference.
-            outputs: `(R, V)` or `(R, E)`.
-        """
-        thresholds = self._certificate.thresholds
-        differences = compare(self._certificate.reference, part, outputs)
-        for tally in (self._phases.setdefault(phase, _Tally()), self._whole):
-            tally.add(differences, thresholds.near_tie)
+    def add(self, rows: Rows) -> None:
+        """Compare some rows."""
+        reference = self._certificate.reference
+        differences = compare(reference, rows.part, rows.outputs)
+        self._phases.setdefault(rows.phase, []).append(differences)
         diverged = ~differences.same_top1 | (differences.delta > self._max_delta)
         if self._first is None and diverged.any():
-            position = positions[int(diverged.argmax())]
-            self._first = Divergence(probe=probe, position=position, phase=phase)
+            position = rows.positions[int(diverged.argmax())]
+            self._first = Divergence(probe=rows.probe, position=position, phase=rows.phase)
+        if rows.phase == "prefill" and isinstance(reference, Logits):
+            self._negative_logs.append(_negative_logs(reference, rows))
 
     def report(self, *, device: str, onnxruntime: str, seconds: float) -> Report:
         """The figures so far."""
         certificate = self._certificate
-        whole = self._whole.phase(are_logits=self._are_logits)
-        has_next = self._are_logits and certificate.model_kind.has_decoder
-        perplexities = self.surprise.perplexities() if has_next else (None, None)
+        phases = {name: self._phase(parts) for name, parts in self._phases.items()}
+        whole = self._phase([part for parts in self._phases.values() for part in parts])
+        ours, reference = self._perplexities()
         return Report(
-            verdict=self._verdict(whole, certificate.thresholds),
+            verdict=self._verdict(whole),
             max_abs_delta=whole.max_abs_delta,
             max_abs_logit=self._largest,
             mean_kl=whole.mean_kl,
             max_kl=whole.max_kl,
             top1_agreement=whole.top1_agreement,
             near_ties=whole.near_ties,
-            perplexity=perplexities[0],
-            reference_perplexity=perplexities[1],
+            perplexity=ours,
+            reference_perplexity=reference,
             non_finite=whole.non_finite,
             first_divergence=self._first,
-            phases={
-                name: tally.phase(are_logits=self._are_logits)
-                for name, tally in self._phases.items()
-            },
+            phases=phases,
             device=device,
             onnxruntime=onnxruntime,
             seconds=seconds,
@@ -305,25 +254,55 @@ class Comparison:
             max_cosine=whole.max_cosine,
         )
 
-    def _verdict(
-        self, whole: Phase, thresholds: Thresholds
-    ) -> Literal["PASS", "AMBIGUOUS", "FAIL"]:
-        flips = self._whole.flips if thresholds.near_tie is not None else 0
+    def _phase(self, parts: Sequence[Differences]) -> Phase:
+        found = Differences.joined(parts)
+        finite = int(found.finite.sum())
+        mean, largest = float(found.distance.sum()) / max(1, finite), float(found.distance.max())
+        return Phase(
+            positions=len(found.delta),
+            max_abs_delta=float(found.delta.max()),
+            mean_kl=mean if self._are_logits else None,
+            max_kl=largest if self._are_logits else None,
+            top1_agreement=float(found.same_top1.mean()) if self._are_logits else None,
+            near_ties=int(self._near_ties(found).sum()),
+            non_finite=len(found.delta) - finite,
+            mean_cosine=None if self._are_logits else mean,
+            max_cosine=None if self._are_logits else largest,
+        )
+
+    def _near_ties(self, found: Differences) -> NDArray[np.bool_]:
+        bound = self._certificate.thresholds.near_tie
+        changed = ~found.same_top1 & found.finite
+        return changed & (found.gap <= (-1.0 if bound is None else bound))
+
+    def _perplexities(self) -> tuple[float, float] | tuple[None, None]:
+        """Of this bundle and of the reference, where one token follows another."""
+        if not (self._are_logits and self._certificate.model_kind.has_decoder):
+            return None, None
+        nats = np.concatenate(self._negative_logs)
+        # a model that is broken may exceed what a float holds
+        ours, reference = np.exp(np.minimum(nats.sum(axis=0) / max(len(nats), 1), 700.0)).tolist()
+        return ours, reference
+
+    def _verdict(self, whole: Phase) -> Literal["PASS", "AMBIGUOUS", "FAIL"]:
+        thresholds = self._certificate.thresholds
+        distances = (
+            (whole.mean_kl, thresholds.mean_kl),
+            (whole.mean_cosine, thresholds.mean_cosine),
+        )
         if (
             whole.non_finite > 0
-            or flips > 0
             or whole.max_abs_delta > self._max_delta
-            or any(distance > bound for distance, bound in _bounded(whole, thresholds))
+            or (thresholds.near_tie is not None and self._has_flips())
+            or any(got is not None and most is not None and got > most for got, most in distances)
         ):
             return "FAIL"
         return "AMBIGUOUS" if whole.near_ties > 0 else "PASS"
 
-
-def _bounded(whole: Phase, thresholds: Thresholds) -> Iterator[tuple[float, float]]:
-    """Each mean distance and its bound."""
-    for distance, bound in (
-        (whole.mean_kl, thresholds.mean_kl),
-        (whole.mean_cosine, thresholds.mean_cosine),
-    ):
-        if distance is not None and bound is not None:
-            yield distance, bound
+    def _has_flips(self) -> bool:
+        """Whether another token is the most probable, and no near tie excuses it."""
+        return any(
+            bool((~part.same_top1 & part.finite & ~self._near_ties(part)).any())
+            for parts in self._phases.values()
+            for part in parts
+        )

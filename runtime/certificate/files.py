@@ -1,9 +1,9 @@
 """certificate.json and certificate.npz: a certificate on disk.
 
-Knows how fields and arrays must agree. Does not know how the reference was computed
-(`ortolan.export.proof.certificate`) nor how it is replayed (`ortolan.runtime.certificate.replay`).
+`ortolan.export.proof.certificate` computes what is in them.
 """
 
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import KINDS
-from ortolan.runtime.bundle.manifest import ImageSource, KindName, Manifest, OutputName
+from ortolan.runtime.bundle.manifest import ImageSource, KindName, Manifest, OutputName, TextSource
 from ortolan.runtime.certificate.arrays import Shapes, damaged, pack, unpack
 from ortolan.runtime.certificate.fields import (
     MAX_PROBES,
@@ -32,6 +32,8 @@ __all__ = ["ARRAYS_NAME", "JSON_NAME", "read", "write"]
 
 JSON_NAME = "certificate.json"
 ARRAYS_NAME = "certificate.npz"
+
+_IMAGE_AXES = ("height", "width", "channels")
 
 _INTEGER, _NUMBER, _BYTE = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.uint8)
 
@@ -79,6 +81,7 @@ def write(folder: Path, certificate: Certificate) -> None:
     if measured is not None:
         measured = msgspec.structs.replace(measured, seconds=0.0)
     reference, images = certificate.reference, certificate.images
+    sizes = None if images is None else dict(zip(_IMAGE_AXES, images.shape[1:], strict=True))
     document = _Document(
         schema=1,
         top_k=reference.top_ids.shape[-1] if isinstance(reference, Logits) else None,
@@ -88,7 +91,7 @@ def write(folder: Path, certificate: Certificate) -> None:
         kind=certificate.kind,
         output=certificate.output,
         width=reference.values.shape[-1] if isinstance(reference, Vectors) else None,
-        image=None if images is None else _image(images.shape),
+        image=None if sizes is None else _Image(**sizes),
     )
     data = pack(_arrays(certificate), _expected_arrays(document))
     (folder / ARRAYS_NAME).write_bytes(data)
@@ -110,34 +113,20 @@ def read(bundle: Bundle) -> Certificate:
         raise damaged("certificate.json of schema 1", str(error)[:300]) from error
     _check_document(document, bundle.manifest)
     packed = bundle.read(str(PurePosixPath(name).with_suffix(".npz")))
-    certificate = _certificate(document, unpack(packed, _expected_arrays(document)))
-    _check_values(certificate, bundle.manifest)
-    return certificate
-
-
-def _image(shape: tuple[int, ...]) -> _Image:
-    _, height, width, channels = shape
-    return _Image(height=height, width=width, channels=channels)
+    arrays = unpack(packed, _expected_arrays(document))
+    _check_values(arrays, bundle.manifest)
+    return _certificate(document, arrays)
 
 
 def _arrays(certificate: Certificate) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {
+    reference = certificate.reference
+    return {
         "token_ids": certificate.token_ids,
         "source_ids": certificate.source_ids,
+        "images": certificate.images,
         "lengths": np.array([probe.length for probe in certificate.probes], np.int32),
+        **{entry.name: getattr(reference, entry.name) for entry in fields(reference)},
     }
-    if certificate.images is not None:
-        arrays["images"] = certificate.images
-    match certificate.reference:
-        case Vectors(values=values):
-            arrays["values"] = values
-        case Logits() as logits:
-            arrays["top_ids"] = logits.top_ids
-            arrays["top_logits"] = logits.top_logits
-            arrays["log_sum_exp"] = logits.log_sum_exp
-            if logits.next_logits is not None:
-                arrays["next_logits"] = logits.next_logits
-    return arrays
 
 
 def _expected_arrays(document: _Document) -> Shapes:
@@ -163,26 +152,18 @@ def _expected_arrays(document: _Document) -> Shapes:
     return expected
 
 
-def _certificate(document: _Document, arrays: dict[str, NDArray[Any]]) -> Certificate:
+def _certificate(document: _Document, arrays: dict[str, Any]) -> Certificate:
     lengths = [probe.length for probe in document.probes]
     if arrays["lengths"].tolist() != lengths:
         raise damaged(f"the lengths {lengths}", f"{arrays['lengths'].tolist()}")
-    reference: Logits | Vectors
-    if "values" in arrays:
-        reference = Vectors(values=arrays["values"])
-    else:
-        reference = Logits(
-            top_ids=arrays["top_ids"],
-            top_logits=arrays["top_logits"],
-            log_sum_exp=arrays["log_sum_exp"],
-            next_logits=arrays.get("next_logits"),
-        )
+    kind = Logits if document.top_k is not None else Vectors
+    kept: dict[str, Any] = {entry.name: arrays.get(entry.name) for entry in fields(kind)}
     empty = np.empty(0, np.int32)
     return Certificate(
         probes=document.probes,
         thresholds=document.thresholds,
         measured=document.measured,
-        reference=reference,
+        reference=kind(**kept),
         token_ids=arrays.get("token_ids", empty),
         source_ids=arrays.get("source_ids", empty),
         images=arrays.get("images"),
@@ -209,8 +190,7 @@ def _check_document(document: _Document, manifest: Manifest) -> None:
         raise damaged(f"vectors of width {manifest.output.size}", f"{document.width}")
     image = None
     if isinstance(manifest.source, ImageSource):
-        source = manifest.source
-        image = _Image(height=source.height, width=source.width, channels=source.channels)
+        image = _Image(**{name: getattr(manifest.source, name) for name in _IMAGE_AXES})
     if document.image != image:
         raise damaged(f"{image or 'no images'}", f"{document.image or 'none'}")
     kind = manifest.model_kind
@@ -219,42 +199,26 @@ def _check_document(document: _Document, manifest: Manifest) -> None:
         raise damaged(
             "a length of the source for each probe" if has_source else "no sources", "others"
         )
-
-
-def _check_values(certificate: Certificate, manifest: Manifest) -> None:
-    _check_lengths(certificate, manifest)
-    vocab_size = manifest.vocab_size
-    bounds = [("token_ids", certificate.token_ids, vocab_size)]
-    numbers: list[tuple[str, NDArray[np.float32] | None]] = []
-    match certificate.reference:
-        case Vectors(values=values):
-            numbers = [("values", values)]
-        case Logits() as logits:
-            size = vocab_size if manifest.output is None else manifest.output.size
-            # A single label is weighed against its absence.
-            bounds.append(("top_ids", logits.top_ids, max(size, 2)))
-            numbers = [
-                ("top_logits", logits.top_logits),
-                ("log_sum_exp", logits.log_sum_exp),
-                ("next_logits", logits.next_logits),
-            ]
-    # The vocabulary of sources may be another one, which the graph knows.
-    bounds.append(("source_ids", certificate.source_ids, limits.MAX_VOCABULARY))
-    for name, ids, size in bounds:
-        if ids.size and (ids.min() < 0 or ids.max() >= size):
-            raise damaged(f"{name} from 0 to {size - 1}", f"{ids.min()} to {ids.max()}")
-    for name, array in numbers:
-        if array is not None and not np.isfinite(array).all():
-            raise damaged(f"finite numbers in {name}", "others")
-
-
-def _check_lengths(certificate: Certificate, manifest: Manifest) -> None:
-    longest = max(probe.length for probe in certificate.probes)
+    longest = max(probe.length for probe in document.probes)
     if longest > manifest.context_length:
         raise damaged(f"probes within the context of {manifest.context_length}", f"{longest}")
-    source = manifest.source
-    if source is None or isinstance(source, ImageSource):
-        return
-    most = max(probe.source or 0 for probe in certificate.probes)
-    if most > source.max_tokens:
-        raise damaged(f"sources of at most {source.max_tokens} tokens", f"{most}")
+    most = max(probe.source or 0 for probe in document.probes)
+    if isinstance(manifest.source, TextSource) and most > manifest.source.max_tokens:
+        raise damaged(f"sources of at most {manifest.source.max_tokens} tokens", f"{most}")
+
+
+def _check_values(arrays: dict[str, NDArray[Any]], manifest: Manifest) -> None:
+    size = manifest.vocab_size if manifest.output is None else manifest.output.size
+    bounds = {
+        "token_ids": manifest.vocab_size,
+        # a single label is weighed against its absence
+        "top_ids": max(size, 2),
+        # the vocabulary of sources may be another one, which the graph knows
+        "source_ids": limits.MAX_VOCABULARY,
+    }
+    for name, array in arrays.items():
+        if array.dtype == _NUMBER and not np.isfinite(array).all():
+            raise damaged(f"finite numbers in {name}", "others")
+        bound = bounds.get(name)
+        if bound is not None and array.size and (array.min() < 0 or array.max() >= bound):
+            raise damaged(f"{name} from 0 to {bound - 1}", f"{array.min()} to {array.max()}")

@@ -1,8 +1,4 @@
-"""Replays the certificate of a bundle: does it compute here what PyTorch computed?
-
-Knows how to bring the probes and the reference together. Does not know PyTorch, nor which
-thresholds a precision deserves: those come with the certificate.
-"""
+"""Replays the certificate of a bundle: does it compute here what PyTorch computed?"""
 
 import time
 from collections.abc import Callable
@@ -10,7 +6,7 @@ from pathlib import Path
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
-from ortolan.runtime.certificate.fields import Certificate, Logits, Report
+from ortolan.runtime.certificate.fields import Certificate, Report
 from ortolan.runtime.certificate.figures import Comparison
 from ortolan.runtime.certificate.files import read
 from ortolan.runtime.certificate.runs import compute, total_positions
@@ -59,12 +55,10 @@ def replay(
         progress: called with the positions done and the positions in total.
     """
     started = time.monotonic()
-    comparison, reference = Comparison(certificate), certificate.reference
+    comparison = Comparison(certificate)
     total, done = total_positions(certificate), 0
     for rows in compute(engine, certificate):
-        comparison.add(rows.phase, rows.probe, rows.positions, rows.part, rows.outputs)
-        if rows.phase == "prefill" and isinstance(reference, Logits):
-            comparison.surprise.add(reference, rows.part, rows.next_ids, rows.outputs)
+        comparison.add(rows)
         done += len(rows.outputs)
         if progress is not None:
             progress(done, total)

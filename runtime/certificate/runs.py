@@ -1,15 +1,13 @@
 """The ways to compute the probes of a certificate: those that a runtime uses.
 
-Knows how to call graphs. Does not know the reference.
-
-A decoder, by itself or behind an encoder:
+A decoder, alone or after an encoder:
 
 1. prefill: the whole probe in one call;
-2. decode: cached and teacher-forced, one token per call; of a long probe only the end, behind a
+2. decode: cached and teacher-forced, one token per call; of a long probe only the end, after a
    prefill of the rest. A source that is text is padded here;
 3. chunked: the longest probe, in several calls of several tokens.
 
-An encoder by itself:
+An encoder alone:
 
 1. single: one input per call;
 2. batch: several inputs per call, padded to the longest.
@@ -31,12 +29,12 @@ from ortolan.runtime.certificate.fields import (
     PhaseName,
     kept_positions,
 )
-from ortolan.runtime.certificate.figures import Numbers
+from ortolan.runtime.certificate.figures import Numbers, Rows
 from ortolan.runtime.engine.runner import Decoder, feed, prefill
 from ortolan.runtime.engine.session import Encoded, Engine
 from ortolan.runtime.inputs.images import read_pixels
 
-__all__ = ["BLOCK", "Rows", "compute", "groups", "total_positions"]
+__all__ = ["BLOCK", "compute", "groups", "total_positions"]
 
 BLOCK = 512
 """Positions whose logits are in memory at once: 256 MiB with a vocabulary of 128 Ki."""
@@ -45,30 +43,10 @@ TAIL = 64
 """Tokens at the end of a probe that are decoded one by one."""
 
 PADDING = 3
-"""Tokens behind a source that are none of it."""
+"""Padding tokens after a source."""
 
 BATCH_NUMBERS = 1 << 24
 """Numbers that a batch may give, 64 MiB; two inputs are a batch in any case."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Some rows of the outputs of one probe, computed in one way.
-
-    Attributes:
-        positions: of the rows within the probe.
-        part: of the rows among all of the reference.
-        next_ids: the tokens from the one that follows the first row on; none where there are no
-            such tokens.
-        outputs: `(R, V)`.
-    """
-
-    phase: PhaseName
-    probe: str
-    positions: list[int]
-    part: slice
-    next_ids: list[int]
-    outputs: Numbers
 
 
 def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
@@ -138,7 +116,7 @@ def _runs(certificate: Certificate) -> list[_Run]:
 
 
 def _source(engine: Engine, certificate: Certificate, run: _Run) -> Encoded | None:
-    """What the decoder stands behind."""
+    """What the decoder reads of its source."""
     if not certificate.model_kind.has_encoder:
         return None
     if certificate.images is not None:
@@ -153,7 +131,7 @@ def _source(engine: Engine, certificate: Certificate, run: _Run) -> Encoded | No
 
 
 def _padding(engine: Engine, length: int) -> int:
-    """Tokens to put behind a source that the encoder still takes."""
+    """How many padding tokens the encoder has room for after a source."""
     match engine.manifest.source:
         case TextSource(max_tokens=most):
             return min(PADDING, max(most - length, 0))
@@ -293,5 +271,5 @@ def _pixels(engine: Engine, certificate: Certificate, group: list[int]) -> Numbe
 
 
 def _offsets(lengths: list[int]) -> list[int]:
-    """Where each begins, one behind the other."""
+    """Where each begins, one after the other."""
     return [sum(lengths[:number]) for number in range(len(lengths))]

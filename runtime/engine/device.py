@@ -68,7 +68,7 @@ def _obstacle(
     part = missing()
     if part is not None:
         return (
-            f"expected all that CUDA needs, got no {part.name}. {part.mend} "
+            f"expected all that CUDA needs, got no {part.name}. {part.remedy} "
             "`ortolan doctor` lists every part."
         )
     if "CUDAExecutionProvider" not in providers:

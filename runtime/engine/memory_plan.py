@@ -175,7 +175,7 @@ def check_load(bundle: Bundle, *, is_packed: bool, root: Path = Path("/")) -> No
     _check(
         plan.certain,
         what="load",
-        mend="Run `ortolan pack` on the bundle, which maps these copies, or export it with "
+        remedy="Run `ortolan pack` on the bundle, which maps these copies, or export it with "
         "--precision int4 or int8.",
         root=root,
     )
@@ -215,7 +215,7 @@ class RequestMemory:
         _check(
             needed,
             what=f"generate ({rows} x {tokens // max(1, rows)} tokens)",
-            mend="Lower max_new_tokens, shorten the prompts, or give fewer of them at once.",
+            remedy="Lower max_new_tokens, shorten the prompts, or give fewer of them at once.",
             root=root,
         )
 
@@ -225,7 +225,7 @@ def size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
-def _check(needed: int, *, what: str, mend: str, root: Path) -> None:
+def _check(needed: int, *, what: str, remedy: str, root: Path) -> None:
     if needed < SMALL_BYTES:
         return
     left = available_memory(root)
@@ -234,7 +234,7 @@ def _check(needed: int, *, what: str, mend: str, root: Path) -> None:
     left += free_swap(root)
     if needed > left:
         raise MemoryPlanError(
-            f"{what}: expected at least {size(needed)} of free memory, got {size(left)}. {mend}"
+            f"{what}: expected at least {size(needed)} of free memory, got {size(left)}. {remedy}"
         )
 
 

@@ -1,7 +1,7 @@
 """The part of the ONNX schema that the runtime looks at, and the parser made of it.
 
-Knows field numbers and wire types (ONNX IR 13, `onnx.proto`). Does not know what a bundle may
-do: that is `ortolan.runtime.graph.rules`.
+Source of the field numbers and wire types: ONNX IR 13, `onnx.proto`. What a bundle may do is for
+`ortolan.runtime.graph.rules`.
 
 The `onnx` package is 88 MB and stays off the device; `protobuf` comes with onnxruntime. Three
 choices:

@@ -1,7 +1,6 @@
 """The tensors inside a graph: their types, and where their bytes are.
 
-Knows that the bytes of a tensor have to fit its shape, inside the graph or outside. Does not
-know the files of a bundle, and reads none.
+The bytes of a tensor have to fit its shape, inside the graph or outside. No file is read.
 """
 
 import math

@@ -1,7 +1,5 @@
 """Token ids as callers give them, checked.
 
-Knows integers and a vocabulary size. Does not know text.
-
 An id outside the vocabulary never reaches a kernel: some read past the end of a table, others
 give zeros.
 """

@@ -1,7 +1,7 @@
 """Images as an encoder takes them: floating-point pixels of one size.
 
-Knows Pillow, and is the only module that does; it is imported for the first image that has to be
-decoded, converted or resized. An array of the right size needs none. Does not know the encoder.
+The only module that imports Pillow, for the first image that has to be decoded, converted or
+resized. An array of the right size needs none.
 
 An image file is data from outside: only formats of photographs and screens are tried, and its
 size is looked at before a pixel is decoded.

@@ -1,7 +1,4 @@
-"""Texts, ids and images, checked and made into what an encoder graph takes.
-
-Knows the manifest's source and the tokenizer. Does not know sessions, nor what the encoder gives.
-"""
+"""Texts, ids and images, checked and made into what an encoder graph takes."""
 
 from collections.abc import Sequence
 from typing import Any

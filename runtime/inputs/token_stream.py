@@ -4,9 +4,6 @@ The pieces of a stream, joined, are the text that decoding all tokens at once gi
 end inside a character, and some decoders look at neighbours: they drop the space before the
 first word, or give up a run of bytes when one of them is wrong. So a stream holds back what
 later tokens can still change.
-
-Knows the decoders of the `tokenizers` library and how far each of them looks. Does not know
-stop texts or end-of-text tokens.
 """
 
 import codecs
@@ -74,7 +71,7 @@ class _ByteStream:
 
 
 class _LocalStream:
-    """Case 2: decoding a token behind the one before it shows what it adds."""
+    """Case 2: decoding a token after the one before it shows what it adds."""
 
     def __init__(self, lookup: Lookup, decode: Decode, *, has_bytes: bool) -> None:
         self._lookup = lookup

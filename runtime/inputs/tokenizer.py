@@ -1,7 +1,7 @@
 """Text to token ids and back.
 
-Knows the `tokenizers` library, and is the only module that does: its panics, which Python code
-does not expect, end here. Does not know prompts, templates, or which ids end a text.
+The only module that imports the `tokenizers` library: its panics, which Python code does not
+expect, end here.
 """
 
 from collections.abc import Iterable, Sequence

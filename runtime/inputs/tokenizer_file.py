@@ -3,9 +3,6 @@
 The library that runs a tokenizer takes any file that parses. A few hundred bytes can make it
 grow a text a billionfold, and then an allocation fails, which ends the whole process and not
 just the call. So growth is bounded from the description, before the library sees it.
-
-Knows the components that lengthen text. Does not know vocabularies, nor whether a file is
-complete: the library says that.
 """
 
 import base64

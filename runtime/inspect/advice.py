@@ -2,18 +2,16 @@
 
 A step that reads half of the bytes is at most twice as fast: bounds are of that kind, and promise
 nothing. What has no bound comes without one.
-
-Knows what a step reads, and how the model runs. Measures nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from ortolan.runtime.inspect.step_reads import MatrixRead, StepReads
 
-__all__ = ["RULES", "Advice", "Facts", "Rule", "advise"]
+__all__ = ["Advice", "Facts", "advise"]
 
 WORTH_SAYING = 1.05
 """Smallest bound; below it nobody would notice."""
@@ -64,42 +62,69 @@ class Facts:
     is_packed: bool | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One advice and when it holds.
-
-    Attributes:
-        applies: whether there is anything to say.
-        at_most: the bound; what has one that is not worth it is not said.
-        text: what is so, what to do, and what that can bring.
-    """
-
-    name: str
-    applies: Callable[[Facts], bool]
-    at_most: Callable[[Facts], float | None]
-    text: Callable[[Facts], str]
-
-
 def advise(facts: Facts) -> tuple[Advice, ...]:
-    """Say what applies, in the order of `RULES`."""
-    given = []
-    for rule in RULES:
-        if rule.applies(facts):
-            at_most = rule.at_most(facts)
-            if at_most is None or at_most >= WORTH_SAYING:
-                given.append(Advice(rule=rule.name, text=rule.text(facts), at_most=at_most))
-    return tuple(given)
+    """Say what would help; no two of these propose the same for the same matrix."""
+    found: list[Advice | None] = []
+    if facts.length is not None and not facts.in_cache:
+        found += _about_bytes(facts, facts.length)
+    found += _about_threads(facts)
+    found += _about_memory(facts)
+    return tuple(
+        advice
+        for advice in found
+        if advice is not None and (advice.at_most is None or advice.at_most >= WORTH_SAYING)
+    )
 
 
-# --- matrices, and what they could be -----------------------------------------------------------
+# --- what a token reads ---------------------------------------------------------------------------
 
 
-def _is_float(matrix: MatrixRead) -> bool:
-    return matrix.format in _FLOATS
+def _about_bytes(facts: Facts, length: float) -> Iterator[Advice | None]:
+    """What matrices could be shorter."""
+    matrices, now = facts.reads.matrices, facts.reads.bytes_at(length)
+
+    def shorter(
+        rule: str,
+        chosen: Sequence[MatrixRead],
+        becomes: Callable[[MatrixRead], float],
+        what: str,
+        do: str,
+    ) -> Advice | None:
+        if not chosen:
+            return None
+        part = sum(matrix.bytes for matrix in chosen)
+        after = now - part + sum(map(becomes, chosen))
+        return Advice(
+            rule=rule,
+            text=f"{what}: {_mega(part)} of {_mega(now)} per token. "
+            f"{do}: {_mega(after)} per token, at most {now / after:.2f} times as fast.",
+            at_most=now / after,
+        )
+
+    floats = [matrix for matrix in matrices if matrix.format in _FLOATS]
+    formats = _formats(floats)
+    if len(floats) == len(matrices):
+        what, do = f"weights in {formats}", "Export with --precision int4"
+        yield shorter("float weights", floats, _quantized, what, do)
+    else:
+        is_head = all(matrix.is_head for matrix in floats)
+        what = f"{'head' if is_head else f'{len(floats)} matrices'} in {formats}"
+        do = "Export without excluding them"
+        yield shorter("float weights left", floats, _quantized, what, do)
+    int8 = [matrix for matrix in matrices if matrix.format == "int8" and not matrix.is_head]
+    do = "Export with --precision int4"
+    yield shorter("int8 weights", int8, _quantized, "weights in int8", do)
+    small = [matrix for matrix in matrices if _has_small_groups(matrix)]
+    groups = sorted({matrix.group or 0 for matrix in small})
+    what = f"groups of {' and '.join(map(str, groups))}"
+    do = f"Export with --group-size {GROUP}, which rounds more coarsely"
+    yield shorter("small groups", small, _with_large_groups, what, do)
 
 
-def _is_int8_of_a_block(matrix: MatrixRead) -> bool:
-    return matrix.format == "int8" and not matrix.is_head
+def _quantized(matrix: MatrixRead) -> float:
+    """Bytes as `--precision int4` stores it: blocks in 4 bits, the head in 8."""
+    bits = 8 if matrix.is_head else 4
+    return matrix.elements * (bits / 8 + SCALE_BYTES / GROUP)
 
 
 def _has_small_groups(matrix: MatrixRead) -> bool:
@@ -107,12 +132,6 @@ def _has_small_groups(matrix: MatrixRead) -> bool:
     if matrix.is_head or matrix.group is None or matrix.group >= GROUP:
         return False
     return _with_large_groups(matrix) < matrix.bytes
-
-
-def _quantized(matrix: MatrixRead) -> float:
-    """Bytes as `--precision int4` stores it: blocks in 4 bits, the head in 8."""
-    bits = 8 if matrix.is_head else 4
-    return matrix.elements * (bits / 8 + SCALE_BYTES / GROUP)
 
 
 def _with_large_groups(matrix: MatrixRead) -> float:
@@ -123,153 +142,53 @@ def _with_large_groups(matrix: MatrixRead) -> float:
     return codes * (after * GROUP) / (now * group) + matrix.grid_bytes * after / now
 
 
-def _all_float(facts: Facts) -> bool:
-    return all(map(_is_float, facts.reads.matrices))
-
-
-def _formats(matrices: list[MatrixRead]) -> str:
-    """`fp32`, or `fp32 (stored as fp16)`."""
+def _formats(matrices: Sequence[MatrixRead]) -> str:
+    """`fp32`, or `fp32 (stored as fp16)` where the kernels of the CPU have widened it."""
     names = dict.fromkeys(
-        matrix.format
-        if matrix.stored == matrix.format
-        # the kernels of the CPU have widened it
-        else f"{matrix.format} (stored as {matrix.stored})"
+        matrix.format + (f" (stored as {matrix.stored})" if matrix.stored != matrix.format else "")
         for matrix in matrices
     )
     return " and ".join(names)
 
 
-def _left_out(matrices: list[MatrixRead]) -> str:
-    if all(matrix.is_head for matrix in matrices):
-        return f"head in {_formats(matrices)}"
-    return f"{len(matrices)} matrices in {_formats(matrices)}"
+# --- threads and memory ---------------------------------------------------------------------------
 
 
-def _groups(matrices: list[MatrixRead]) -> str:
-    return f"groups of {' and '.join(map(str, sorted({m.group or 0 for m in matrices})))}"
-
-
-def _byte_rule(
-    name: str,
-    *,
-    chosen: Callable[[MatrixRead], bool],
-    becomes: Callable[[MatrixRead], float],
-    what: Callable[[list[MatrixRead]], str],
-    do: str,
-    applies: Callable[[Facts], bool] = lambda _: True,
-) -> Rule:
-    """A rule about the matrices that are `chosen` and could be `becomes` bytes long."""
-
-    def matrices(facts: Facts) -> list[MatrixRead]:
-        return [matrix for matrix in facts.reads.matrices if chosen(matrix)]
-
-    def now(facts: Facts) -> float:
-        return facts.reads.bytes_at(facts.length or 0)
-
-    def after(facts: Facts) -> float:
-        return now(facts) - sum(matrix.bytes - becomes(matrix) for matrix in matrices(facts))
-
-    def text(facts: Facts) -> str:
-        part = sum(matrix.bytes for matrix in matrices(facts))
-        return (
-            f"{what(matrices(facts))}: {_mega(part)} of {_mega(now(facts))} per token. {do}: "
-            f"{_mega(after(facts))} per token, at most {now(facts) / after(facts):.2f} times as "
-            "fast."
+def _about_threads(facts: Facts) -> Iterator[Advice]:
+    threads, cores = facts.threads, facts.physical_cores
+    if threads < cores:
+        yield Advice(
+            rule="idle cores",
+            text=f"{threads} of {cores} physical cores in use. Choose --threads {cores}: at most "
+            f"{cores / threads:.2f} times as fast.",
+            at_most=cores / threads,
+        )
+    if threads > cores:
+        yield Advice(
+            rule="too many threads",
+            text=f"{threads} threads on {cores} physical cores. Compare with --threads {cores}.",
+            at_most=None,
         )
 
-    return Rule(
-        name=name,
-        applies=lambda facts: (
-            facts.length is not None
-            and not facts.in_cache
-            and bool(matrices(facts))
-            and applies(facts)
-        ),
-        at_most=lambda facts: now(facts) / after(facts),
-        text=text,
-    )
+
+def _about_memory(facts: Facts) -> Iterator[Advice]:
+    if facts.share is not None and facts.share >= NEAR_THE_BANDWIDTH:
+        yield Advice(
+            rule="bandwidth",
+            text=f"generating reads at {facts.share:.0%} of the bandwidth: only fewer bytes per "
+            f"token, or faster memory, make it more than {1 / facts.share:.2f} times as fast.",
+            at_most=None,
+        )
+    if facts.is_packed is False and not facts.in_cache:
+        weights = sum(matrix.bytes for matrix in facts.reads.matrices)
+        yield Advice(
+            rule="not packed",
+            text=f"weights not packed: this process keeps a copy of up to {_mega(weights)} as its "
+            "kernels want it. `ortolan pack` keeps that in a file which processes share: for "
+            "loading and memory, not for speed.",
+            at_most=None,
+        )
 
 
 def _mega(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
-
-
-def _matrix_bytes(facts: Facts) -> int:
-    return sum(matrix.bytes for matrix in facts.reads.matrices)
-
-
-# --- the rules ----------------------------------------------------------------------------------
-
-
-RULES = (
-    _byte_rule(
-        "float weights",
-        chosen=_is_float,
-        becomes=_quantized,
-        what=lambda matrices: f"weights in {_formats(matrices)}",
-        do="Export with --precision int4",
-        applies=_all_float,
-    ),
-    _byte_rule(
-        "float weights left",
-        chosen=_is_float,
-        becomes=_quantized,
-        what=_left_out,
-        do="Export without excluding them",
-        applies=lambda facts: not _all_float(facts),
-    ),
-    _byte_rule(
-        "int8 weights",
-        chosen=_is_int8_of_a_block,
-        becomes=_quantized,
-        what=lambda _: "weights in int8",
-        do="Export with --precision int4",
-    ),
-    _byte_rule(
-        "small groups",
-        chosen=_has_small_groups,
-        becomes=_with_large_groups,
-        what=_groups,
-        do=f"Export with --group-size {GROUP}, which rounds more coarsely",
-    ),
-    Rule(
-        name="idle cores",
-        applies=lambda facts: facts.threads < facts.physical_cores,
-        at_most=lambda facts: facts.physical_cores / facts.threads,
-        text=lambda facts: (
-            f"{facts.threads} of {facts.physical_cores} physical cores in use. Choose "
-            f"--threads {facts.physical_cores}: at most "
-            f"{facts.physical_cores / facts.threads:.2f} times as fast."
-        ),
-    ),
-    Rule(
-        name="too many threads",
-        applies=lambda facts: facts.threads > facts.physical_cores,
-        at_most=lambda _: None,
-        text=lambda facts: (
-            f"{facts.threads} threads on {facts.physical_cores} physical cores. Compare with "
-            f"--threads {facts.physical_cores}."
-        ),
-    ),
-    Rule(
-        name="bandwidth",
-        applies=lambda facts: (facts.share or 0) >= NEAR_THE_BANDWIDTH,
-        at_most=lambda _: None,
-        text=lambda facts: (
-            f"generating reads at {facts.share or 0:.0%} of the bandwidth: only fewer bytes per "
-            f"token, or faster memory, make it more than {1 / (facts.share or 1):.2f} times as "
-            "fast."
-        ),
-    ),
-    Rule(
-        name="not packed",
-        applies=lambda facts: facts.is_packed is False and not facts.in_cache,
-        at_most=lambda _: None,
-        text=lambda facts: (
-            f"weights not packed: this process keeps a copy of up to {_mega(_matrix_bytes(facts))} "
-            "as its kernels want it. `ortolan pack` keeps that in a file which processes share: "
-            "for loading and memory, not for speed."
-        ),
-    ),
-)
-"""All rules; no two of them propose the same for the same matrix."""

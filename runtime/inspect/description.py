@@ -1,6 +1,6 @@
 """What a bundle holds and what running it takes, in numbers.
 
-Knows manifests and graphs. Loads no session: a bundle can be described where it cannot run.
+No session is loaded: a bundle can be described where it cannot run.
 """
 
 from collections import Counter

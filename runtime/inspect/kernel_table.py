@@ -1,7 +1,7 @@
 """Which operators onnxruntime has a kernel for, on the CPU and on CUDA, by type of element.
 
 A table, for the operators that exports contain, at opset 24, and the types that their tensors
-have. Knows no graphs, and does not know whether a kernel is fast, or right: that takes a device.
+have. Whether a kernel is fast, or right, takes a device to find out.
 
 Source: the kernel registries of the packages onnxruntime and onnxruntime-gpu 1.31.1, of which a
 test compares the first with the one that is installed. The second was read without a GPU, and

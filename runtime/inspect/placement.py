@@ -1,7 +1,6 @@
 """Where onnxruntime would compute each node of a bundle, from tables alone.
 
-Knows graphs and the table of kernels. Asks no device: what it says of CUDA has been read, not
-run.
+No device is asked: what it says of CUDA has been read, not run.
 
 Shape arithmetic is set apart: nodes that compute with whole numbers or truth values and read no
 weights. onnxruntime places much of it on the CPU on purpose, since sizes are needed there.

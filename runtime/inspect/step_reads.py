@@ -3,8 +3,6 @@
 One new token of one conversation. Weights are counted as they are stored, or as the kernels of
 the device hold them where that is wider; what a kernel adds when it packs them is not counted.
 
-Knows operators that read weights, and states. Measures nothing.
-
 Notes:
     * Products read all of their weights. What a product shares with a table, as tied embeddings
       do, counts as the product's.

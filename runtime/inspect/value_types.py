@@ -1,7 +1,7 @@
 """The type of element that every node of a graph computes with.
 
-Knows what type an operator gives, from those it takes; graphs of bundles declare only their
-inputs, outputs and weights. Does not know sizes, nor which types an operator may have.
+Graphs of bundles declare only their inputs, outputs and weights: the other types follow from
+these, operator by operator.
 """
 
 from collections import Counter

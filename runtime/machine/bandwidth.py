@@ -4,8 +4,6 @@ Generating a token reads every weight once, so the bandwidth bounds the tokens p
 measured by taking the maximum of a large array of int32, a part per thread: of numpy's operations
 that let other threads run meanwhile, the one that came nearest to a loop of 512-bit loads in C
 (with one thread as fast; with two, as fast as all the others).
-
-Knows memory and threads. Does not know models.
 """
 
 import os
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.machine.control_groups import read_small
 from ortolan.runtime.machine.memory import available_memory
 
-__all__ = ["Bandwidth", "Probe", "buffer_bytes", "last_level_cache", "read_bandwidth"]
+__all__ = ["Bandwidth", "BandwidthMeter", "buffer_bytes", "last_level_cache", "read_bandwidth"]
 
 BUFFER_BYTES = 512 << 20
 """Far more than most processors keep; filled within 0.2 s."""
@@ -55,7 +53,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     wanted_bytes: int
 
 
-class Probe:
+class BandwidthMeter:
     """Measures now and again, since machines change their speed, and keeps the fastest.
 
     Attributes:

@@ -1,7 +1,4 @@
-"""The control groups of Linux that bound what this process may use.
-
-Knows folders, of version 1 and version 2. Does not know which files in them say what.
-"""
+"""The control groups of Linux, version 1 and 2, that bound what this process may use."""
 
 from pathlib import Path
 

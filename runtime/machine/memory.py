@@ -1,8 +1,4 @@
-"""How much memory this process took at its worst, how much it may still take, and giving it back.
-
-Knows Linux's /proc and control groups, and what other systems say of the peak. Does not know who
-took it.
-"""
+"""Memory of this process: its peak, how much more it may take, and giving it back."""
 
 import ctypes
 import sys

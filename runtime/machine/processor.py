@@ -1,6 +1,6 @@
 """The processor, as far as kernels choose their code by it.
 
-Knows names of instruction sets. Does not know which of them a kernel uses: two processors with
+Which of the instruction sets a kernel uses is not known: two processors with
 the same list lay weights out alike, and two with different ones may not.
 """
 

@@ -20,11 +20,16 @@ from ortolan.errors import OrtolanError
 
 if TYPE_CHECKING:
     from ortolan import modeling, runtime
+    from ortolan.export.options import ExportOptions
     from ortolan.export.pipeline import export
+    from ortolan.export.precision import Int4, Int8
     from ortolan.runtime import Encoder, Seq2Seq, load
 
 __all__ = [
     "Encoder",
+    "ExportOptions",
+    "Int4",
+    "Int8",
     "OrtolanError",
     "Seq2Seq",
     "__version__",
@@ -37,7 +42,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ROOMS = ("modeling", "export", "runtime")
-_OF_RUNTIME = ("Encoder", "Seq2Seq", "load")
+_MODULES = {
+    **dict.fromkeys(("Encoder", "Seq2Seq", "load"), "ortolan.runtime"),
+    **dict.fromkeys(("Int4", "Int8"), "ortolan.export.precision"),
+    "ExportOptions": "ortolan.export.options",
+}
 _missing = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]
 if _missing:
     raise ImportError(
@@ -49,9 +58,9 @@ del _missing
 
 
 def __getattr__(name: str) -> Any:
-    """Import a room, or a name of the runtime, when it is first asked for."""
+    """Import a room, or a name of one, when it is first used."""
     if name in _ROOMS:
         return import_module(f"ortolan.{name}")
-    if name in _OF_RUNTIME:
-        return getattr(import_module("ortolan.runtime"), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'ortolan' has no attribute {name!r}")

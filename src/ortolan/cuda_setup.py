@@ -49,13 +49,13 @@ class Part:
     Attributes:
         name: what it is.
         found: what there is of it; `None` when it is missing, or as good as missing.
-        mend: what to run or to do, where it is missing.
+        remedy: what to run or to do, where it is missing.
         is_optional: whether some models do without it.
     """
 
     name: str
     found: str | None
-    mend: str
+    remedy: str
     is_optional: bool = False
 
 
@@ -66,7 +66,7 @@ def examine(
     version_of: Finder | None = None,
     loader: Finder = find_library,
 ) -> Iterator[Part]:
-    """Look at each part, the driver first; what stands behind a missing one needs it.
+    """Look at each part, the driver first; what comes after a missing one needs it.
 
     Args:
         root: folder that holds `proc`, `dev` and `usr`.
@@ -114,7 +114,7 @@ def _driver(root: Path) -> Part:
     return Part(
         name="NVIDIA driver",
         found=found,
-        mend="Install that of the GPU and restart; without a GPU, choose the device cpu.",
+        remedy="Install that of the GPU and restart; without a GPU, choose the device cpu.",
     )
 
 
@@ -124,24 +124,24 @@ def _wheel(version_of: Finder) -> Part:
         return Part(
             name="onnxruntime-gpu alone",
             found=None,
-            mend="onnxruntime is installed as well, and each overwrites files of the other. "
+            remedy="onnxruntime is installed as well, and each overwrites files of the other. "
             'Run: pip uninstall onnxruntime onnxruntime-gpu && pip install "ortolan[cuda]"',
         )
-    return Part(name="onnxruntime-gpu", found=gpu, mend=f"Run: {INSTALL}")
+    return Part(name="onnxruntime-gpu", found=gpu, remedy=f"Run: {INSTALL}")
 
 
 def _library(
     name: str,
     folders: list[Path],
     loader: Finder,
-    mend: str,
+    remedy: str,
     *,
     is_optional: bool = False,
 ) -> Part:
     found = next((str(folder / name) for folder in folders if (folder / name).exists()), None)
     if found is None and loader(name.removeprefix("lib").partition(".so")[0]) == name:
         found = "known to the loader"
-    return Part(name=name, found=found, mend=mend, is_optional=is_optional)
+    return Part(name=name, found=found, remedy=remedy, is_optional=is_optional)
 
 
 def _package_folders(packages: Path | None) -> list[Path]:

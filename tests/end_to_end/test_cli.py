@@ -160,7 +160,7 @@ def test_doctor_says_of_each_part_of_cuda_what_is_there_or_what_to_do(ortolan: R
     assert parts[0]["name"] == "NVIDIA driver"
     for part in parts:
         assert f"  {part['name']} " in text
-        assert (part["found"] or part["mend"]) in text
+        assert (part["found"] or part["remedy"]) in text
 
 
 def test_export_of_a_taken_place_needs_force(ortolan: Run, checkpoint: Path, bundle: Path) -> None:

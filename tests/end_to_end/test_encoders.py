@@ -103,7 +103,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded
         if name == "sentences":
             write_sentence_head(checkpoint, EmbeddingHead(pooling="mean", normalised=True), 32)
         out = checkpoint / "bundle"
-        ortolan.export(checkpoint, out, attention_maps=name in WITH_MAPS)
+        options = ortolan.ExportOptions(attention_maps=name in WITH_MAPS)
+        ortolan.export(checkpoint, out, options=options)
         eager = getattr(transformers, CASES[name].architecture).from_pretrained(
             checkpoint, attn_implementation="eager"
         )

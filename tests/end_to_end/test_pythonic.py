@@ -1,7 +1,7 @@
 """The trained model of this repository: real weights, real text."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -12,6 +12,7 @@ from tests.end_to_end.test_hugging_face import same_but_near_ties
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 import ortolan
+from ortolan.export.options import Attention
 from ortolan.runtime import Bundle, open_bundle
 from ortolan.runtime.certificate import read
 
@@ -22,7 +23,7 @@ PROMPT = "def read_lines(path):\n"
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     out = tmp_path_factory.mktemp("pythonic") / "bundle"
-    ortolan.export(CHECKPOINT, out, attention="portable")
+    ortolan.export(CHECKPOINT, out, options=ortolan.ExportOptions(attention="portable"))
     return open_bundle(out)
 
 
@@ -57,9 +58,9 @@ def test_portable_bundle_gives_the_same_tokens_in_onnx_reference(portable: Bundl
 def int4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """The default of int4, by attention."""
     out = tmp_path_factory.mktemp("int4")
-    for attention in ("fused", "portable"):
-        options: Any = {"precision": "int4", "attention": attention}
-        ortolan.export(CHECKPOINT, out / attention, **options)
+    for attention in get_args(Attention):
+        options = ortolan.ExportOptions(attention=attention)
+        ortolan.export(CHECKPOINT, out / attention, precision="int4", options=options)
     return {path.name: open_bundle(path) for path in out.iterdir()}
 
 

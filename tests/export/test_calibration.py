@@ -20,7 +20,7 @@ from tests.export.models_of_kinds import (
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.options import CALIBRATION_SEQUENCES
+from ortolan.export.precision import CALIBRATION_SEQUENCES
 from ortolan.export.source.calibration import (
     CalibrationImages,
     CalibrationPairs,

@@ -20,17 +20,19 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from tests.export import tiny_models
 from tests.export.graph_runs import Steps, assert_close, opened, run
 from tests.export.models_of_kinds import encoder_config, image_config, module_of, seq2seq_config
-from tests.export.test_options import FORM, ROUNDING
 from torch import Tensor
 
 import ortolan
 from ortolan.export.errors import ExportError, PlacementError
-from ortolan.export.options import resolve
+from ortolan.export.options import ExportOptions
+from ortolan.export.precision import Int4
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.quantize.rtn import quantize
+from ortolan.export.settings import resolve
 from ortolan.export.weights.blob import BlobWriter
-from ortolan.export.weights.codes import Part, Quantized, write_codes
+from ortolan.export.weights.codes import write_codes
 from ortolan.modeling.config import EmbeddingHead, EncoderDecoderConfig, RelativeBiasPositions
 from ortolan.modeling.models.stack import Model
 from ortolan.runtime import Bundle, DeviceError, certificate, verify
@@ -216,10 +218,8 @@ def test_int4_for_cuda_has_float16_around_it_and_is_proven_on_the_cpu(tmp_path: 
         MODULES["qwen2"](),
         tmp_path / "bundle",
         device="cuda",
-        precision="int4",
-        group_size=32,
-        asymmetric=True,
-        max_kl=1.0,
+        precision=Int4(group_size=32, asymmetric=True),
+        options=ExportOptions(max_kl=1.0),
     )
     assert bundle.manifest.devices == ("cuda", "cpu")
     assert bundle.manifest.unverified is None
@@ -239,7 +239,7 @@ def codes(folder: Path, weight: Tensor, dtype: torch.dtype) -> float:
     scheme = Scheme(bits=4, group=32)
     parts = iter([Part(rows=weight, codes=quantize(weight, scheme))])
     with BlobWriter(folder, total=0) as writer:
-        given = [Quantized(name="w", scheme=scheme, method="rtn", parts=parts)]
+        given = [QuantizedWeight(name="w", scheme=scheme, method="rtn", parts=parts)]
         (written,) = write_codes(writer, given, dtype=dtype)
         writer.finish()
     return written.error
@@ -270,14 +270,19 @@ def clipped(dtype: int, operator: str = "Clip") -> dict[str, ir.Model]:
 def test_nodes_without_a_kernel_are_listed_and_allowed_only_where_the_cpu_has_one(
     allowed: bool,
 ) -> None:
-    form = FORM._replace(device="cuda", precision="bf16", allow_cpu_nodes=allowed)
-    options = resolve("encoder", form, ROUNDING, max_kl=None, can_calibrate=False)
-    check_placement(clipped(TensorProto.FLOAT), options)
+    settings = resolve(
+        "encoder",
+        device="cuda",
+        precision="bf16",
+        options=ExportOptions(allow_cpu_nodes=allowed),
+        can_calibrate=False,
+    )
+    check_placement(clipped(TensorProto.FLOAT), settings)
     with pytest.raises(PlacementError, match=r"encoder: 1 x ai\.onnx::Clip in bfloat16\. The CPU"):
-        check_placement(clipped(BFLOAT16), options)
+        check_placement(clipped(BFLOAT16), settings)
     attention = clipped(TensorProto.FLOAT, "GroupQueryAttention")
     if allowed:
-        check_placement(attention, options)
+        check_placement(attention, settings)
     else:
         with pytest.raises(PlacementError, match=r"Attention in float32\. Give --allow-cpu-nodes"):
-            check_placement(attention, options)
+            check_placement(attention, settings)

@@ -9,6 +9,7 @@ from tests.export import tiny_models
 from tests.export.conftest import Exported
 
 import ortolan
+from ortolan.export.options import ExportOptions
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT
 from ortolan.runtime.inspect.placement import placement
@@ -38,8 +39,7 @@ def test_int4_with_an_int8_prefill_leaves_cuda_in_known_places(tmp_path: Path) -
         tiny_models.decoder(tiny_models.llama()),
         tmp_path / "bundle",
         precision="int4",
-        graphs="split",
-        prefill_precision="int8",
+        options=ExportOptions(graphs="split", prefill_precision="int8"),
     )
     assert placement(bundle, "cpu").misplaced == ()
     found = {(each.graph, each.operator) for each in placement(bundle, "cuda").misplaced}

@@ -15,8 +15,12 @@ from torch import Tensor
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
+from ortolan.export.options import ExportOptions
 from ortolan.export.passes import tidy
+from ortolan.export.precision import Int4
 from ortolan.export.proof.certificate import thresholds
+from ortolan.export.proof.replay import replay
+from ortolan.export.trace import trace_graph
 from ortolan.export.weights import blob as weights
 from ortolan.export.weights import store
 from ortolan.modeling.weights import Weights
@@ -77,6 +81,12 @@ DAMAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.fixture
+def replayed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of its own that `tests.quick_exports` leaves out."""
+    monkeypatch.setattr(pipeline, "replay", replay)
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_bundle_fails_the_export_and_is_not_kept(
     damage: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,7 +97,7 @@ def test_damaged_bundle_fails_the_export_and_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("users_exports")
+@pytest.mark.usefixtures("replayed_apart")
 def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
     exported: Export, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +111,7 @@ def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.usefixtures("users_exports")
+@pytest.mark.usefixtures("replayed_apart")
 def test_weights_that_the_disk_does_not_give_back_fail_the_export(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +165,11 @@ def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) ->
         assert done[-1][0] == done[-1][1]
 
 
+def unknown(value: Any) -> Any:
+    """A value that its type does not allow."""
+    return value
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -162,25 +177,42 @@ def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) ->
             {"precision": "int3"},
             r"precision: expected one of fp32, .*, bf16, int8, int4, got 'int3'",
         ),
-        ({"precision": "int4", "method": "awq"}, r"method: expected one of rtn, hqq, gptq, got"),
-        ({"precision": "int4", "group_size": 48}, r"group: expected one of 32, 64, 128, 256, got"),
-        ({"precision": "int4", "method": "gptq"}, r"method: expected a text and a tokenizer"),
-        ({"precision": "int4", "exclude": ["nothing*"]}, r"exclude: .* 'nothing\*', which matches"),
-        ({"precision": "int8", "head_bits": 4}, r"head bits: expected 8 with int8, got 4"),
-        ({"method": "rtn"}, r"precision: expected int8 or int4 with a method"),
-        ({"prefill_precision": "int8"}, r"prefill precision: expected split graphs of int8 or"),
+        (
+            {"precision": Int4(method=unknown("awq"))},
+            r"method: expected one of rtn, hqq, gptq",
+        ),
+        (
+            {"precision": Int4(group_size=unknown(48))},
+            r"group: expected one of 32, 64, 128, 256",
+        ),
+        ({"precision": Int4(method="gptq")}, r"method: expected a text and a tokenizer"),
+        ({"precision": Int4(exclude=["nothing*"])}, r"exclude: .* 'nothing\*', which matches"),
+        ({"precision": Int4(head_bits=unknown(6))}, r"head bits: expected one of 4, 8, got 6"),
+        (
+            {"options": ExportOptions(prefill_precision="int8")},
+            r"prefill precision: expected split graphs of int8 or",
+        ),
         (
             {
                 "precision": "int4",
-                "graphs": "split",
-                "prefill_precision": "int8",
-                "attention": "portable",
+                "options": ExportOptions(
+                    graphs="split", prefill_precision="int8", attention="portable"
+                ),
             },
             r"prefill precision: expected fused attention, got portable",
         ),
-        ({"max_kl": -1.0}, r"max_kl: expected a number of at least 0, got -1"),
-        ({"graphs": "both"}, r"graphs: expected one of unified, split, got 'both'"),
-        ({"attention": "standard"}, r"attention: expected one of fused, portable, got 'standard'"),
+        (
+            {"options": ExportOptions(max_kl=-1.0)},
+            r"max_kl: expected a number of at least 0, got -1",
+        ),
+        (
+            {"options": ExportOptions(graphs=unknown("both"))},
+            r"graphs: expected one of unified, split, got 'both'",
+        ),
+        (
+            {"options": ExportOptions(attention=unknown("standard"))},
+            r"attention: expected one of fused, portable, got 'standard'",
+        ),
     ],
 )
 def test_option_that_cannot_be_honoured_is_an_error(
@@ -220,9 +252,11 @@ ortolan.export(sys.argv[1], sys.argv[2])
 
 
 def test_two_exports_are_equal_byte_for_byte_whatever_the_place_and_the_hash_seed(
-    exported: Export, checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = exported("llama").bundle.path, tmp_path / "another" / "place"
+    one, other = tmp_path / "one", tmp_path / "another" / "place"
+    monkeypatch.setattr(pipeline, "trace_graph", trace_graph)  # not its earlier result
+    ortolan.export(checkpoint, one)
     done = subprocess.run(
         [sys.executable, "-c", EXPORT, str(checkpoint), str(other)],
         env=os.environ

@@ -19,6 +19,8 @@ from tests.export import tiny_models
 
 import ortolan
 from ortolan.export.errors import OptionError, ParityError
+from ortolan.export.options import ExportOptions
+from ortolan.export.precision import GroupSize, Int4, Int8, Precision
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import Quantization, plan
 from ortolan.modeling import Decoder, TransformerConfig
@@ -90,9 +92,12 @@ def logits(module: Decoder, ids: list[int]) -> Array:
     return made
 
 
-def export(module: Decoder, out: Path, **options: Any) -> tuple[Bundle, Model]:
-    asked: dict[str, Any] = {"precision": "int4", "max_kl": 5.0} | options
-    bundle = ortolan.export(module, out, **asked)
+def export(
+    module: Decoder, out: Path, precision: Precision = "int4", **options: Any
+) -> tuple[Bundle, Model]:
+    bundle = ortolan.export(
+        module, out, precision=precision, options=ExportOptions(**{"max_kl": 5.0} | options)
+    )
     return bundle, load(out, threads=1)
 
 
@@ -100,23 +105,23 @@ IDS = np.random.default_rng(0).integers(0, tiny_models.VOCAB, 40).tolist()
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("precision", ["int4", "int8"])
+@pytest.mark.parametrize("integers", [Int4, Int8])
 @pytest.mark.parametrize("group", [32, 64, 128, 256])
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_bundle_computes_what_its_codes_stand_for(
-    model: str, precision: str, group: int, asymmetric: bool, tmp_path: Path
+    model: str, integers: type[Int4 | Int8], group: GroupSize, asymmetric: bool, tmp_path: Path
 ) -> None:
     module = tiny_models.decoder(MODELS[model]())
     bundle, loaded = export(
-        module, tmp_path / "out", precision=precision, group_size=group, asymmetric=asymmetric
+        module, tmp_path / "out", integers(group_size=group, asymmetric=asymmetric)
     )
     kinds = {(t.bits, t.group, t.symmetric) for t in bundle.manifest.quantized if ".0." in t.name}
-    assert kinds == {(4 if precision == "int4" else 8, group, not asymmetric)}
+    assert kinds == {(integers.bits, group, not asymmetric)}
     expected = logits(stands_for(bundle, module), IDS)
     bound = WIDE * max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(loaded.logits(IDS), expected, atol=bound)
     # The codes are not the weights: what is compared could have come out otherwise.
-    if precision == "int4":
+    if integers is Int4:
         assert np.abs(logits(module.eval(), IDS) - expected).max() > bound / 10
 
 
@@ -136,19 +141,15 @@ def test_one_token_at_a_time_gives_what_the_whole_gives(model: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("precision", ["int4", "int8"])
+@pytest.mark.parametrize("integers", [Int4, Int8])
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_portable_bundle_has_the_same_tokens(
-    model: str, precision: str, asymmetric: bool, tmp_path: Path
+    model: str, integers: type[Int4 | Int8], asymmetric: bool, tmp_path: Path
 ) -> None:
     module = tiny_models.decoder(MODELS[model]())
-    options: dict[str, Any] = {
-        "precision": precision,
-        "group_size": 32,
-        "asymmetric": asymmetric,
-    }
-    _, fused = export(module, tmp_path / "fused", **options)
-    bundle, portable = export(module, tmp_path / "portable", attention="portable", **options)
+    precision = integers(group_size=32, asymmetric=asymmetric)
+    _, fused = export(module, tmp_path / "fused", precision)
+    bundle, portable = export(module, tmp_path / "portable", precision, attention="portable")
     nodes = bundle.graphs["decoder"].operators
     assert "com.microsoft::MatMulNBits" not in nodes
     assert nodes["ai.onnx::DequantizeLinear"] == len(bundle.manifest.quantized) + (model == "tied")
@@ -158,7 +159,7 @@ def test_portable_bundle_has_the_same_tokens(
 
 def test_excluded_weights_stay_as_they_are(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
-    bundle, _ = export(module, tmp_path / "out", exclude=["blocks.0.*", "embedding.weight"])
+    bundle, _ = export(module, tmp_path / "out", Int4(exclude=["blocks.0.*", "embedding.weight"]))
     names = {tensor.name for tensor in bundle.manifest.quantized}
     assert names == {
         "head.weight",
@@ -239,7 +240,7 @@ def test_few_new_tokens_go_to_the_decode_graph(tmp_path: Path) -> None:
 def test_bundle_beyond_the_bound_is_not_kept(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
     with pytest.raises(ParityError, match=r"quality: expected a mean KL divergence of at most"):
-        ortolan.export(module, tmp_path / "out", precision="int4", max_kl=0)
+        export(module, tmp_path / "out", max_kl=0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -267,7 +268,11 @@ def test_calibrated_export_learns_from_the_given_text(tmp_path: Path) -> None:
     letters = np.random.default_rng(0).integers(97, 123, 6000)
     text.write_text("".join(map(chr, letters)))
     bundle = ortolan.export(
-        checkpoint, tmp_path / "out", precision="int4", calibration=text, max_kl=5.0
+        checkpoint,
+        tmp_path / "out",
+        precision="int4",
+        calibration=text,
+        options=ExportOptions(max_kl=5.0),
     )
     assert {tensor.method for tensor in bundle.manifest.quantized} == {"gptq"}
 

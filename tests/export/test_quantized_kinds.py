@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.modeling import kinds
 
 import ortolan
 from ortolan.export.errors import OptionError
+from ortolan.export.options import ExportOptions
+from ortolan.export.precision import Int4, Int8, Precision
 from ortolan.modeling import Encoder, EncoderDecoder
 from ortolan.modeling.config import LanguageModelHead
 from ortolan.runtime import Bundle
@@ -37,20 +40,22 @@ def seq2seq() -> EncoderDecoder:
     return kinds.randomised(EncoderDecoder(config)).eval()
 
 
+BOUND = ExportOptions(max_kl=5.0)
+PRODUCTS = replace(BOUND, prefill_precision="int8")
+
 FORMS: dict[str, dict[str, Any]] = {
     "encoder": {},
-    "encoder-int8": {"precision": "int8"},
-    "encoder-int4": {"precision": "int4", "group_size": 32, "asymmetric": True},
-    "encoder-products": {"precision": "int8", "prefill_precision": "int8"},
-    "encoder-portable": {"precision": "int8", "attention": "portable"},
+    "encoder-int8": {"precision": "int8", "options": BOUND},
+    "encoder-int4": {"precision": Int4(group_size=32, asymmetric=True), "options": BOUND},
+    "encoder-products": {"precision": "int8", "options": PRODUCTS},
+    "encoder-portable": {"precision": "int8", "options": replace(BOUND, attention="portable")},
     "seq2seq": {},
-    "seq2seq-int8": {"precision": "int8", "attention_maps": True},
-    "seq2seq-int4": {"precision": "int4", "method": "hqq", "exclude": ["decoder.blocks.*.down*"]},
-    "seq2seq-products": {
-        "precision": "int8",
-        "prefill_precision": "int8",
-        "attention_maps": True,
+    "seq2seq-int8": {"precision": "int8", "options": replace(BOUND, attention_maps=True)},
+    "seq2seq-int4": {
+        "precision": Int4(method="hqq", exclude=["decoder.blocks.*.down*"]),
+        "options": BOUND,
     },
+    "seq2seq-products": {"precision": "int8", "options": replace(PRODUCTS, attention_maps=True)},
 }
 
 
@@ -60,8 +65,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle
     def export(name: str) -> Bundle:
         module = encoder() if name.startswith("encoder") else seq2seq()
         out = tmp_path_factory.mktemp("bundles") / name
-        bounds: dict[str, Any] = {"max_kl": 5.0} if "precision" in FORMS[name] else {}
-        return ortolan.export(module, out, **FORMS[name], **bounds)
+        return ortolan.export(module, out, **FORMS[name])
 
     return export
 
@@ -174,20 +178,35 @@ def test_sources_of_a_batch_are_read_through_integers_as_each_is_alone(
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "message"),
+    ("kind", "precision", "options", "message"),
     [
-        (encoder, {"graphs": "split"}, r"graphs: expected unified for an encoder, got split"),
-        (encoder, {"prefill_precision": "int8"}, r"expected weights of int8 or int4, got unif"),
+        (
+            encoder,
+            "fp32",
+            ExportOptions(graphs="split"),
+            r"graphs: expected unified for an encoder, got split",
+        ),
+        (
+            encoder,
+            "fp32",
+            ExportOptions(prefill_precision="int8"),
+            r"expected weights of int8 or int4, got unif",
+        ),
         (
             seq2seq,
-            {"precision": "int8", "exclude": ["blocks.*"]},
+            Int8(exclude=["blocks.*"]),
+            ExportOptions(),
             r"exclude: .* 'blocks\.\*', which matches none",
         ),
     ],
 )
 def test_option_that_a_kind_does_not_have_is_an_error(
-    kind: Callable[[], Any], options: dict[str, Any], message: str, tmp_path: Path
+    kind: Callable[[], Any],
+    precision: Precision,
+    options: ExportOptions,
+    message: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        ortolan.export(kind(), tmp_path / "out", **options)
+        ortolan.export(kind(), tmp_path / "out", precision=precision, options=options)
     assert list(tmp_path.iterdir()) == []

@@ -22,6 +22,8 @@ from torch import Tensor
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ParityError
+from ortolan.export.options import ExportOptions
+from ortolan.export.precision import Int4
 from ortolan.export.source.checkpoint import open_source
 from ortolan.modeling.config import (
     ClassifierHead,
@@ -217,11 +219,9 @@ def test_every_kind_is_calibrated_and_judged_on_a_file(name: str, tmp_path: Path
     bundle = ortolan.export(
         module_of(CONFIGS[name]()),
         tmp_path / "out",
-        precision="int4",
+        precision=Int4(group_size=32),
         calibration=path,
-        tokenizer=tokenizer,
-        max_kl=20.0,
-        group_size=32,
+        options=ExportOptions(tokenizer=tokenizer, max_kl=20.0),
     )
     methods = {weight.name: weight.method for weight in bundle.manifest.quantized}
     assert {method for weight, method in methods.items() if "blocks." in weight} == {"gptq"}

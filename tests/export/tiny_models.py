@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models
 
+from ortolan.export.options import ExportOptions
 from ortolan.modeling import Decoder, TransformerConfig, save
 from ortolan.modeling.checkpoint.folder import limit_context
 from ortolan.modeling.config import (
@@ -175,11 +176,13 @@ class Case:
 CASES = {
     "llama": Case(config=llama),
     "llama-split-portable": Case(
-        config=llama, options={"graphs": "split", "attention": "portable"}
+        config=llama, options={"options": ExportOptions(graphs="split", attention="portable")}
     ),
     "llama-fp16": Case(config=llama, options={"device": "cuda", "precision": "fp16"}),
     # Fewer rows of the learned table than the model has.
-    "gpt2-portable": Case(config=gpt2, options={"attention": "portable", "max_context": 300}),
+    "gpt2-portable": Case(
+        config=gpt2, options={"options": ExportOptions(attention="portable"), "max_context": 300}
+    ),
     "mistral-bf16": Case(config=mistral, dtype=torch.bfloat16),
     # More positions than the model was trained with: other angles for all of them.
     "qwen2-long": Case(config=qwen2, options={"max_context": 400}),

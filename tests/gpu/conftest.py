@@ -9,4 +9,4 @@ from ortolan.cuda_setup import missing_part
 def complete_setup() -> None:
     part = missing_part()
     if part is not None:
-        pytest.skip(f"no {part.name}. {part.mend}")
+        pytest.skip(f"no {part.name}. {part.remedy}")

@@ -81,4 +81,5 @@ def write_bundle(form: str, folder: Path) -> None:
     made.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     made.save(str(folder / "checkpoint" / "tokenizer.json"))
     graphs: Literal["split", "unified"] = "split" if form.endswith("-split") else "unified"
-    ortolan.export(folder / "checkpoint", folder / "bundle", graphs=graphs)
+    options = ortolan.ExportOptions(graphs=graphs)
+    ortolan.export(folder / "checkpoint", folder / "bundle", options=options)

@@ -1,7 +1,4 @@
-"""A grid of attention maps as heat maps: layers below each other, heads side by side.
-
-Knows matplotlib. Does not know bundles.
-"""
+"""A grid of attention maps as heat maps: layers below each other, heads side by side."""
 
 import math
 import sys

@@ -114,12 +114,12 @@ def _cuda_rows(parts: Iterable[Part]) -> list[tuple[str, str]]:
     rows = []
     for part in parts:
         absent = "missing, needed by some models" if part.is_optional else "missing"
-        rows.append((f"  {part.name}", part.found or f"{absent}. {part.mend}"))
+        rows.append((f"  {part.name}", part.found or f"{absent}. {part.remedy}"))
     return [*rows, ("  ortolan", f"{__version__} computes on the CPU only")]
 
 
 def _advice(facts: dict[str, str]) -> list[str]:
-    """One line for each thing that is missing: what cannot be done, and how to mend it."""
+    """One line for each thing that is missing: what cannot be done, and how to get it."""
     purposes = {
         "cpu": "run bundles",
         "export": "export checkpoints",

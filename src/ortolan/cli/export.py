@@ -32,6 +32,15 @@ _FIGURES = (
 )
 """What `--json` says of the certificate; null where nothing was measured."""
 
+_OF_INTEGERS = (
+    "method",
+    "group_size",
+    "asymmetric",
+    "head_bits",
+    "exclude",
+    "calibration_sequences",
+)
+
 
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path))
@@ -41,15 +50,15 @@ _FIGURES = (
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="What the graphs are made for.",
+    help="Device to run on.",
 )
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4"]),
     default="fp32",
     show_default=True,
-    help="Of the weights; cpu has no bf16, cuda no fp32. With int8 and int4, all else is fp32 for "
-    "cpu and fp16 for cuda.",
+    help="Precision of the weights; no bf16 on cpu, no fp32 on cuda. With int8 and int4, all else "
+    "is fp32 on cpu and fp16 on cuda.",
 )
 @click.option(
     "--graphs",
@@ -63,74 +72,71 @@ _FIGURES = (
     type=click.Choice(["fused", "portable"]),
     default="fused",
     show_default=True,
-    help="portable adds bodies of standard operators, for other tools than onnxruntime.",
+    help="portable adds bodies of standard operators, for tools other than onnxruntime.",
 )
 @click.option(
     "--method",
     type=click.Choice(["rtn", "hqq", "gptq"]),
-    help="How int4 and int8 are found. By default gptq for int4 where there is a text to "
-    "calibrate on, else hqq; rtn for int8.",
+    help="How int4 and int8 weights are found. By default gptq for int4 with calibration data, "
+    "hqq without; rtn for int8.",
 )
 @click.option(
     "--group-size",
     type=click.Choice(["32", "64", "128", "256"]),
-    help="Values that share a scale; 128 by default, 256 in blocks below a head of 4 bits.",
+    help="Values that share a scale; 128 by default, 256 in blocks if the head has 4 bits.",
 )
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group as well.")
 @click.option(
     "--head-bits",
     type=click.Choice(["4", "8"]),
-    help="Of head and embedding; 4 where a decoder is calibrated to int4, else 8.",
+    help="Bits of the head and the embedding with int4; 4 by default if a decoder is calibrated, "
+    "else 8.",
 )
 @click.option(
-    "--exclude", multiple=True, metavar="PATTERN", help="Weights not to round; repeatable."
+    "--exclude", multiple=True, metavar="PATTERN", help="Weights to keep as floats; repeatable."
 )
 @click.option(
     "--prefill-precision",
     type=click.Choice(["int8"]),
-    help="Products of 8-bit integers: for prefill alone with --graphs split, faster for more "
-    "memory; or of an encoder.",
+    help="Multiply 8-bit integers: in prefill only, with --graphs split, which is faster and takes "
+    "more memory; or in all of an encoder.",
 )
 @click.option(
     "--attention-maps",
     is_flag=True,
-    help="Write a graph of what each token attends to, for ortolan attention.",
+    help="Add a graph that shows what each token attends to, for ortolan attention.",
 )
 @click.option(
     "--allow-cpu-nodes",
     is_flag=True,
-    help="With --device cuda: let the CPU compute what CUDA has no kernel for, slowly.",
+    help="With --device cuda, let the CPU compute what CUDA has no kernel for. Slow.",
 )
-@click.option("--max-kl", type=float, help="Fail where the mean divergence from PyTorch is larger.")
-@click.option("--max-context", type=int, help="Tokens that shall fit; the model's own by default.")
+@click.option("--max-kl", type=float, help="Fail if the mean KL divergence from PyTorch is larger.")
+@click.option(
+    "--max-context", type=int, help="Longest context in tokens; the model's own by default."
+)
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),
-    help="Text, lines of source TAB target, or images in .npy, to calibrate and prove parity on; "
-    "for int8 and int4, calibration.txt, .tsv or .npy in SOURCE by default.",
+    help="Text, lines of source TAB target, or images in .npy, to calibrate and prove parity on. "
+    "Default for int8 and int4: calibration.txt, .tsv or .npy in SOURCE.",
 )
 @click.option(
     "--calibration-sequences",
     type=int,
-    default=32,
-    show_default=True,
-    help="Texts of 256 tokens, images, or eight pairs each, that gptq calibrates on.",
+    help="Most texts of 256 tokens, images, or groups of eight pairs that gptq calibrates on; 32 "
+    "by default.",
 )
-@click.option("--force", is_flag=True, help="Replace a bundle at OUT.")
+@click.option("--force", is_flag=True, help="Replace the bundle at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    source: Path,
-    out: Path,
-    as_json: bool,
-    group_size: str | None,
-    head_bits: str | None,
-    **options: Any,
+    source: Path, out: Path, *, as_json: bool, precision: str, force: bool, **given: Any
 ) -> None:
     """Make the bundle OUT from the checkpoint folder SOURCE, and prove its parity.
 
     SOURCE is in Hugging Face format: config.json and safetensors. Nothing is kept at OUT unless
-    the bundle computes what PyTorch computes; with bf16, which no CPU computes, that is to be
-    shown on the device, by ortolan verify.
+    the bundle computes what PyTorch computes. No CPU computes bf16: such a bundle is proved on the
+    device, by ortolan verify.
     """
     try:
         from ortolan.export.pipeline import export
@@ -139,15 +145,22 @@ def command(
             f"export: expected the package {error.name}, got none. "
             'Run: pip install "ortolan[export]"'
         ) from error
+    from ortolan.export.options import ExportOptions
     from ortolan.runtime import certificate
 
+    keywords = {name: given.pop(name) for name in ("device", "calibration", "max_context")}
+    weights = _precision(precision, {name: given.pop(name) for name in _OF_INTEGERS})
     steps = Steps()
-    numbers: Any = {
-        "group_size": None if group_size is None else int(group_size),
-        "head_bits": None if head_bits is None else int(head_bits),
-    }
     try:
-        bundle = export(source, out, progress=steps, **numbers, **options)
+        bundle = export(
+            source,
+            out,
+            precision=weights,
+            options=ExportOptions(**given),
+            force=force,
+            progress=steps,
+            **keywords,
+        )
     finally:
         steps.close()
     measured = certificate.read(bundle).measured
@@ -175,6 +188,33 @@ def command(
             ),
         ]
     )
+
+
+def _precision(name: str, given: dict[str, Any]) -> Any:
+    """The value for a name and the options that only weights of integers have."""
+    from ortolan.export.errors import OptionError
+    from ortolan.export.precision import Int4, Int8
+
+    chosen: dict[str, Any] = {
+        option: int(value) if option in ("group_size", "head_bits") else value
+        for option, value in given.items()
+        if value not in (None, False, ())
+    }
+    if name == "int4":
+        return Int4(**chosen)
+    if name == "int8" and chosen.pop("head_bits", 8) == 8:
+        return Int8(**chosen)
+    if name == "int8":
+        raise OptionError(
+            "head bits: expected 8 with int8, got 4. Leave it out, or choose --precision int4."
+        )
+    if chosen:
+        flags = ", ".join(f"--{option.replace('_', '-')}" for option in chosen)
+        raise OptionError(
+            f"precision: expected int8 or int4 with {flags}, got {name}. "
+            "Leave these out, or choose --precision int4."
+        )
+    return name
 
 
 def _weights(manifest: Manifest) -> list[tuple[str, str]]:

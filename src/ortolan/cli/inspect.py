@@ -100,8 +100,8 @@ def _memory(about: Description) -> list[tuple[str, str]]:
         what = "at most "
     else:
         of_source = about.source_bytes_per_token
-        behind = f", {size(of_source)} per token of the source" if of_source else ""
-        rows.append(("cache", f"{size(about.cache_bytes_per_token)} per token{behind}"))
+        source = f", {size(of_source)} per token of the source" if of_source else ""
+        rows.append(("cache", f"{size(about.cache_bytes_per_token)} per token{source}"))
         times = f"{plan.batch} x " if plan.batch > 1 else ""
         what = f"{times}{plan.context} tokens: at most "
         parts += [f"cache {size(plan.cache + plan.source)}", f"logits {size(plan.logits)}"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--frequency-penalty", type=float, default=0.0)
 @click.option("--seed", type=int, help="Makes the draws repeatable.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
-@click.option("--ignore-eos", is_flag=True, help="Go on behind the end of the text.")
+@click.option("--ignore-eos", is_flag=True, help="Go on after the end of the text.")
 @click.option("--beams", type=int, help="Search with so many beams; of an encoder-decoder.")
 @click.option("--n-best", type=int, help="Print so many of the beams, with their scores.")
 @click.option("--length-penalty", type=float, help="Of beams: above 0 favours long texts.")
@@ -139,7 +139,7 @@ def _search(
     *,
     as_json: bool,
 ) -> None:
-    """Print what a beam search finds: the best text, or several, each behind its score."""
+    """Print what a beam search finds: the best text, or several, each after its score."""
     from ortolan.runtime import Sampling
 
     translation: Translation = model.generate(

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from torch import Tensor
 
-from ortolan.export.quantize.blocks import BITS, GROUPS, Codes, Scheme
+from ortolan.export.precision import GROUP_SIZES
+from ortolan.export.quantize.blocks import BITS, Codes, Scheme
 
 Array = NDArray[Any]
 
 SCHEMES = [
     Scheme(bits=bits, group=group, symmetric=symmetric)  # type: ignore[arg-type]
-    for bits, group, symmetric in itertools.product(BITS, GROUPS, (True, False))
+    for bits, group, symmetric in itertools.product(BITS, GROUP_SIZES, (True, False))
 ]
 
 FOUR_BITS = [scheme for scheme in SCHEMES if scheme.bits == 4]

@@ -7,10 +7,10 @@ from tests.export import tiny_models
 from tests.modeling import kinds
 from torch import Tensor
 
+from ortolan.export.precision import Method
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.calibrate import calibrated_weights
-from ortolan.export.quantize.plan import Method
 from ortolan.export.quantize.refine import refine
 from ortolan.export.source.checkpoint import open_source
 from ortolan.export.source.inputs import Inputs

@@ -5,9 +5,10 @@ import torch
 from tests.export.quantize.weights import gaussian
 from torch import nn
 
+from ortolan.export.quantize import rounding
 from ortolan.export.quantize.channel import quantize_channels
-from ortolan.export.weights import codes as stream
 from ortolan.export.weights.blob import BlobWriter
+from ortolan.export.weights.codes import write_channels
 from ortolan.modeling.weights import ModuleWeights
 
 
@@ -17,10 +18,10 @@ def test_memory_is_given_back_while_a_long_weight_is_read(monkeypatch: pytest.Mo
     module.weight.data = weight
     read: list[int] = []
     given_back: list[int] = []
-    monkeypatch.setattr(stream, "CHUNK_ELEMENTS", 3 * 4)
-    monkeypatch.setattr(stream, "TRIM_CHUNKS", 5)
-    monkeypatch.setattr(stream, "return_free_memory", lambda: given_back.append(len(read)))
-    for rows in stream.row_chunks(ModuleWeights(module), "weight"):
+    monkeypatch.setattr(rounding, "CHUNK_ELEMENTS", 3 * 4)
+    monkeypatch.setattr(rounding, "TRIM_CHUNKS", 5)
+    monkeypatch.setattr(rounding, "return_free_memory", lambda: given_back.append(len(read)))
+    for rows in rounding.row_chunks(ModuleWeights(module), "weight"):
         torch.testing.assert_close(rows, weight[3 * len(read) : 3 * len(read) + 3])
         read.append(len(rows))
     assert read == [3] * 33 + [2]
@@ -31,7 +32,7 @@ def test_error_of_products_of_integers_is_that_of_their_codes(tmp_path: Path) ->
     module = nn.Linear(37, 9, bias=False)
     module.weight.data = weight = gaussian(9, 37)
     with BlobWriter(tmp_path, total=0) as writer:
-        (written,) = stream.write_channels(writer, ModuleWeights(module), ["weight"])
+        (written,) = write_channels(writer, ModuleWeights(module), ["weight"])
     codes, scales = quantize_channels(weight)
     off = codes.T * scales[:, None] - weight
     assert (written.name, written.bits, written.group) == ("weight", 8, None)

@@ -32,7 +32,7 @@ def test_a_case_beyond_the_context_is_named_with_what_fits() -> None:
         check_context([Case(kind="pp", tokens=4), Case(kind="tg", tokens=5, depth=60)], 64)
 
 
-def test_both_kinds_beyond_the_context_are_mended_at_once() -> None:
+def test_both_kinds_beyond_the_context_are_refused_at_once() -> None:
     with pytest.raises(ContextLengthError, match="Choose at most -p 64 -n 64"):
         check_context(cases([512], [128]), 64)
 

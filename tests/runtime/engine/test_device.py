@@ -13,7 +13,7 @@ def whole() -> None:
 
 
 def without_driver() -> Part:
-    return Part(name="NVIDIA driver", found=None, mend="Install it.")
+    return Part(name="NVIDIA driver", found=None, remedy="Install it.")
 
 
 def never() -> Part | None:

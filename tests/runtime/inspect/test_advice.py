@@ -2,7 +2,7 @@
 
 import pytest
 
-from ortolan.runtime.inspect.advice import RULES, Advice, Facts, advise
+from ortolan.runtime.inspect.advice import Advice, Facts, advise
 from ortolan.runtime.inspect.step_reads import MatrixRead, StepReads
 
 ELEMENTS = 1_000_000
@@ -70,10 +70,6 @@ def only(given: Facts) -> Advice:
 
 def test_nothing_to_say_of_the_best() -> None:
     assert advise(facts(INT4, HEAD, share=0.5)) == ()
-
-
-def test_names_of_rules_differ() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)
 
 
 # --- bytes ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from ortolan.runtime.machine import bandwidth
 from ortolan.runtime.machine.bandwidth import (
     BUFFER_BYTES,
     MIN_BUFFER_BYTES,
-    Probe,
+    BandwidthMeter,
     buffer_bytes,
     last_level_cache,
     read_bandwidth,
@@ -132,20 +132,20 @@ def give(monkeypatch: pytest.MonkeyPatch, *speeds: float) -> list[tuple[int, int
 def test_the_fastest_of_several_measurements_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "available_memory", lambda: 1024 * MIB)
     asked = give(monkeypatch, 2.0, 3.0, 1.0)
-    probe = Probe(4)
-    assert probe.bandwidth is None
+    meter = BandwidthMeter(4)
+    assert meter.bandwidth is None
     for _ in range(3):
-        probe.measure()
-    assert probe.bandwidth is not None
-    assert (probe.bandwidth.bytes_per_second, probe.bandwidth.threads) == (3.0, 4)
-    assert (probe.bandwidth.buffer_bytes, probe.bandwidth.wanted_bytes) == (256 * MIB, BUFFER_BYTES)
+        meter.measure()
+    assert meter.bandwidth is not None
+    assert (meter.bandwidth.bytes_per_second, meter.bandwidth.threads) == (3.0, 4)
+    assert (meter.bandwidth.buffer_bytes, meter.bandwidth.wanted_bytes) == (256 * MIB, BUFFER_BYTES)
     assert asked == [(4, 256 * MIB)] * 3
 
 
 def test_without_memory_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "available_memory", lambda: MIB)
     asked = give(monkeypatch, 2.0)
-    probe = Probe(1)
-    probe.measure()
-    assert probe.bandwidth is None
+    meter = BandwidthMeter(1)
+    meter.measure()
+    assert meter.bandwidth is None
     assert asked == []

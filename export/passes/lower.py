@@ -1,0 +1,66 @@
+"""Graphs rewritten for the precision of an export."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortolan.export.passes.quantize_portable import QuantizePortable
+from ortolan.export.passes.quantize_products import QuantizeProducts
+from ortolan.export.passes.quantize_weights import QuantizeWeights
+from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.plan import plan
+from ortolan.export.settings import Settings
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
+
+_REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """Graphs as they will be written, and which of the weights that they read are codes.
+
+    Attributes:
+        graphs: by role.
+        schemes: of the weights in groups.
+        channels: names of the weights of products of integers.
+    """
+
+    graphs: Mapping[str, ir.Model]
+    schemes: Mapping[str, Scheme]
+    channels: Sequence[str]
+
+
+def lower(graphs: Mapping[str, ir.Model], settings: Settings) -> Lowered:
+    """Rewrite tidied graphs, by role, in place.
+
+    Raises:
+        OptionError: an exclusion names no weight.
+    """
+    models = list(graphs.values())
+    schemes = {} if settings.quantization is None else plan(models, settings.quantization)
+    channels: list[str] = []
+    if settings.options.prefill_precision is not None:
+        channels = _quantize_products(graphs, settings, schemes)
+    # What only products of integers read has no codes besides.
+    read = {name for model in models for name in model.graph.initializers}
+    schemes = {name: scheme for name, scheme in schemes.items() if name in read}
+    rewrite = _REWRITES[settings.options.attention](schemes)
+    for model in models:
+        rewrite(model)
+    return Lowered(graphs=graphs, schemes=schemes, channels=channels)
+
+
+def _quantize_products(
+    graphs: Mapping[str, ir.Model], settings: Settings, schemes: Mapping[str, Scheme]
+) -> list[str]:
+    """Products of integers in the graph that takes whole texts; the weights that it has."""
+    role = "prefill" if settings.kind == "decoder" else "encoder"
+    names = [name for name in schemes if ".blocks." in f".{name}"]
+    channels = [name for name in names if name in graphs[role].graph.initializers]
+    rewrite = QuantizeProducts(set(channels))
+    rewrite(graphs[role])
+    if settings.kind != "decoder" and MAPS_ROLE in graphs:
+        # What it shows is what the encoder computes.
+        rewrite(graphs[MAPS_ROLE])
+    return channels

@@ -1,0 +1,69 @@
+"""Weights and their codes, some rows at a time, and methods that look at nothing but the weight.
+
+Shape letters: n rows of a weight, N all of them, K its columns.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ortolan.export.precision import Method
+from ortolan.export.quantize import hqq, rtn
+from ortolan.export.quantize.blocks import Codes, Scheme
+from ortolan.modeling.weights import Weights
+from ortolan.runtime.machine.memory import return_free_memory
+
+CHUNK_ELEMENTS = 1 << 21
+"""Elements of a weight in flight."""
+
+TRIM_CHUNKS = 16
+"""Chunks of a weight after which what was freed is given back: malloc would keep it."""
+
+Round = Callable[[Tensor, Scheme], Codes]
+
+WITHOUT_DATA: dict[Method, Round] = {"rtn": rtn.quantize, "hqq": hqq.quantize}
+"""Methods that look at nothing but the weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some rows of a weight `(N, K)`, float32, and their codes."""
+
+    rows: Tensor
+    codes: Codes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedWeight:
+    """A weight on its way; `parts` holds all of its rows, in order, and can be read once."""
+
+    name: str
+    scheme: Scheme
+    method: Method
+    parts: Iterator[Part]
+
+
+def round_weights(
+    weights: Weights, plan: Mapping[str, Scheme], method: Method
+) -> Iterator[QuantizedWeight]:
+    """Every weight of a plan, by a method that needs no data."""
+    for name, scheme in plan.items():
+        parts = round_rows(weights, name, scheme, method)
+        yield QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
+
+
+def round_rows(weights: Weights, name: str, scheme: Scheme, method: Method) -> Iterator[Part]:
+    """One weight, a few rows at a time."""
+    for rows in row_chunks(weights, name):
+        yield Part(rows=rows, codes=WITHOUT_DATA[method](rows, scheme))
+
+
+def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
+    """Rows of a weight `(n, K)`, float32, of about `CHUNK_ELEMENTS`."""
+    count, columns = weights.shape(name)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for number, start in enumerate(range(0, count, step), 1):
+        yield weights.rows(name, start, min(start + step, count)).float()
+        if number % TRIM_CHUNKS == 0:
+            return_free_memory()

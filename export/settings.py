@@ -1,0 +1,317 @@
+"""The settings of an export: options and precision with every default filled in."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+
+from ortolan.export.errors import OptionError
+from ortolan.export.options import DEFAULTS, Attention, Device, ExportOptions, Graphs
+from ortolan.export.precision import (
+    METHODS,
+    GroupSize,
+    HeadBits,
+    Int4,
+    Int8,
+    Method,
+    Precision,
+    PrecisionName,
+)
+from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.plan import Quantization
+from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, ModelConfig
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Graph
+
+Kind = Literal["decoder", "encoder", "encoder-decoder"]
+
+DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
+    "cpu": {
+        "fp32": torch.float32,
+        "fp16": torch.float16,
+        "int8": torch.float32,
+        "int4": torch.float32,
+    },
+    # Its kernel of GroupQueryAttention takes 16-bit floats only.
+    "cuda": {
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+        "int8": torch.float16,
+        "int4": torch.float16,
+    },
+}
+"""Of activations, of the cache, and of weights that are not quantized; of each device, the
+precisions that it has kernels for."""
+
+REPLAYED: Mapping[torch.dtype, bool] = {
+    torch.float32: True,
+    torch.float16: True,  # slowly: most of it in float32, between conversions
+    torch.bfloat16: False,  # onnxruntime refuses the graph: no product, no attention
+}
+"""Whether the CPU computes graphs of a type, so that an export can prove them."""
+
+GROUP_SIZE: GroupSize = 128
+FEWEST_BYTES_GROUP_SIZE: GroupSize = 256
+"""Values that share a scale; in blocks below a head of 4 bits the second: fewer bytes to read, and
+calibration makes up for it (docs/adr/0005).
+
+By default, rows that it does not divide take a smaller one if that is shorter.
+"""
+
+LARGEST_GROUPS: Mapping[Device, GroupSize] = {"cpu": 256, "cuda": 128}
+"""That kernels of a device take."""
+
+CALIBRATED_HEAD_BITS: HeadBits = 4
+HEAD_BITS: HeadBits = 8
+"""Of int4's head and embedding, where they are calibrated and where not (docs/adr/0005)."""
+
+INT8_PREFILL_FROM = 16
+"""New tokens from which a prefill graph in int8 is faster than the decode graph (docs/adr/0006)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A consistent set of choices, with no default left open.
+
+    Attributes:
+        kind: of the model.
+        device: that the graphs are made for.
+        precision: of the weights.
+        quantization: how weights are stored; `None` where they are floats.
+        options: as given.
+    """
+
+    kind: Kind
+    device: Device
+    precision: PrecisionName
+    quantization: Quantization | None
+    options: ExportOptions
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is not quantized."""
+        return DTYPES[self.device][self.precision]
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether weights are fitted to calibration data."""
+        return self.quantization is not None and self.quantization.method == "gptq"
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Where the bundle runs, what it was made for first."""
+        if self.device == "cuda" and REPLAYED[self.dtype]:
+            return ("cuda", "cpu")
+        return (self.device,)
+
+    @property
+    def unverified(self) -> str | None:
+        """Why the export cannot prove the bundle; `None` where it can."""
+        if "cpu" in self.devices:
+            return None
+        return (
+            f"the CPU has no kernels for {str(self.dtype).removeprefix('torch.')}; run "
+            "`ortolan verify` on the device"
+        )
+
+    @property
+    def graph_files(self) -> dict[str, Graph]:
+        """Each graph by its role."""
+        files = {} if self.kind == "decoder" else {"encoder": Graph(file="encoder.onnx")}
+        if self.kind != "encoder":
+            files |= self._step_files
+        if self.options.attention_maps:
+            files[MAPS_ROLE] = Graph(file="attention.onnx")
+        return files
+
+    @property
+    def _step_files(self) -> dict[str, Graph]:
+        if self.options.graphs == "unified":
+            return {"decoder": Graph(file="decoder.onnx")}
+        if self.options.prefill_precision is None or self.kind != "decoder":
+            return {
+                "prefill": Graph(file="prefill.onnx", min_new_tokens=2),
+                "decode": Graph(file="decode.onnx", sequence=1),
+            }
+        return {
+            "prefill": Graph(file="prefill.onnx", min_new_tokens=INT8_PREFILL_FROM),
+            "decode": Graph(file="decode.onnx"),
+        }
+
+
+def kind_of(config: ModelConfig) -> Kind:
+    """The kind of a model."""
+    match config:
+        case EncoderConfig():
+            return "encoder"
+        case EncoderDecoderConfig():
+            return "encoder-decoder"
+        case _:
+            return "decoder"
+
+
+def resolve(
+    kind: Kind,
+    *,
+    precision: Precision = "fp32",
+    device: Device = "cpu",
+    options: ExportOptions = DEFAULTS,
+    can_calibrate: bool,
+) -> Settings:
+    """Fill in defaults and refuse what does not go together.
+
+    Args:
+        kind: of the model.
+        precision: of the weights.
+        device: that the graphs are made for.
+        options: the rest.
+        can_calibrate: there is calibration data that can be read.
+
+    Raises:
+        OptionError: names the option, what was expected and what was got.
+    """
+    weights = _NAMED.get(precision, precision) if isinstance(precision, str) else precision
+    name = weights if isinstance(weights, str) else weights.name
+    _check_choices(name, device, options)
+    settings = Settings(
+        kind=kind,
+        device=device,
+        precision=name,
+        quantization=None
+        if isinstance(weights, str)
+        else _quantization(kind, weights, device, can_calibrate=can_calibrate),
+        options=options,
+    )
+    _check_graphs(settings)
+    _check_prefill(settings)
+    return settings
+
+
+_NAMED: Mapping[str, Int8 | Int4] = {"int8": Int8(), "int4": Int4()}
+
+
+def _quantization(
+    kind: Kind, weights: Int8 | Int4, device: Device, *, can_calibrate: bool
+) -> Quantization:
+    """How weights are stored.
+
+    By default, int4 is found by gptq where there is calibration data, with a head of 4 bits (8 in
+    an encoder), else by hqq with a head of 8 bits; int8, which leaves nothing to calibrate, by rtn.
+    """
+    method = _method(weights, can_calibrate=can_calibrate)
+    head_bits = weights.head_bits
+    if head_bits is None:
+        # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
+        has_small_head = method == "gptq" and kind != "encoder"
+        head_bits = CALIBRATED_HEAD_BITS if has_small_head else HEAD_BITS
+    if head_bits not in get_args(HeadBits):
+        raise _not_among("head bits", head_bits, get_args(HeadBits))
+    blocks = FEWEST_BYTES_GROUP_SIZE if head_bits == CALIBRATED_HEAD_BITS else GROUP_SIZE
+    scheme = Scheme(
+        bits=weights.bits,
+        group=_group_size(device, weights.group_size, blocks),
+        symmetric=not weights.asymmetric,
+    )
+    head_group = _group_size(device, weights.group_size, GROUP_SIZE)
+    return Quantization(
+        scheme=scheme,
+        head=replace(scheme, bits=head_bits, group=head_group),
+        method=method,
+        fits=weights.group_size is None,
+        exclude=tuple(weights.exclude),
+        calibration_sequences=weights.calibration_sequences,
+    )
+
+
+def _group_size(device: Device, given: GroupSize | None, default: GroupSize) -> GroupSize:
+    """The given size, or the default as far as the device has kernels for it."""
+    largest = LARGEST_GROUPS[device]
+    if given is None:
+        return min(largest, default)
+    if given > largest:
+        raise OptionError(
+            f"group size: expected at most {largest} for the device {device}, which has no kernel "
+            f"for larger groups, got {given}. Leave it out, or choose a smaller one."
+        )
+    return given
+
+
+def _method(weights: Int8 | Int4, *, can_calibrate: bool) -> Method:
+    """The given method, or the best that is possible."""
+    method = weights.method
+    if method == "gptq" and not can_calibrate:
+        raise OptionError(
+            "method: expected a text and a tokenizer to calibrate gptq with, got none. "
+            "Give --calibration FILE, or choose --method hqq."
+        )
+    if method is None:
+        if weights.bits == 8:
+            return "rtn"  # 8 bits leave nothing to calibrate
+        return "gptq" if can_calibrate else "hqq"
+    if method not in METHODS:
+        raise _not_among("method", method, METHODS)
+    return method
+
+
+def _check_choices(precision: PrecisionName, device: Device, options: ExportOptions) -> None:
+    for name, value, choices in (
+        ("device", device, tuple(DTYPES)),
+        ("precision", precision, get_args(PrecisionName)),
+        ("graphs", options.graphs, get_args(Graphs)),
+        ("attention", options.attention, get_args(Attention)),
+        ("prefill precision", options.prefill_precision, (None, "int8")),
+    ):
+        if value not in choices:
+            raise _not_among(name, value, choices)
+    if precision not in DTYPES[device]:
+        able = next(device for device, dtypes in DTYPES.items() if precision in dtypes)
+        raise OptionError(
+            f"precision: expected one of {', '.join(DTYPES[device])} for the device {device}, "
+            f"which has no kernels for others, got {precision}. Choose one of these, or --device "
+            f"{able}."
+        )
+    if options.allow_cpu_nodes and device == "cpu":
+        raise OptionError(
+            "allow_cpu_nodes: expected another device than the CPU, got cpu. Leave it out, or "
+            "add --device cuda."
+        )
+    if options.max_kl is not None and not 0 <= options.max_kl < float("inf"):
+        raise OptionError(f"max_kl: expected a number of at least 0, got {options.max_kl}.")
+
+
+def _not_among(name: str, value: object, choices: Iterable[object]) -> OptionError:
+    names = ", ".join(str(choice) for choice in choices if choice is not None)
+    return OptionError(f"{name}: expected one of {names}, got {value!r}.")
+
+
+def _check_graphs(settings: Settings) -> None:
+    if settings.kind == "encoder" and settings.options.graphs == "split":
+        raise OptionError(
+            "graphs: expected unified for an encoder, got split. Only the graph of a decoder can "
+            "be cut in two: leave --graphs out."
+        )
+
+
+def _check_prefill(settings: Settings) -> None:
+    options = settings.options
+    if options.prefill_precision is None:
+        return
+    is_decoder = settings.kind == "decoder"
+    if settings.quantization is None or (is_decoder and options.graphs != "split"):
+        expected = "split graphs" if is_decoder else "weights"
+        advice = "--graphs split " if is_decoder else ""
+        raise OptionError(
+            f"prefill precision: expected {expected} of int8 or int4, got {options.graphs} of "
+            f"{settings.precision}. Add {advice}--precision int4."
+        )
+    if settings.device != "cpu":
+        raise OptionError(
+            f"prefill precision: expected the device cpu, got {settings.device}, which has no "
+            "products of int8 activations. Leave one of the two out."
+        )
+    if options.attention == "portable":
+        raise OptionError(
+            "prefill precision: expected fused attention, got portable. Products of int8 "
+            "activations have no portable form: leave one of the two out."
+        )

@@ -1,0 +1,120 @@
+from typing import Any
+
+import pytest
+
+from ortolan.export.errors import OptionError
+from ortolan.export.options import Device, ExportOptions
+from ortolan.export.precision import Int4, Int8
+from ortolan.export.settings import Kind, resolve
+
+
+@pytest.mark.parametrize(
+    ("kind", "can_calibrate", "method", "head_bits"),
+    [
+        ("decoder", True, "gptq", 4),
+        ("encoder-decoder", True, "gptq", 4),
+        ("encoder", True, "gptq", 8),
+        ("decoder", False, "hqq", 8),
+    ],
+)
+def test_default_of_int4_is_calibrated_where_it_can_be(
+    kind: Kind, can_calibrate: bool, method: str, head_bits: int
+) -> None:
+    found = resolve(kind, precision="int4", can_calibrate=can_calibrate).quantization
+    assert found is not None
+    assert (found.method, found.head.bits) == (method, head_bits)
+
+
+def test_head_of_an_encoder_has_the_given_bits() -> None:
+    found = resolve("encoder", precision=Int4(head_bits=4), can_calibrate=True).quantization
+    assert found is not None
+    assert found.head.bits == 4
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "blocks", "head"),
+    [
+        (Int4(), "cpu", 256, 128),
+        (Int4(method="rtn"), "cpu", 128, 128),
+        (Int4(method="rtn", head_bits=4), "cpu", 256, 128),
+        (Int4(head_bits=8), "cpu", 128, 128),
+        (Int4(group_size=64), "cpu", 64, 64),
+        (Int4(group_size=256), "cpu", 256, 256),
+        (Int8(), "cpu", 128, 128),
+        (Int4(), "cuda", 128, 128),
+    ],
+)
+def test_groups_of_blocks_are_the_largest_below_a_head_of_4_bits(
+    precision: Int4 | Int8, device: Device, blocks: int, head: int
+) -> None:
+    found = resolve("decoder", precision=precision, device=device, can_calibrate=True).quantization
+    assert found is not None
+    assert found.scheme.group == blocks
+    assert found.head.group == head
+    assert found.fits == (precision.group_size is None)
+
+
+def test_group_that_a_device_has_no_kernel_for_is_refused() -> None:
+    with pytest.raises(
+        OptionError, match=r"^group size: expected at most 128 for .* cuda.*got 256"
+    ):
+        resolve("decoder", precision=Int4(group_size=256), device="cuda", can_calibrate=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices", "is_proven"),
+    [
+        ({"precision": "fp16"}, ("cpu",), True),
+        ({"precision": "int4"}, ("cpu",), True),
+        ({"device": "cuda", "precision": "fp16"}, ("cuda", "cpu"), True),
+        ({"device": "cuda", "precision": "int8"}, ("cuda", "cpu"), True),
+        ({"device": "cuda", "precision": "bf16"}, ("cuda",), False),
+    ],
+)
+def test_devices_are_those_that_compute_the_graphs(
+    wanted: dict[str, Any], devices: tuple[str, ...], is_proven: bool
+) -> None:
+    settings = resolve("decoder", **wanted, can_calibrate=False)
+    assert settings.devices == devices
+    assert (settings.unverified is None) == is_proven
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"device": "tpu"}, "device: expected one of cpu, cuda, got 'tpu'"),
+        ({"device": "cuda"}, "expected one of fp16, bf16, int8, int4 for the device cuda, .* fp32"),
+        ({"precision": "bf16"}, "for the device cpu, .* got bf16. .* or --device cuda"),
+        (
+            {"options": ExportOptions(allow_cpu_nodes=True)},
+            "allow_cpu_nodes: expected another device .* got cpu",
+        ),
+        (
+            {
+                "device": "cuda",
+                "precision": "int4",
+                "options": ExportOptions(graphs="split", prefill_precision="int8"),
+            },
+            "prefill precision: expected the device cpu, got cuda",
+        ),
+    ],
+)
+def test_what_a_device_has_no_kernel_for_is_refused(wanted: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        resolve("decoder", **wanted, can_calibrate=False)
+
+
+def test_a_translator_can_be_split_and_an_encoder_cannot() -> None:
+    split = ExportOptions(graphs="split")
+    settings = resolve("encoder-decoder", options=split, can_calibrate=False)
+    sequences = {role: graph.sequence for role, graph in settings.graph_files.items()}
+    assert sequences == {"encoder": None, "prefill": None, "decode": 1}
+    with pytest.raises(OptionError, match="graphs: expected unified for an encoder, got split"):
+        resolve("encoder", options=split, can_calibrate=False)
+
+
+def test_int8_products_of_a_translator_are_those_of_its_encoder() -> None:
+    options = ExportOptions(graphs="split", prefill_precision="int8")
+    settings = resolve("encoder-decoder", precision="int8", options=options, can_calibrate=False)
+    assert settings.graph_files["prefill"].min_new_tokens == 2
+    assert settings.graph_files["decode"].sequence == 1
