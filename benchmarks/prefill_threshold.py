@@ -18,7 +18,7 @@ import numpy as np
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.engine.runner import feed, prefill
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 
 NEW_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
@@ -33,11 +33,11 @@ def used_from(bundle: Bundle, new_tokens: int) -> Bundle:
 
 
 def seconds(engine: Engine, context: int, ids: list[int]) -> float:
-    """Time of one step behind a context."""
-    cache = engine.cache()
-    prefill(engine, cache, [5] * context)
+    """Time of one step after a context."""
+    runner = Runner(engine, engine.slots())
+    runner.prefill(0, [5] * context)
     start = time.perf_counter()
-    feed(engine, cache, ids, positions=[len(ids) - 1])
+    runner.chunk(0, ids, positions=[len(ids) - 1])
     return time.perf_counter() - start
 
 

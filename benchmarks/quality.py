@@ -27,9 +27,9 @@ from tokenizers import Tokenizer
 import report
 from catalog import PEERS, PRECISIONS, TRANSFORMERS, Peer, ortolan
 from divergence import Predictions, Quality
-from ortolan.modeling.training.bpe import encode
-from ortolan.modeling.training.corpora.stdlib import read_corpus
-from ortolan.modeling.training.recipe import StdlibData, read_recipe
+from ortolan.modeling.training.data import Texts, read_data
+from ortolan.modeling.training.recipe import read_recipe
+from ortolan.modeling.training.tokenizer import encode
 from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
 from rounds import Program, Worker
 from script import count, exit_status, names
@@ -107,16 +107,15 @@ def held_out(checkpoint: Checkpoint, *, tokens: int) -> Text:
     """Return the beginnings of documents, in random order, until there are `tokens` to predict."""
     recipe = read_recipe(checkpoint.path / "recipe.toml")
     tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
-    if recipe.tokenizer is None or not isinstance(recipe.data, StdlibData):
-        raise SystemExit(f"{checkpoint.path}: expected a model of the standard library's source")
-    texts = list(read_corpus(recipe.data).held_out)
+    special = recipe.required(recipe.tokenizer, "tokenizer").end_of_text
+    texts = list(read_data(recipe, checkpoint.path, Texts).held_out)
     random.Random(0).shuffle(texts)
     documents: list[tuple[int, ...]] = []
     predictions = size_bytes = 0
     for text in (whole[:CHARACTERS] for whole in texts):
         if predictions >= tokens:
             break
-        (ids,) = encode(tokenizer, (text,), recipe.tokenizer.end_of_text)
+        (ids,) = encode(tokenizer, (text,), special)
         documents.append(tuple(ids))
         predictions += len(ids) - 1
         size_bytes += len(text.encode())

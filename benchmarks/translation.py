@@ -22,8 +22,8 @@ from sacrebleu import corpus_bleu
 import report
 import rounds
 from catalog import TRANSFORMERS, Peer, ortolan
-from ortolan.modeling.training.corpora.numerals import Pair, pairs
-from ortolan.modeling.training.recipe import NumeralsData, read_recipe
+from ortolan.modeling.training.data import Pair, Pairs, read_data
+from ortolan.modeling.training.recipe import read_recipe
 from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
 from script import count, exit_status
 
@@ -97,16 +97,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def held_out_pairs(recipe: Path) -> tuple[Pair, ...]:
+def held_out_pairs(recipe: Path) -> Sequence[Pair]:
     """Return sentences that the model of a recipe never saw, with numbers it never saw.
 
     Raises:
-        ValueError: the recipe is not of a translator.
+        RecipeError: the recipe is not of a translator.
     """
-    data = read_recipe(recipe).data
-    if not isinstance(data, NumeralsData):
-        raise ValueError(f"{recipe}: expected pairs of sentences, got other data.")
-    return pairs(data).held_out_numbers
+    return read_data(read_recipe(recipe), recipe.parent, Pairs).held_out["numbers"]
 
 
 def make_requests(sources: Sequence[str], batches: Iterable[int]) -> list[dict[str, Any]]:

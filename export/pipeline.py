@@ -7,18 +7,18 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError, ParityError
+from ortolan.export.kinds import make_probes, trace_graph
 from ortolan.export.manifest import describe
 from ortolan.export.options import DEFAULTS, Device, ExportOptions
-from ortolan.export.output import staged, write_manifest
+from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.export.passes import tidy
 from ortolan.export.passes.lower import Lowered, lower
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.export.precision import Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
-from ortolan.export.proof.probes import make_probes
 from ortolan.export.proof.replay import replay
-from ortolan.export.settings import Settings, kind_of, resolve
+from ortolan.export.settings import Settings, resolve
 from ortolan.export.source.calibration import (
     Calibration,
     can_read,
@@ -26,9 +26,8 @@ from ortolan.export.source.calibration import (
     own_calibration,
     read_calibration,
 )
-from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.export.source.inputs import Inputs
-from ortolan.export.trace import trace_graph
 from ortolan.export.weights.blob import Blob, bind
 from ortolan.export.weights.store import Stored, store
 from ortolan.modeling.models.stack import Model
@@ -70,18 +69,18 @@ def export(
     Raises:
         OrtolanError: see `export.errors`, and for the source `modeling.errors`.
     """
-    model = open_source(source, tokenizer=options.tokenizer, max_context=max_context)
+    model = open_exportable(source, tokenizer=options.tokenizer, max_context=max_context)
     file = own_calibration(model) if calibration is None else Path(calibration)
     settings = resolve(
-        kind_of(model.config),
+        model.sides.kind,
         precision=precision,
         device=device,
         options=options,
         can_calibrate=file is not None and can_read(model),
     )
-    data = _calibration(model, settings, calibration)
+    data = _calibration(model, settings, file, is_given=calibration is not None)
     inputs = _inputs(model, settings, data)
-    with staged(Path(out).absolute(), force=force) as folder:
+    with staged_bundle(Path(out).absolute(), force=force) as folder:
         _build(folder, model, settings, data, inputs, progress or _silent)
     return open_bundle(out)
 
@@ -90,16 +89,17 @@ def _silent(step: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
-def _calibration(model: Source, settings: Settings, given: str | Path | None) -> Calibration | None:
+def _calibration(
+    model: Exportable, settings: Settings, file: Path | None, *, is_given: bool
+) -> Calibration | None:
     """The given file, or the one beside the checkpoint where weights are quantized."""
-    if given is not None:
-        return read_calibration(Path(given), model, is_learned_from=settings.calibrates)
-    own = None if settings.quantization is None else own_calibration(model)
-    # Its first part may be what the model was trained on, so only its last part is judged by.
-    return None if own is None else read_calibration(own, model, is_learned_from=True)
+    if file is None or not (is_given or settings.quantization is not None):
+        return None
+    # The first part of a checkpoint's own file may be what the model was trained on.
+    return read_calibration(file, model, is_learned_from=settings.calibrates or not is_given)
 
 
-def _inputs(model: Source, settings: Settings, data: Calibration | None) -> Inputs:
+def _inputs(model: Exportable, settings: Settings, data: Calibration | None) -> Inputs:
     """What a method calibrates on; nothing for a method that does not."""
     if settings.quantization is None or not settings.calibrates:
         return Inputs()
@@ -110,7 +110,7 @@ def _inputs(model: Source, settings: Settings, data: Calibration | None) -> Inpu
 
 def _build(
     folder: Path,
-    model: Source,
+    model: Exportable,
     settings: Settings,
     data: Calibration | None,
     inputs: Inputs,
@@ -136,7 +136,7 @@ def _build(
 
 
 def _reference(
-    model: Source, settings: Settings, data: Calibration | None, report: Progress
+    model: Exportable, settings: Settings, data: Calibration | None, report: Progress
 ) -> Certificate:
     """What PyTorch computes, and the bounds that the bundle has to keep to."""
     output = "logits" if model.gives is None else model.gives.kind
@@ -149,7 +149,7 @@ def _reference(
     )
 
 
-def _trace(model: Source, settings: Settings, report: Progress) -> dict[str, ir.Model]:
+def _trace(model: Exportable, settings: Settings, report: Progress) -> dict[str, ir.Model]:
     """Each graph by its role, tidied."""
     graphs, traced = settings.graph_files, {}
     for number, (role, graph) in enumerate(graphs.items()):
@@ -170,7 +170,7 @@ def _write_graphs(lowered: Lowered, blob: Blob, settings: Settings, folder: Path
 
 
 def _write_certified(
-    folder: Path, model: Source, settings: Settings, stored: Stored, certificate: Certificate
+    folder: Path, model: Exportable, settings: Settings, stored: Stored, certificate: Certificate
 ) -> None:
     """Write the certificate and the manifest that names it."""
     runtime_certificate.write(folder, certificate)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
@@ -20,11 +20,15 @@ from ortolan.export.precision import (
 )
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import Quantization
-from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, ModelConfig
-from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.kinds import (
+    DECODE,
+    DECODER,
+    ENCODER,
+    KINDS,
+    MAPS_ROLE,
+    PREFILL,
+)
 from ortolan.runtime.bundle.manifest import Graph
-
-Kind = Literal["decoder", "encoder", "encoder-decoder"]
 
 DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
     "cpu": {
@@ -75,14 +79,14 @@ class Settings:
     """A consistent set of choices, with no default left open.
 
     Attributes:
-        kind: of the model.
+        kind: of the model, as in the manifest.
         device: that the graphs are made for.
         precision: of the weights.
         quantization: how weights are stored; `None` where they are floats.
         options: as given.
     """
 
-    kind: Kind
+    kind: str
     device: Device
     precision: PrecisionName
     quantization: Quantization | None
@@ -118,8 +122,9 @@ class Settings:
     @property
     def graph_files(self) -> dict[str, Graph]:
         """Each graph by its role."""
-        files = {} if self.kind == "decoder" else {"encoder": Graph(file="encoder.onnx")}
-        if self.kind != "encoder":
+        kind = KINDS[self.kind]
+        files = {ENCODER: Graph(file="encoder.onnx")} if kind.has_encoder else {}
+        if kind.has_decoder:
             files |= self._step_files
         if self.options.attention_maps:
             files[MAPS_ROLE] = Graph(file="attention.onnx")
@@ -128,31 +133,20 @@ class Settings:
     @property
     def _step_files(self) -> dict[str, Graph]:
         if self.options.graphs == "unified":
-            return {"decoder": Graph(file="decoder.onnx")}
-        if self.options.prefill_precision is None or self.kind != "decoder":
+            return {DECODER: Graph(file="decoder.onnx")}
+        if self.options.prefill_precision is None or KINDS[self.kind].has_encoder:
             return {
-                "prefill": Graph(file="prefill.onnx", min_new_tokens=2),
-                "decode": Graph(file="decode.onnx", sequence=1),
+                PREFILL: Graph(file="prefill.onnx", min_new_tokens=2),
+                DECODE: Graph(file="decode.onnx", sequence=1),
             }
         return {
-            "prefill": Graph(file="prefill.onnx", min_new_tokens=INT8_PREFILL_FROM),
-            "decode": Graph(file="decode.onnx"),
+            PREFILL: Graph(file="prefill.onnx", min_new_tokens=INT8_PREFILL_FROM),
+            DECODE: Graph(file="decode.onnx"),
         }
 
 
-def kind_of(config: ModelConfig) -> Kind:
-    """The kind of a model."""
-    match config:
-        case EncoderConfig():
-            return "encoder"
-        case EncoderDecoderConfig():
-            return "encoder-decoder"
-        case _:
-            return "decoder"
-
-
 def resolve(
-    kind: Kind,
+    kind: str,
     *,
     precision: Precision = "fp32",
     device: Device = "cpu",
@@ -192,7 +186,7 @@ _NAMED: Mapping[str, Int8 | Int4] = {"int8": Int8(), "int4": Int4()}
 
 
 def _quantization(
-    kind: Kind, weights: Int8 | Int4, device: Device, *, can_calibrate: bool
+    kind: str, weights: Int8 | Int4, device: Device, *, can_calibrate: bool
 ) -> Quantization:
     """How weights are stored.
 
@@ -203,7 +197,7 @@ def _quantization(
     head_bits = weights.head_bits
     if head_bits is None:
         # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
-        has_small_head = method == "gptq" and kind != "encoder"
+        has_small_head = method == "gptq" and KINDS[kind].has_decoder
         head_bits = CALIBRATED_HEAD_BITS if has_small_head else HEAD_BITS
     if head_bits not in get_args(HeadBits):
         raise _not_among("head bits", head_bits, get_args(HeadBits))
@@ -286,7 +280,7 @@ def _not_among(name: str, value: object, choices: Iterable[object]) -> OptionErr
 
 
 def _check_graphs(settings: Settings) -> None:
-    if settings.kind == "encoder" and settings.options.graphs == "split":
+    if not KINDS[settings.kind].has_decoder and settings.options.graphs == "split":
         raise OptionError(
             "graphs: expected unified for an encoder, got split. Only the graph of a decoder can "
             "be cut in two: leave --graphs out."
@@ -297,7 +291,7 @@ def _check_prefill(settings: Settings) -> None:
     options = settings.options
     if options.prefill_precision is None:
         return
-    is_decoder = settings.kind == "decoder"
+    is_decoder = not KINDS[settings.kind].has_encoder
     if settings.quantization is None or (is_decoder and options.graphs != "split"):
         expected = "split graphs" if is_decoder else "weights"
         advice = "--graphs split " if is_decoder else ""

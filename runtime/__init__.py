@@ -1,13 +1,13 @@
 """Runs a bundle: numpy and onnxruntime, no PyTorch.
 
-    from ortolan.runtime import Encoder, Sampling, Seq2Seq, load
+    from ortolan.runtime import Sampling, load
 
-    model = load("bundle/")
+    model = load("bundle/")  # a Decoder, a Seq2Seq or an Encoder
     print(model.generate("def main(", max_new_tokens=64).text)
     for piece in model.stream("def main(", sampling=Sampling(temperature=0.8, top_p=0.95)):
         print(piece, end="", flush=True)
-    load("translator/", Seq2Seq).generate("I live in Paris.", beams=4)
-    load("encoder/", Encoder).classify(["a text", "another"])
+    load("translator/").generate("I live in Paris.", beams=4)
+    load("encoder/").classify(["a text", "another"])
 
 Importing this package loads neither numpy nor onnxruntime: the names below come on first use. It
 does look whether onnxruntime is there, and says which extra to install when it is not.
@@ -47,13 +47,15 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.certificate import Report, verify
+    from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
-    from ortolan.runtime.generation.generate import Completion, TextStream, Timings
+    from ortolan.runtime.generation.completion import Completion, Hypothesis, Timings
     from ortolan.runtime.generation.sampling import Sampling
     from ortolan.runtime.generation.sequence import Sequence
-    from ortolan.runtime.generation.translation import Hypothesis, Translation
+    from ortolan.runtime.generation.text_stream import TextStream
     from ortolan.runtime.inputs.tokenizer import Tokenizer
-    from ortolan.runtime.model import Model, load
+    from ortolan.runtime.loading import load
+    from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "Classification",
     "Completion",
     "ContextLengthError",
+    "Decoder",
     "DeviceError",
     "Encoder",
     "ForkedError",
@@ -87,7 +90,6 @@ __all__ = [
     "Timings",
     "Tokenizer",
     "TokenizerError",
-    "Translation",
     "load",
     "open_bundle",
     "verify",
@@ -96,20 +98,20 @@ __all__ = [
 _HOMES = {
     "Bundle": "bundle.bundle",
     "Classification": "encoder",
-    "Completion": "generation.generate",
+    "Completion": "generation.completion",
     "Encoder": "encoder",
-    "Hypothesis": "generation.translation",
+    "Decoder": "decoder",
+    "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
     "Model": "model",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
     "Sequence": "generation.sequence",
-    "TextStream": "generation.generate",
-    "Timings": "generation.generate",
+    "TextStream": "generation.text_stream",
+    "Timings": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
-    "Translation": "generation.translation",
-    "load": "model",
+    "load": "loading",
     "open_bundle": "bundle.folder",
     "verify": "certificate",
 }

@@ -19,10 +19,9 @@ from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, TokenizerError
-from ortolan.runtime.generation.request import open_tokenizer
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import Input, SourceReader
-from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
 from ortolan.runtime.limits import MAX_MAP_TOKENS
 from ortolan.runtime.seq2seq import Seq2Seq
 

@@ -1,8 +1,4 @@
-"""A loaded encoder: texts, ids or images in; vectors or labels out.
-
-Knows how inputs become batches and what outputs mean. Does not know how inputs are read
-(`ortolan.runtime.inputs.source`), nor how a graph is run (`ortolan.runtime.engine.session`).
-"""
+"""An encoder: texts, ids or images in; vectors or labels out."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,11 +10,11 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest, wrong_kind
+from ortolan.runtime.bundle.manifest import ImageSource, wrong_kind
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import GraphError, InputError, NumericError
-from ortolan.runtime.generation.request import open_tokenizer
-from ortolan.runtime.inputs.source import Inputs, Source, SourceReader, several
+from ortolan.runtime.inputs.source import Inputs, Source, SourceReader, is_batch
+from ortolan.runtime.model import Model
 
 __all__ = ["Classification", "Encoder"]
 
@@ -47,52 +43,27 @@ class Classification:
     probabilities: dict[str, float]
 
 
-class Encoder:
-    """A bundle ready to encode. Several threads may use one at once.
+class Encoder(Model):
+    """A bundle that encodes texts or images.
 
-    Every method takes one input, or a list of them of any lengths, and gives as many results, in
-    that order. Inputs of similar length are computed together; each result is what the input
-    gives alone, up to rounding.
+    Inputs of similar length are computed together; each result is what the input gives alone, up
+    to rounding.
 
     An input is a text, or its token ids; where the encoder takes images, the path of a file, its
     contents, or uint8 pixels (see `ortolan.runtime.inputs.images.read_pixels`). Ids are taken as
     they are; a text gets the special tokens of its tokenizer.
-
-    Attributes:
-        bundle: what it was loaded from.
-        tokenizer: `None` when the bundle takes only ids, or images.
     """
 
+    kind = "encoder"
+
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
+        super().__init__(bundle, engine)
         output = bundle.manifest.output
         if output is None:
             raise wrong_kind(bundle.manifest, what="Encoder", expected="an encoder")
-        self.bundle = bundle
-        self.tokenizer = open_tokenizer(bundle)
-        self._engine = engine
         self._output = output
         self._labels = _distinct(output.labels)
         self._reader = SourceReader(bundle.manifest, self.tokenizer)
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the bundle holds."""
-        return self.bundle.manifest
-
-    @property
-    def device(self) -> str:
-        """The device in use."""
-        return self._engine.device
-
-    @property
-    def device_reason(self) -> str:
-        """Why it is this device."""
-        return self._engine.device_reason
-
-    @property
-    def threads(self) -> int:
-        """Threads within one operator."""
-        return self._engine.threads
 
     def embed(self, inputs: Inputs, *, truncate: bool = False) -> NDArray[np.float32]:
         """Compute a vector for each input.
@@ -186,7 +157,7 @@ class Encoder:
 
     def _run(self, inputs: Inputs, *, truncate: bool) -> list[NDArray[np.float32]]:
         """The output of each input, without padding, in the order of the inputs."""
-        given = several(inputs)
+        given: list[Any] = list(inputs) if is_batch(inputs) else [inputs]  # type: ignore[arg-type]
         image = self.manifest.source if isinstance(self.manifest.source, ImageSource) else None
         texts = [] if image else [self._read(given, at, truncate) for at in range(len(given))]
         lengths = [_tokens(image)] * len(given) if image else [len(text) for text in texts]

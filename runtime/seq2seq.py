@@ -1,11 +1,6 @@
-"""A loaded encoder-decoder: texts, ids or images in; texts out.
+"""An encoder-decoder: texts, ids or images in; texts out."""
 
-Knows how requests are written and checks them, and which sources are computed together. Does not
-know how sources are read (`ortolan.runtime.inputs.source`), nor how texts are found
-(`ortolan.runtime.generation.translate`).
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
+from ortolan.runtime.engine.encode import encode
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.runner import chunks, feed
+from ortolan.runtime.engine.runner import Runner, teacher_forced
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.errors import ContextLengthError, InputError, ManifestError, NumericError
+from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.errors import ContextLengthError, InputError, ManifestError
 from ortolan.runtime.generation.beam_options import (
     MAX_BEAMS,
     checked_early_stopping,
@@ -26,22 +22,25 @@ from ortolan.runtime.generation.beam_options import (
     refuse_sampling_options,
 )
 from ortolan.runtime.generation.beam_search import BeamOptions, EarlyStopping
+from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.constraints import Constraints
-from ortolan.runtime.generation.generate import TextStream, rows_of
+from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import (
     Cancel,
-    asked,
+    Request,
+    cancel_function,
     checked_count,
-    no_tokenizer,
-    open_tokenizer,
+    numbered,
     sampling_of,
 )
-from ortolan.runtime.generation.row import Request
+from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.generation.translate import Found, Translator
-from ortolan.runtime.generation.translation import Translation, from_row, from_search
+from ortolan.runtime.generation.searched_text import SearchedText
+from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
-from ortolan.runtime.inputs.source import Input, Source, SourceReader
+from ortolan.runtime.inputs.source import Input, Source, SourceReader, is_batch
+from ortolan.runtime.inputs.tokenizer import no_tokenizer
+from ortolan.runtime.model import Model
 
 __all__ = ["MAX_SOURCES", "Seq2Seq"]
 
@@ -58,55 +57,28 @@ Several = list[str] | list[Sequence[int]] | list[list[int]] | list[NDArray[Any]]
 """Several of them, of any lengths."""
 
 
-class Seq2Seq:
-    """A bundle ready to translate. Several threads may use one at once.
+class Seq2Seq(Model):
+    """A bundle that writes texts from sources, such as their translations.
 
     A source is a text, or its token ids; where the encoder takes images, the path of a file, its
     contents, or uint8 pixels. Ids are taken as they are; a text gets the special tokens of its
     tokenizer.
-
-    Attributes:
-        bundle: what it was loaded from.
-        tokenizer: `None` when the bundle takes only ids.
     """
 
+    kind = "encoder-decoder"
+
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
+        super().__init__(bundle, engine)
         manifest = bundle.manifest
-        if manifest.kind != "encoder-decoder":
-            raise wrong_kind(manifest, what="Seq2Seq", expected="an encoder-decoder")
         if manifest.tokens.start is None:
             raise ManifestError(
                 "manifest.json: expected the token that a text begins with, got none. "
                 "Export the checkpoint again, with a decoder_start_token_id."
             )
-        self.bundle = bundle
-        self.tokenizer = open_tokenizer(bundle)
-        self._engine = engine
         self._start = manifest.tokens.start
         self._constraints = Constraints.of(manifest.tokens)
         self._memory = RequestMemory(manifest)
         self._reader = SourceReader(manifest, self.tokenizer)
-        self._translator = Translator(engine, start=self._start, tokens=manifest.tokens)
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the bundle holds."""
-        return self.bundle.manifest
-
-    @property
-    def device(self) -> str:
-        """The device in use."""
-        return self._engine.device
-
-    @property
-    def device_reason(self) -> str:
-        """Why it is this device."""
-        return self._engine.device_reason
-
-    @property
-    def threads(self) -> int:
-        """Threads within one operator."""
-        return self._engine.threads
 
     @overload
     def generate(
@@ -122,7 +94,7 @@ class Seq2Seq:
         temperature: float | None = None,
         stop: Sequence[str] = (),
         cancel: Cancel | None = None,
-    ) -> Translation: ...
+    ) -> Completion: ...
 
     @overload
     def generate(
@@ -138,7 +110,7 @@ class Seq2Seq:
         temperature: float | None = None,
         stop: Sequence[str] = (),
         cancel: Cancel | None = None,
-    ) -> list[Translation]: ...
+    ) -> list[Completion]: ...
 
     def generate(
         self,
@@ -153,11 +125,12 @@ class Seq2Seq:
         temperature: float | None = None,
         stop: Sequence[str] = (),
         cancel: Cancel | None = None,
-    ) -> Translation | list[Translation]:
+    ) -> Completion | list[Completion]:
         """Write the text of a source, or of several.
 
-        Sources of similar length are computed together, and each gives what it gives alone:
-        source number `b` of a list with seed `s` is the same as that source with seed `s + b`.
+        Several sources are computed together, those of similar length at first, and each gives what
+        it gives alone, up to rounding: source number `b` of a list with seed `s` is the same as
+        that source with seed `s + b`.
 
         Args:
             source: one, or a list of them, of any lengths.
@@ -172,7 +145,7 @@ class Seq2Seq:
             cancel: a function or an event, asked between any two calls of the model.
 
         Returns:
-            A translation; a list of them for a list of sources.
+            A completion; a list of them for a list of sources.
 
         Raises:
             ContextLengthError: a source, or the new tokens, are more than the model takes.
@@ -183,23 +156,19 @@ class Seq2Seq:
         """
         beams = checked_count("beams", beams, most=MAX_BEAMS)
         sources, limit = self._fitting(source, beams, max_new_tokens)
+        cancelled = cancel_function(cancel)
+        texts: list[SampledText] | list[SearchedText]
         if beams == 1:
             refuse_beam_options(n_best, length_penalty, early_stopping)
             chosen = sampling_of(sampling, temperature)
-            request = self._request(len(sources), limit, chosen, stop, asked(cancel))
-            done = self._write(sources, request)
+            texts = self._sampled(sources, limit, chosen, stop, cancelled)
         else:
             refuse_sampling_options(sampling, temperature, stop)
-            options = BeamOptions(
-                beams=beams,
-                eos=frozenset(self.manifest.tokens.eos),
-                max_tokens=limit,
-                length_penalty=checked_length_penalty(length_penalty),
-                early_stopping=checked_early_stopping(early_stopping),
-            )
             count = checked_count("n_best", n_best, most=beams)
-            done = self._search(sources, options, count, asked(cancel))
-        return done if _is_batch(source) else done[0]
+            options = self._beam_options(beams, limit, length_penalty, early_stopping)
+            texts = self._searched(sources, options, count, cancelled)
+        done = self._run(texts, sources, beams)
+        return done if is_batch(source) else done[0]
 
     def stream(
         self,
@@ -236,19 +205,15 @@ class Seq2Seq:
         """
         if self.tokenizer is None:
             raise no_tokenizer("stream")
-        if _is_batch(source):
+        if is_batch(source):
             raise InputError("stream: expected one source, got a list of them. Use `generate`.")
         sources, limit = self._fitting(source, 1, max_new_tokens)
-        chosen = sampling_of(sampling, temperature)
-        request = self._request(1, limit, chosen, stop, asked(cancel))
-        (row,) = rows_of(request, self.tokenizer, vocab_size=self.manifest.vocab_size, streams=True)
-        row.prompt_tokens = _tokens(sources[0])
-        return TextStream(
-            row, self._translator.write([row], self._reader.feeds(sources), request.cancelled)
-        )
+        chosen, cancelled = sampling_of(sampling, temperature), cancel_function(cancel)
+        (text,) = self._sampled(sources, limit, chosen, stop, cancelled, streams=True)
+        return TextStream(text, self._generator(1))
 
     def logits(self, source: One, ids: TokenIds) -> NDArray[np.float32]:
-        """Compute the logits behind every token of a text, teacher-forced.
+        """Compute the logits after every token of a text, teacher-forced.
 
         Args:
             source: a single one.
@@ -263,30 +228,20 @@ class Seq2Seq:
             NumericError: the logits are not finite.
             ForkedError: the process was forked after the model was loaded.
         """
-        if _is_batch(source):
+        if is_batch(source):
             raise InputError("logits: expected one source, got a list of them.")
         tokens = checked_ids(ids, vocab_size=self.manifest.vocab_size, what="ids")
         if not tokens:
             raise InputError("ids: expected at least one token id, got none.")
-        encoded = self._engine.encode_source(self._reader.feeds(self._sources(source)))
-        logits_SV = np.empty((len(tokens), self.manifest.vocab_size), np.float32)
-        cache = self._engine.cache()
-        cache.reserve(len(tokens))
-        for start, part in chunks(self._engine, cache, tokens):
-            rows = logits_SV[start : start + len(part)]
-            positions = range(len(part))
-            feed(self._engine, cache, part, positions=positions, logits_RV=rows, source=encoded)
-        if not np.isfinite(logits_SV.max(axis=-1)).all():
-            raise NumericError(
-                "logits: expected finite ones, got others. Run `ortolan verify` on the bundle."
-            )
-        return logits_SV
+        slots = self._engine.slots()
+        slots.put_sources([0], self._encoded(self._sources(source)))
+        return teacher_forced(Runner(self._engine, slots), tokens)
 
     def _sources(self, given: Any) -> list[Source]:
         """Read all sources before anything is computed."""
-        several: list[Any] = list(given) if _is_batch(given) else [given]
-        if not 1 <= len(several) <= MAX_SOURCES:
-            raise InputError(f"sources: expected 1 to {MAX_SOURCES}, got {len(several)}.")
+        several: list[Any] = list(given) if is_batch(given) else [given]
+        if len(several) > MAX_SOURCES:
+            raise InputError(f"sources: expected at most {MAX_SOURCES}, got {len(several)}.")
         return [self._reader.read(each) for each in several]
 
     def _limit(self, max_new_tokens: int | None) -> int:
@@ -295,7 +250,7 @@ class Seq2Seq:
             return max(1, room)
         if checked_count("max_new_tokens", max_new_tokens) > room:
             raise ContextLengthError(
-                f"context: expected at most {room} new tokens behind the start token, got "
+                f"context: expected at most {room} new tokens after the start token, got "
                 f"{max_new_tokens}. Lower max_new_tokens."
             )
         return max_new_tokens
@@ -305,86 +260,108 @@ class Seq2Seq:
     ) -> tuple[list[Source], int]:
         """Read all sources and the limit; refuse what cannot fit into memory."""
         sources, limit = self._sources(given), self._limit(max_new_tokens)
-        together = _groups(sources, max(1, MAX_ROWS // beams))
-        lengths = [_tokens(sources[index]) for index in next(together)]
-        rows = len(lengths) * beams
+        together = _by_length(sources)[: max(1, MAX_ROWS // beams)]
+        rows = len(together) * beams
         self._memory.check(
             tokens=rows * (1 + (max_new_tokens or 1)),
             rows=rows,
-            source_tokens=sum(lengths),
+            source_tokens=sum(_tokens(sources[index]) for index in together),
         )
         return sources, limit
 
-    def _request(
+    def _sampled(
         self,
-        count: int,
+        sources: list[Source],
         limit: int,
         sampling: Sampling,
         stop: Sequence[str],
-        cancelled: Callable[[], bool],
-    ) -> Request:
+        cancelled: Callable[[], bool] | None,
+        *,
+        streams: bool = False,
+    ) -> list[SampledText]:
         if len(stop) > 0 and self.tokenizer is None:
             raise no_tokenizer("stop")
-        return Request(
-            prompts=([self._start],) * count,
-            limits=(limit,) * count,
-            sampling=sampling,
-            eos=frozenset(self.manifest.tokens.eos),
-            stop=stop,
-            cancelled=cancelled,
-            constraints=self._constraints,
-        )
-
-    def _write(self, sources: list[Source], request: Request) -> list[Translation]:
-        rows = rows_of(request, self.tokenizer, vocab_size=self.manifest.vocab_size, streams=False)
-        for row, source in zip(rows, sources, strict=True):
-            row.prompt_tokens = _tokens(source)
-        for group in _groups(sources, MAX_ROWS):
-            feeds = self._reader.feeds([sources[index] for index in group])
-            written = [rows[index] for index in group]
-            for _ in self._translator.write(written, feeds, request.cancelled):
-                pass
-        return [from_row(row) for row in rows]
-
-    def _search(
-        self,
-        sources: list[Source],
-        options: BeamOptions,
-        count: int,
-        cancelled: Callable[[], bool],
-    ) -> list[Translation]:
-        found: dict[int, Found] = {}
-        for group in _groups(sources, max(1, MAX_ROWS // options.beams)):
-            results = self._translator.search(
-                options,
-                self._reader.feeds([sources[index] for index in group]),
-                count=count,
-                constraints=self._constraints,
-                cancelled=cancelled,
-            )
-            found.update(zip(group, results, strict=True))
         return [
-            from_search(
-                found[index], self.tokenizer, eos=options.eos, source_tokens=_tokens(source)
+            SampledText(
+                self._request(
+                    source,
+                    limit=limit,
+                    sampling=numbered(sampling, index),
+                    eos=frozenset(self.manifest.tokens.eos),
+                    stop=stop,
+                    cancelled=cancelled,
+                ),
+                vocab_size=self.manifest.vocab_size,
+                tokenizer=self.tokenizer,
+                streams=streams,
             )
             for index, source in enumerate(sources)
         ]
 
+    def _searched(
+        self,
+        sources: list[Source],
+        options: BeamOptions,
+        n_best: int,
+        cancelled: Callable[[], bool] | None,
+    ) -> list[SearchedText]:
+        return [
+            SearchedText(
+                self._request(source, limit=options.max_tokens, cancelled=cancelled),
+                options,
+                n_best=n_best,
+                tokenizer=self.tokenizer,
+            )
+            for source in sources
+        ]
 
-def _groups(sources: Sequence[Source], most: int) -> Iterator[list[int]]:
-    """Indices of sources to compute together: of similar length, since texts are then too."""
-    order = sorted(range(len(sources)), key=lambda index: -_tokens(sources[index]))
-    for start in range(0, len(order), most):
-        yield order[start : start + most]
+    def _beam_options(
+        self, beams: int, limit: int, length_penalty: float, early_stopping: EarlyStopping
+    ) -> BeamOptions:
+        return BeamOptions(
+            beams=beams,
+            eos=frozenset(self.manifest.tokens.eos),
+            max_tokens=limit,
+            length_penalty=checked_length_penalty(length_penalty),
+            early_stopping=checked_early_stopping(early_stopping),
+        )
+
+    def _run(
+        self,
+        texts: Sequence[SampledText] | Sequence[SearchedText],
+        sources: list[Source],
+        beams: int,
+    ) -> list[Completion]:
+        if not texts:
+            return []
+        generator = self._generator(len(texts), beams=beams)
+        for index in _by_length(sources):
+            generator.submit(texts[index])
+        generator.run()
+        return [text.completion() for text in texts]
+
+    def _request(self, source: Source, **options: Any) -> Request:
+        return Request(
+            prompt=[self._start],
+            prompt_tokens=_tokens(source),
+            source=source,
+            constraints=self._constraints,
+            **options,
+        )
+
+    def _generator(self, texts: int, *, beams: int = 1) -> Generator:
+        slots = min(texts, max(1, MAX_ROWS // beams))
+        return Generator(self._engine, slots=slots, beams=beams, encode=self._encoded)
+
+    def _encoded(self, sources: Sequence[Source]) -> Encoded:
+        return encode(self._engine, self._reader.feeds(sources))
+
+
+def _by_length(sources: Sequence[Source]) -> list[int]:
+    """Indices of sources, the longest first: texts from sources of similar length are too."""
+    return sorted(range(len(sources)), key=lambda index: -_tokens(sources[index]))
 
 
 def _tokens(source: Source) -> int:
     """Length of a source; an image counts as one, all of them being of one size."""
     return len(source) if isinstance(source, list) else 1
-
-
-def _is_batch(source: Any) -> bool:
-    """Whether a source is a list of sources."""
-    if not isinstance(source, list | tuple):
-        return False
-    return len(source) == 0 or not isinstance(source[0], int | np.integer)

@@ -16,7 +16,7 @@ import torch
 from ortolan.errors import OrtolanError
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
-from ortolan.export.trace import trace_graph
+from ortolan.export.kinds import trace_graph
 from ortolan.modeling.config import ModelConfig
 from ortolan.runtime.bundle.manifest import Graph
 from ortolan.runtime.certificate import Report, verify

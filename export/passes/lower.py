@@ -11,7 +11,7 @@ from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import plan
 from ortolan.export.settings import Settings
-from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.kinds import ENCODER, KINDS, MAPS_ROLE, PREFILL
 
 _REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
 
@@ -55,12 +55,13 @@ def _quantize_products(
     graphs: Mapping[str, ir.Model], settings: Settings, schemes: Mapping[str, Scheme]
 ) -> list[str]:
     """Products of integers in the graph that takes whole texts; the weights that it has."""
-    role = "prefill" if settings.kind == "decoder" else "encoder"
+    has_encoder = KINDS[settings.kind].has_encoder
+    role = ENCODER if has_encoder else PREFILL
     names = [name for name in schemes if ".blocks." in f".{name}"]
     channels = [name for name in names if name in graphs[role].graph.initializers]
     rewrite = QuantizeProducts(set(channels))
     rewrite(graphs[role])
-    if settings.kind != "decoder" and MAPS_ROLE in graphs:
+    if has_encoder and MAPS_ROLE in graphs:
         # What it shows is what the encoder computes.
         rewrite(graphs[MAPS_ROLE])
     return channels

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.export.errors import ExportError, OptionError
-from ortolan.export.proof.probes import Probe, inputs_of
+from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import reference_of
-from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.exportable import Exportable
 from ortolan.export.source.layers import Layers, skeleton, stacks
 from ortolan.modeling.models.transformer import Encoder
 from ortolan.runtime import certificate as runtime_certificate
@@ -73,8 +73,8 @@ def thresholds(precision: str, *, given: str = "logits", max_kl: float | None = 
 
 
 def certify(
-    model: Source,
-    probes: Sequence[Probe],
+    model: Exportable,
+    probes: Sequence[ProbeInput],
     *,
     thresholds: Thresholds,
     progress: Progress | None = None,
@@ -83,7 +83,7 @@ def certify(
 
     Args:
         model: its config, its weights, read a layer at a time, and its tables.
-        probes: what to compute (`probes.make_probes`).
+        probes: what to compute (`ExportKind.probes`).
         thresholds: what the bundle has to keep to.
         progress: told after every layer.
 
@@ -115,7 +115,7 @@ def certify(
         token_ids=_joined([probe.token_ids for probe in probes]),
         source_ids=_joined([probe.source for probe in probes]),
         images=np.stack(images) if images else None,
-        kind=model.kind,
+        kind=model.sides.kind,
         output=given,
     )
 
@@ -170,7 +170,7 @@ def _reached(bound: float | None, measured: float | None, least: float | None) -
 
 
 def _run(
-    model: Source, probes: Sequence[Probe], progress: Progress | None
+    model: Exportable, probes: Sequence[ProbeInput], progress: Progress | None
 ) -> tuple[Layers, list[Tensor]]:
     """The last stack of a model, and what its head reads of each probe, `(S, E)`."""
     sides = stacks(skeleton(model.config, model.tables), model.weights)
@@ -194,12 +194,12 @@ def _run(
     return sides[-1], streams
 
 
-def _next_ids(model: Source, probes: Sequence[Probe]) -> Tensor | None:
+def _next_ids(model: Exportable, probes: Sequence[ProbeInput]) -> Tensor | None:
     """The token that follows each position, the first of its probe at the end.
 
     `None` where an encoder sees all of them.
     """
-    if model.kind == "encoder":
+    if model.sides.decoder is None:
         return None
     return torch.cat([ids.roll(-1) for ids in inputs_of(model, probes).ids])
 

@@ -1,6 +1,6 @@
 """The inputs on which a bundle must agree with PyTorch: texts, pairs or images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from ortolan.export.source.calibration import (
     CalibrationText,
     spread,
 )
-from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.exportable import Exportable
 from ortolan.export.source.inputs import (
     Inputs,
     around,
@@ -93,12 +93,12 @@ _CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class ProbeInput:
     """One input.
 
     Attributes:
         token_ids: int64 `(length,)`, of the decoder, or of an encoder of texts by itself.
-        source: int64 `(T,)`, of the text that a decoder stands behind.
+        source: int64 `(T,)`, of the text that a decoder attends to.
         image: uint8 `(H, W, C)`, of an encoder of images.
     """
 
@@ -108,40 +108,58 @@ class Probe:
     image: NDArray[np.uint8] | None = None
 
 
-def make_probes(model: Source, data: Calibration | None = None) -> list[Probe]:
-    """Probes of growing length, or of growing coarseness for images.
+Probes = Callable[[Exportable, Calibration | None], list[ProbeInput]]
+"""Makes the probes of a model, from the held-out part of calibration data where it is given.
 
-    Without a tokenizer the ids are random, from a fixed seed.
+Otherwise they come from a text of ours, or from random images; without a tokenizer, they are random
+ids. The seed is fixed. Raises OptionError where there is too little data.
+"""
 
-    Args:
-        model: what they are for.
-        data: what they are taken from, its held-out part; a text of ours, or random images, by
-            default.
 
-    Raises:
-        OptionError: there is too little of the data.
-    """
+def single_probes(model: Exportable, data: Calibration | None = None) -> list[ProbeInput]:
+    """Texts of growing length, or images, for a model with one side."""
     if isinstance(model.takes, ImageSource):
         images = _images(model.takes, data)
-        if model.kind == "encoder":
-            return [Probe(name=f"{number}-image", image=each) for number, each in enumerate(images)]
-        texts = _texts(model, data, [min(length, model.context_length) for length in LENGTHS])
         return [
-            Probe(
-                name=f"{number}-{len(ids)}-tokens", token_ids=_behind_start(model, ids), image=each
-            )
-            for number, (ids, each) in enumerate(zip(texts, images, strict=True))
+            ProbeInput(name=f"{number}-image", image=each) for number, each in enumerate(images)
         ]
-    if model.kind == "encoder-decoder":
-        return _pairs(model, data)
-    longest = model.context_length
+    longest = model.sides.context_length
     texts = _texts(model, data, [min(length, longest) for length in LENGTHS])
     return [
-        Probe(name=f"{number}-{len(ids)}-tokens", token_ids=ids) for number, ids in enumerate(texts)
+        ProbeInput(name=f"{number}-{len(ids)}-tokens", token_ids=ids)
+        for number, ids in enumerate(texts)
     ]
 
 
-def inputs_of(model: Source, probes: Sequence[Probe]) -> Inputs:
+def pair_probes(model: Exportable, data: Calibration | None = None) -> list[ProbeInput]:
+    """Texts or images of the encoder, and what the decoder writes after each."""
+    longest = model.sides.context_length
+    if isinstance(model.takes, ImageSource):
+        images = _images(model.takes, data)
+        texts = _texts(model, data, [min(length, longest) for length in LENGTHS])
+        written = [_after_start(model, ids) for ids in texts]
+        return [
+            ProbeInput(name=f"{number}-{len(texts[number])}-tokens", token_ids=ids, image=each)
+            for number, (ids, each) in enumerate(zip(written, images, strict=True))
+        ]
+    if isinstance(data, CalibrationPairs) and model.tokenizer is not None:
+        chosen = [data.held_out[place] for place in spread(len(data.held_out), PAIRS)]
+        pairs = [encode_pair(model, model.tokenizer, pair) for pair in chosen]
+    else:
+        # Sources of growing and targets of falling length.
+        most, room = longest_source(model), max(longest - 1, 1)
+        sources = _texts(model, data, [min(length, most) for length in LENGTHS])
+        targets = _texts(model, data, [min(length, room) for length in reversed(LENGTHS)])
+        pairs = list(zip(sources, [_after_start(model, ids) for ids in targets], strict=True))
+    return [
+        ProbeInput(
+            name=f"{number}-{len(source)}-to-{len(ids)}-tokens", source=source, token_ids=ids
+        )
+        for number, (source, ids) in enumerate(pairs)
+    ]
+
+
+def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
     """What a model takes of probes."""
     ids = [probe.token_ids for probe in probes if probe.token_ids is not None]
     sources = [probe.source for probe in probes if probe.source is not None]
@@ -168,39 +186,22 @@ def _images(source: ImageSource, data: Calibration | None) -> list[NDArray[np.ui
     return images
 
 
-def _pairs(model: Source, data: Calibration | None) -> list[Probe]:
-    """Given pairs; or texts as sources of growing and targets of falling length."""
-    if isinstance(data, CalibrationPairs) and model.tokenizer is not None:
-        chosen = [data.held_out[place] for place in spread(len(data.held_out), PAIRS)]
-        pairs = [encode_pair(model, model.tokenizer, pair) for pair in chosen]
-    else:
-        most, room = longest_source(model), max(model.context_length - 1, 1)
-        sources = _texts(model, data, [min(length, most) for length in LENGTHS])
-        targets = _texts(model, data, [min(length, room) for length in reversed(LENGTHS)])
-        behind = [_behind_start(model, ids) for ids in targets]
-        pairs = list(zip(sources, behind, strict=True))
-    return [
-        Probe(name=f"{number}-{len(source)}-to-{len(ids)}-tokens", source=source, token_ids=ids)
-        for number, (source, ids) in enumerate(pairs)
-    ]
-
-
-def _behind_start(model: Source, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The ids behind the token that a target begins with, within the context."""
+def _after_start(model: Exportable, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ids after the token that a target begins with, within the context."""
     start = [] if model.tokens.start is None else [model.tokens.start]
-    return np.concatenate((np.array(start, np.int64), ids))[: model.context_length]
+    return np.concatenate((np.array(start, np.int64), ids))[: model.sides.context_length]
 
 
 def _texts(
-    model: Source, data: Calibration | None, lengths: Sequence[int]
+    model: Exportable, data: Calibration | None, lengths: Sequence[int]
 ) -> list[NDArray[np.int64]]:
     """Texts of these lengths, each from another place; those of an encoder as it takes them."""
     special: tuple[list[int], list[int]] = ([], [])
     if model.tokenizer is None:
-        size = min(model.vocab_size, model.source_vocab_size)
+        size = min(model.sides.vocab_size, model.sides.source_vocab_size)
         stream = np.random.default_rng(0).integers(0, size, sum(lengths))
     else:
-        is_decoder = model.kind == "decoder"
+        is_decoder = model.sides.encoder is None
         special = special if is_decoder else around(model.tokenizer)
         text = data if isinstance(data, CalibrationText) else None
         stream = _encode(model.tokenizer, text, max(lengths), with_special=is_decoder)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.exportable import Exportable
 from ortolan.export.source.inputs import (
     Inputs,
     around,
@@ -71,7 +71,7 @@ class CalibrationImages:
 Calibration = CalibrationText | CalibrationPairs | CalibrationImages
 
 
-def own_calibration(model: Source) -> Path | None:
+def own_calibration(model: Exportable) -> Path | None:
     """The calibration file beside a checkpoint; None without one, or without a way to read it.
 
     It is `calibration.npy` for an encoder of images, `calibration.tsv` for a model that translates
@@ -84,25 +84,19 @@ def own_calibration(model: Source) -> Path | None:
     return path if path.is_file() else None
 
 
-def can_read(model: Source) -> bool:
+def can_read(model: Exportable) -> bool:
     """Whether a calibration file can be read: images as they are, texts by a tokenizer."""
     return model.tokenizer is not None or isinstance(model.takes, ImageSource)
 
 
-def _suffix(model: Source) -> str | None:
+def _suffix(model: Exportable) -> str | None:
     """Of the calibration file of a model; None where no file holds what the model takes."""
-    match model.kind, model.takes:
-        case "encoder", ImageSource():
-            return ".npy"
-        case "encoder-decoder", ImageSource():
-            return None
-        case "encoder-decoder", _:
-            return ".tsv"
-        case _:
-            return ".txt"
+    if isinstance(model.takes, ImageSource):
+        return ".npy" if model.sides.decoder is None else None
+    return ".txt" if None in (model.sides.encoder, model.sides.decoder) else ".tsv"
 
 
-def read_calibration(path: Path, model: Source, *, is_learned_from: bool) -> Calibration:
+def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) -> Calibration:
     """Read a file; where a part of it is learned from, the last quarter is held out.
 
     The file is a text for a decoder or an encoder of texts; lines `source TAB target` for an
@@ -138,7 +132,7 @@ def read_calibration(path: Path, model: Source, *, is_learned_from: bool) -> Cal
 
 
 def cut_inputs(
-    data: Calibration, model: Source, *, count: int, length: int = SEQUENCE_LENGTH
+    data: Calibration, model: Exportable, *, count: int, length: int = SEQUENCE_LENGTH
 ) -> Inputs:
     """What to calibrate on, spread evenly over the whole.
 
@@ -173,11 +167,11 @@ def spread(available: int, count: int) -> list[int]:
 
 
 def _cut_texts(
-    text: CalibrationText, model: Source, tokenizer: Tokenizer, count: int, length: int
+    text: CalibrationText, model: Exportable, tokenizer: Tokenizer, count: int, length: int
 ) -> list[NDArray[np.int64]]:
     """Texts of one length, `(length,)` each; those of an encoder between its special tokens."""
     length = min(length, longest_source(model))
-    is_decoder = model.kind == "decoder"
+    is_decoder = model.sides.encoder is None
     special: tuple[list[int], list[int]] = ([], []) if is_decoder else around(tokenizer)
     room = length - len(special[0]) - len(special[1])
     room = length if room < 1 else room

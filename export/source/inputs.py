@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.exportable import Exportable
 from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
@@ -34,10 +34,10 @@ class Inputs:
     ids: Sequence[Tensor] = ()
 
 
-def text_inputs(model: Source, texts: Sequence[NDArray[np.int64]]) -> Inputs:
+def text_inputs(model: Exportable, texts: Sequence[NDArray[np.int64]]) -> Inputs:
     """Texts for a decoder, or an encoder, by itself."""
     ids = [torch.from_numpy(text) for text in texts]
-    return Inputs(ids=ids) if model.kind == "decoder" else Inputs(sources=ids)
+    return Inputs(ids=ids) if model.sides.encoder is None else Inputs(sources=ids)
 
 
 def pair_inputs(
@@ -50,7 +50,7 @@ def pair_inputs(
     )
 
 
-def image_inputs(model: Source, images: NDArray[np.uint8]) -> Inputs:
+def image_inputs(model: Exportable, images: NDArray[np.uint8]) -> Inputs:
     """Images `(N, H, W, C)`, as bytes, for an encoder by itself.
 
     Raises:
@@ -72,20 +72,20 @@ def pixels(images: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32
 
 
 def encode_pair(
-    model: Source, tokenizer: Tokenizer, pair: tuple[str, str]
+    model: Exportable, tokenizer: Tokenizer, pair: tuple[str, str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A source, and its target behind the start token: what a decoder is taught with."""
     source, target = (np.array(tokenizer.encode(text), np.int64) for text in pair)
     start = [] if model.tokens.start is None else [model.tokens.start]
     ids = np.concatenate((np.array(start, np.int64), target))
-    return source[: longest_source(model)], ids[: model.context_length]
+    return source[: longest_source(model)], ids[: model.sides.context_length]
 
 
-def longest_source(model: Source) -> int:
+def longest_source(model: Exportable) -> int:
     """Tokens of the longest text that the encoder takes."""
     match model.takes:
         case None | ImageSource():
-            return model.context_length
+            return model.sides.context_length
         case text:
             return text.max_tokens
 

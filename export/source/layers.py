@@ -29,7 +29,7 @@ _BIAS = "position_bias.weight"
 
 
 def skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> Model:
-    """A model without weights, but with its tables by their names in it (`Source.tables`)."""
+    """A model without weights, but with its tables by their names in it (`Exportable.tables`)."""
     module = empty_model(config)
     for name, table in tables.items():
         place, _, buffer = name.rpartition(".")

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ortolan.export.errors import OptionError
+from ortolan.export.source.sides import Sides
 from ortolan.modeling.config import EncoderDecoderConfig, ModelConfig
 from ortolan.runtime.bundle.manifest import Tokens
 
@@ -29,12 +30,12 @@ class _Generation(msgspec.Struct):
     force_bos_token_to_be_generated: bool | None = None
 
 
-def special_tokens(config: ModelConfig, vocab_size: int, folder: Path | None) -> Tokens:
+def special_tokens(config: ModelConfig, sides: Sides, folder: Path | None) -> Tokens:
     """The special ids of a model with a vocabulary.
 
     Args:
         config: the model.
-        vocab_size: the ids that it gives, or takes where it gives none, are below it.
+        sides: of the model; special ids are below its `vocab_size`.
         folder: the checkpoint's; `None` for a live module.
 
     Raises:
@@ -59,7 +60,7 @@ def special_tokens(config: ModelConfig, vocab_size: int, folder: Path | None) ->
     bad = {word[0] for word in words} - set(ends)
     suppressed = bad | set(given.suppress_tokens or ())
     tokens = (ends, *((start, first), last, sorted(suppressed)))
-    _check(config, vocab_size, (i for ids in tokens for i in ids))
+    _check(config, sides.vocab_size, (i for ids in tokens for i in ids))
     return Tokens(
         bos=config.bos_token_id,
         eos=ends,

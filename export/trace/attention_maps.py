@@ -6,12 +6,23 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from ortolan.export.source.sides import Sides, sides_of
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
-from ortolan.export.trace.names import map_names
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import Encoder, EncoderDecoder
-from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, ModelConfig, PatchInput
+from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, TransformerConfig
 from ortolan.modeling.models.attention_maps import attention_maps
+from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
+
+
+def map_names(sides: Sides) -> tuple[str, ...]:
+    """Names of the maps of attention, in the order of the layers."""
+    encoder, decoder = (side.blocks if side else () for side in (sides.encoder, sides.decoder))
+    kinds = ("self", "cross") if sides.encoder else ("self",)
+    return (
+        *(f"encoder.{i}.self" for i in range(len(encoder))),
+        *(f"decoder.{i}.{kind}" for i in range(len(decoder)) for kind in kinds),
+    )
 
 
 class _DecoderMaps(Entry):
@@ -39,36 +50,51 @@ class _ImageDecoderMaps(Entry):
         return attention_maps(model, as_input(model.encoder, pixels), None, target_ids)
 
 
-def trace_attention_maps(config: ModelConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace the graph whose outputs are the maps of attention.
+def trace_decoder_maps(config: TransformerConfig, *, dtype: torch.dtype) -> ir.Model:
+    """Trace the maps of a decoder.
 
     Args:
         config: what to trace.
-        dtype: of weights and activations; the maps are float32 in any case.
+        dtype: of weights and activations; maps are float32 in any case.
     """
-    match config:
-        case EncoderConfig():
-            entry: type[Entry] = _EncoderMaps
-        case EncoderDecoderConfig():
-            images = isinstance(config.encoder.input, PatchInput)
-            entry = _ImageDecoderMaps if images else _EncoderDecoderMaps
-        case _:
-            entry = _DecoderMaps
-    return trace(config, dtype, entry, lambda: _signature(config))
+
+    def signature() -> Signature:
+        # One text: there are no lengths to tell padding from it.
+        ids = torch.zeros(1, 3, dtype=torch.int64)
+        outputs = map_names(sides_of(config))
+        return Signature(arguments=(ids,), axes=({1: "sequence"},), inputs=(IDS,), outputs=outputs)
+
+    return trace(config, dtype, _DecoderMaps, signature)
 
 
-def _signature(config: ModelConfig) -> Signature:
-    ids = torch.zeros(2, 3, dtype=torch.int64)
-    match config:
-        case EncoderConfig():
-            arguments, axes = source_example(config, "batch", "tokens")
-            inputs = source_inputs(config)
-        case EncoderDecoderConfig(encoder=encoder):
-            arguments, axes = source_example(encoder, "batch", "source")
-            arguments, axes = (*arguments, ids), (*axes, {0: "batch", 1: "sequence"})
-            inputs = (*source_inputs(encoder), "target_ids")
-        case _:
-            # One text: there are no lengths to tell padding from it.
-            arguments, axes = (ids[:1],), ({1: "sequence"},)
-            inputs = ("input_ids",)
-    return Signature(arguments=arguments, axes=axes, inputs=inputs, outputs=map_names(config))
+def trace_encoder_maps(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
+    """Trace the maps of an encoder; see `trace_decoder_maps`."""
+
+    def signature() -> Signature:
+        arguments, axes = source_example(config, "batch", "tokens")
+        return Signature(
+            arguments=arguments,
+            axes=axes,
+            inputs=source_inputs(config),
+            outputs=map_names(sides_of(config)),
+        )
+
+    return trace(config, dtype, _EncoderMaps, signature)
+
+
+def trace_encoder_decoder_maps(config: EncoderDecoderConfig, *, dtype: torch.dtype) -> ir.Model:
+    """Trace the maps of an encoder-decoder; see `trace_decoder_maps`."""
+    sides = sides_of(config)
+
+    def signature() -> Signature:
+        ids = torch.zeros(2, 3, dtype=torch.int64)
+        arguments, axes = source_example(config.encoder, "batch", "source")
+        return Signature(
+            arguments=(*arguments, ids),
+            axes=(*axes, {0: "batch", 1: "sequence"}),
+            inputs=(*source_inputs(config.encoder), TARGET_IDS),
+            outputs=map_names(sides),
+        )
+
+    entry = _EncoderDecoderMaps if sides.patches is None else _ImageDecoderMaps
+    return trace(config, dtype, entry, signature)

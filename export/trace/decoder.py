@@ -7,12 +7,12 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ortolan.export.trace.names import STEP_INPUTS, cache_names
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import Decoder, TransformerConfig
 from ortolan.modeling.config import RelativePositions, RotaryPositions
-from ortolan.modeling.layers.cache import LayerCache, Step, empty_cache
+from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.lowering import fits_kernel
+from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS, state_names
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
@@ -51,11 +51,12 @@ def trace_decoder(
 
     def signature() -> Signature:
         arguments, axes = step_example(config, dtype, sequence)
+        layers = len(config.blocks)
         return Signature(
             arguments=arguments,
             axes=axes,
-            inputs=[*STEP_INPUTS, *cache_names("past_key_values", config)],
-            outputs=["logits", *cache_names("present", config)],
+            inputs=[*STEP_INPUTS, *state_names(PAST, layers)],
+            outputs=[LOGITS, *state_names(PRESENT, layers)],
         )
 
     return trace(config, dtype, _DecoderGraph, signature)
@@ -66,14 +67,16 @@ def layers(pairs: Pairs) -> list[LayerCache]:
     return [LayerCache(key, value) for key, value in pairs]
 
 
-def make_step(config: TransformerConfig, seqlens_k: Tensor, total: Tensor, cache: Pairs) -> Step:
+def make_step(
+    config: TransformerConfig, seqlens_k: Tensor, total: Tensor, cache: Pairs
+) -> StepLengths:
     """The step of a trace, which knows how far it sees where nodes have to be told."""
     if not _measures_distances(config):
-        return Step(seqlens_k, total)
+        return StepLengths(seqlens_k, total)
     seen = total.item()
     torch._check(seen >= 1)  # type: ignore[no-untyped-call]
     torch._check(seen <= cache[0][0].shape[2])  # type: ignore[no-untyped-call]
-    return Step(seqlens_k, total, cast(int, seen))
+    return StepLengths(seqlens_k, total, cast(int, seen))
 
 
 def _measures_distances(config: TransformerConfig) -> bool:

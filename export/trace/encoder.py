@@ -9,8 +9,7 @@ from torch import Tensor
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import Encoder
 from ortolan.modeling.config import EncoderConfig, PatchInput
-
-TEXT_INPUTS, IMAGE_INPUTS = ("input_ids", "lengths"), ("pixels",)
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
 
 
 class _EncoderGraph(Entry):
@@ -33,7 +32,7 @@ def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
     def signature() -> Signature:
         arguments, axes = source_example(config, "batch", "tokens")
         return Signature(
-            arguments=arguments, axes=axes, inputs=source_inputs(config), outputs=["output"]
+            arguments=arguments, axes=axes, inputs=source_inputs(config), outputs=[OUTPUT]
         )
 
     return trace(config, dtype, _EncoderGraph, signature)
@@ -41,7 +40,7 @@ def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
 
 def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
     """Names of what an encoder takes."""
-    return IMAGE_INPUTS if isinstance(config.input, PatchInput) else TEXT_INPUTS
+    return (PIXELS,) if isinstance(config.input, PatchInput) else (IDS, LENGTHS)
 
 
 def as_input(encoder: Encoder, inputs: Tensor) -> Tensor:

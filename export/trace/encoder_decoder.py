@@ -8,12 +8,20 @@ from torch import Tensor
 
 from ortolan.export.trace.decoder import Pairs, layers, make_step, step_example
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
-from ortolan.export.trace.names import SOURCE_LENGTHS, STEP_INPUTS, cache_names, cross_names
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderDecoder
 from ortolan.modeling.config import EncoderDecoderConfig, TransformerConfig
-from ortolan.modeling.layers.cache import LayerCache, Source
+from ortolan.modeling.layers.cache import CrossCache, LayerCache
 from ortolan.modeling.layers.sizes import is_one
+from ortolan.runtime.bundle.interface import (
+    CROSS,
+    LOGITS,
+    PAST,
+    PRESENT,
+    SOURCE_LENGTHS,
+    STEP_INPUTS,
+    state_names,
+)
 
 
 class _SourceGraph(Entry):
@@ -42,7 +50,7 @@ class _TargetGraph(Entry):
         if is_one(input_ids.shape[1]):
             for each in (source_lengths, *(key for key, _ in cross)):
                 torch._check(each.shape[0] == input_ids.shape[0])  # type: ignore[no-untyped-call]
-        source = Source(layers(cross), source_lengths)
+        source = CrossCache(layers(cross), source_lengths)
         logits, present = model.step(input_ids, step, layers(cache), source, logit_positions)
         return logits.float(), present
 
@@ -56,7 +64,7 @@ def trace_source_encoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) ->
             arguments=arguments,
             axes=axes,
             inputs=source_inputs(config.encoder),
-            outputs=cross_names(config.decoder),
+            outputs=state_names(CROSS, len(config.decoder.blocks)),
         )
 
     return trace(config, dtype, _SourceGraph, signature)
@@ -86,10 +94,10 @@ def trace_target_decoder(
             inputs=[
                 *STEP_INPUTS,
                 SOURCE_LENGTHS,
-                *cache_names("past_key_values", decoder),
-                *cross_names(decoder),
+                *state_names(PAST, len(decoder.blocks)),
+                *state_names(CROSS, len(decoder.blocks)),
             ],
-            outputs=["logits", *cache_names("present", decoder)],
+            outputs=[LOGITS, *state_names(PRESENT, len(decoder.blocks))],
         )
 
     return trace(config, dtype, _TargetGraph, signature)

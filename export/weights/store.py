@@ -13,7 +13,7 @@ from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.plan import Quantization
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
 from ortolan.export.settings import Settings
-from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.exportable import Exportable
 from ortolan.export.source.inputs import Inputs
 from ortolan.export.weights.blob import Blob, BlobWriter, initializer_bytes, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
@@ -37,7 +37,7 @@ class Stored:
 
 def store(
     lowered: Lowered,
-    model: Source,
+    model: Exportable,
     settings: Settings,
     inputs: Inputs,
     folder: Path,
@@ -76,7 +76,7 @@ def store(
 
 
 def _find(
-    model: Source,
+    model: Exportable,
     quantization: Quantization,
     schemes: Mapping[str, Scheme],
     inputs: Inputs,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.linear import PackedLinear
 from ortolan.modeling.layers.ops import (
     Relative,
@@ -90,7 +90,7 @@ class SelfAttention(nn.Module):
         x_BSE: Tensor,
         rotary: Rotary | None,
         past: LayerCache,
-        step: Step,
+        step: StepLengths,
         relative: Relative | None = None,
         pick: Callable[[Tensor], Tensor] = same,
     ) -> tuple[Tensor, LayerCache]:

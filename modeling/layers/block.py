@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ortolan.modeling.config import BlockConfig
 from ortolan.modeling.layers.attention import CrossAttention, SelfAttention, same
-from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.feed_forward import feed_forward
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
@@ -67,7 +67,7 @@ class Block(nn.Module):
         x_BSE: Tensor,
         rotary: Rotary | None,
         past: LayerCache,
-        step: Step,
+        step: StepLengths,
         relative: Relative | None = None,
         *,
         source: LayerCache | None = None,

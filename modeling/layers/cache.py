@@ -25,7 +25,7 @@ class LayerCache(NamedTuple):
     value: Tensor
 
 
-class Source(NamedTuple):
+class CrossCache(NamedTuple):
     """What a decoder attends to beside its own text; computed once, the same at every step.
 
     A batch whose rows are several continuations of each text (beams) has one source a text:
@@ -41,7 +41,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepLengths:
     """How long each row is when a step is done.
 
     Attributes:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.sizes import Size, is_one, is_same
 
 Rotary = tuple[Tensor, Tensor]
@@ -75,7 +75,7 @@ def group_query_attention(
 def cached_group_query_attention(
     qkv: Tensor,
     past: LayerCache,
-    step: Step,
+    step: StepLengths,
     rotary: Rotary | None,
     bias: Tensor | None,
     *,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers import lowering
-from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.cache import LayerCache, StepLengths
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines, `(P, R/2)` each."""
@@ -101,7 +101,7 @@ def attention_weights(
 def cached_attention(
     qkv: Tensor,
     past: LayerCache,
-    step: Step,
+    step: StepLengths,
     rotary: Rotary | None,
     *,
     spec: AttentionConfig,

@@ -21,7 +21,7 @@ from ortolan.modeling.config import (
     TransformerConfig,
 )
 from ortolan.modeling.layers.attention import CrossAttention, same
-from ortolan.modeling.layers.cache import LayerCache, Source, Step
+from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths
 from ortolan.modeling.layers.embeddings import input_embedding
 from ortolan.modeling.layers.heads import LanguageModel, encoder_head
 from ortolan.modeling.layers.sizes import is_one
@@ -65,7 +65,7 @@ class Decoder(Stack):
         """Logits of whole texts: int64 `(B, S)` to `(B, S, V)`."""
         return self.behind(None, input_ids)
 
-    def behind(self, source: Source | None, input_ids: Tensor) -> Tensor:
+    def behind(self, source: CrossCache | None, input_ids: Tensor) -> Tensor:
         """Logits of whole texts behind their sources: int64 `(B, S)` to `(B, S, V)`."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         x_BSE = self.embed(input_ids, positions)
@@ -78,10 +78,10 @@ class Decoder(Stack):
     def step(
         self,
         input_ids: Tensor,
-        step: Step,
+        step: StepLengths,
         cache: Sequence[LayerCache],
         logit_positions: Tensor | None = None,
-        source: Source | None = None,
+        source: CrossCache | None = None,
     ) -> tuple[Tensor, list[LayerCache]]:
         """Continue texts.
 
@@ -128,7 +128,7 @@ class Decoder(Stack):
             x_BSE = x_BSE * self.config.head_scale
         return F.linear(x_BSE, head.weight, self.head_bias)
 
-    def _states(self, source: Source | None) -> Sequence[LayerCache | None]:
+    def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """What each layer attends to."""
         return [None] * len(self.blocks) if source is None else source.layers
 
@@ -262,9 +262,9 @@ class EncoderDecoder(Model):
         """
         return self.decoder.behind(self.source(inputs, lengths), input_ids)
 
-    def source(self, inputs: Tensor, lengths: Tensor | None = None) -> Source:
+    def source(self, inputs: Tensor, lengths: Tensor | None = None) -> CrossCache:
         """All that the decoder needs of sources `(B, T)`: `encode`, then `cross`."""
-        return Source(self.cross(self.encode(inputs, lengths)), lengths)
+        return CrossCache(self.cross(self.encode(inputs, lengths)), lengths)
 
     def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """The vectors of sources `(B, T)`, as `(B, T, E)`."""
@@ -280,9 +280,9 @@ class EncoderDecoder(Model):
     def step(
         self,
         input_ids: Tensor,
-        step: Step,
+        step: StepLengths,
         cache: Sequence[LayerCache],
-        source: Source,
+        source: CrossCache,
         logit_positions: Tensor | None = None,
     ) -> tuple[Tensor, list[LayerCache]]:
         """Continue texts behind their sources; see `Decoder.step`."""

@@ -1,1 +1,16 @@
-"""Training by a recipe."""
+"""Training by a recipe, on the user's own data.
+
+A recipe is a TOML file, `recipe.py`; the function that reads its data lies beside it, `data.py`.
+"""
+
+from ortolan.modeling.training.data import (
+    Images,
+    LabelledImages,
+    LabelledTexts,
+    Pair,
+    Pairs,
+    Texts,
+    equal_share,
+)
+
+__all__ = ["Images", "LabelledImages", "LabelledTexts", "Pair", "Pairs", "Texts", "equal_share"]

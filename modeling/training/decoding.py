@@ -1,14 +1,11 @@
-"""Greedy decoding of an encoder-decoder, for measuring it while it is trained.
-
-Knows ids. Does not know their texts.
-"""
+"""Greedy decoding of an encoder-decoder, for measuring it while it is trained."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ortolan.modeling.layers.cache import LayerCache, Step, empty_cache
+from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.models.transformer import EncoderDecoder
 
 BATCH_SIZE = 100
@@ -66,7 +63,9 @@ def _greedy_batch(
     done_B = torch.zeros(len(sources), dtype=torch.bool)
     chosen: list[Tensor] = []
     for seen in range(max_tokens):
-        step = Step(torch.full((len(sources),), seen, dtype=torch.int32), torch.tensor(seen + 1))
+        step = StepLengths(
+            torch.full((len(sources),), seen, dtype=torch.int32), torch.tensor(seen + 1)
+        )
         logits_BSV, cache = module.step(next_B[:, None], step, cache, source)
         logits_BSV[..., list(suppressed)] = -torch.inf
         next_B = logits_BSV[:, 0].argmax(-1)
@@ -78,6 +77,6 @@ def _greedy_batch(
 
 
 def _until(ids: list[int], ends: Sequence[int]) -> list[int]:
-    """What stands before the first token that ends a text."""
+    """The ids before the first token that ends a text."""
     stop = next((index for index, token in enumerate(ids) if token in ends), len(ids))
     return ids[:stop]

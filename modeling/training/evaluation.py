@@ -1,9 +1,5 @@
-"""How well a model predicts text, in units that do not depend on its tokenizer.
+"""How well a model predicts text, in units that do not depend on its tokenizer."""
 
-Knows ids and bytes. Does not know where the text comes from.
-"""
-
-import lzma
 import math
 from collections.abc import Sequence
 
@@ -39,12 +35,3 @@ def bits_per_byte(
                 logits = module(piece[None, :-1])[0, known:]
                 nats += float(F.cross_entropy(logits, piece[1 + known :], reduction="sum"))
     return nats / math.log(2) / text_bytes
-
-
-def xz_bits_per_byte(texts: Sequence[str]) -> tuple[float, float]:
-    """What `xz -9` needs for the same bytes: file by file, and all of them at once."""
-    files = [text.encode() for text in texts]
-    total = sum(map(len, files))
-    single = sum(len(lzma.compress(file, preset=9)) for file in files)
-    together = len(lzma.compress(b"".join(files), preset=9))
-    return 8 * single / total, 8 * together / total

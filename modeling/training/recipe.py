@@ -1,15 +1,17 @@
-"""Training recipes: a TOML file that says how a model of ours came to be.
+"""Training recipes: a TOML file that says how a model came to be.
 
-Knows the fields and their ranges. Does not know whether a machine can honour them.
+The classes below are its tables; `data.py` describes `[data]`.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from ortolan.modeling.errors import RecipeError
+
+T = TypeVar("T")
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
@@ -17,85 +19,75 @@ Positive = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file; a field that is not understood is an error."""
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file; an unknown field is an error."""
 
 
-class TokenizerRecipe(_Part, frozen=True, kw_only=True):
+class LanguageModel(_Table, frozen=True, kw_only=True, tag_field="name", tag="language-model"):
+    """A decoder learns to continue `Texts`."""
+
+
+class MaskedLanguageModel(
+    _Table, frozen=True, kw_only=True, tag_field="name", tag="masked-language-model"
+):
+    """An encoder learns to guess hidden tokens of `Texts` (Devlin et al. 2019).
+
+    Attributes:
+        hidden: part of the tokens that are hidden.
+        shortest: tokens of the first windows, which double to `sequence_length` in equal parts of
+            the training; None for that length throughout.
+    """
+
+    hidden: Fraction = 0.15
+    shortest: Count | None = None
+
+
+class TextClassification(
+    _Table, frozen=True, kw_only=True, tag_field="name", tag="text-classification"
+):
+    """An encoder learns the labels of `LabelledTexts`.
+
+    Attributes:
+        start: a checkpoint folder to start from, relative to the recipe; None for random weights.
+        hidden: part of the tokens that are hidden at random, so that no single one decides.
+    """
+
+    start: str | None = None
+    hidden: Fraction = 0.0
+
+
+class ImageClassification(
+    _Table, frozen=True, kw_only=True, tag_field="name", tag="image-classification"
+):
+    """An encoder learns the labels of `LabelledImages`."""
+
+
+class Translation(_Table, frozen=True, kw_only=True, tag_field="name", tag="translation"):
+    """An encoder-decoder learns to translate `Pairs`."""
+
+
+TaskRecipe = (
+    LanguageModel | MaskedLanguageModel | TextClassification | ImageClassification | Translation
+)
+
+
+class TokenizerRecipe(_Table, frozen=True, kw_only=True):
     """A byte-level BPE trained on the training text.
 
     Attributes:
         vocab_size: ids, special ones included.
-        end_of_text: the token that starts and ends every document, or ends every sentence.
+        end_of_text: of decoders, the token that starts every document; of encoder-decoders, the
+            token that ends every sentence. Encoders have `[CLS]` and `[SEP]` instead.
+        pieces: a regular expression (Oniguruma) of the pieces into which a text is split first; no
+            token spans two. None for GPT-2's words.
     """
 
     vocab_size: Count
     end_of_text: str = "<|endoftext|>"
+    pieces: str | None = None
 
 
-class StdlibData(_Part, frozen=True, kw_only=True, tag_field="source", tag="stdlib"):
-    """Files of the running Python's standard library, to continue (language modelling).
-
-    Attributes:
-        held_out: folders kept from training, on which bits per byte are measured.
-        exclude: glob patterns of files that are neither.
-    """
-
-    held_out: tuple[str, ...]
-    exclude: tuple[str, ...] = ()
-
-
-class NumeralsData(_Part, frozen=True, kw_only=True, tag_field="source", tag="numerals"):
-    """English sentences with numbers and their French, made by rules (translation).
-
-    Attributes:
-        pairs: to learn from.
-        held_out: pairs of each of the two held-out sets.
-        seed: of the sentences.
-    """
-
-    pairs: Count
-    held_out: Count = 1000
-    seed: Natural = 0
-
-
-class DigitsData(_Part, frozen=True, kw_only=True, tag_field="source", tag="digits"):
-    """Scans of handwritten digits that scikit-learn brings (image classification).
-
-    Attributes:
-        held_out: part of the images, kept from training.
-        seed: of the split.
-    """
-
-    held_out: Fraction = 0.25
-    seed: Natural = 0
-
-
-class SnippetsData(_Part, frozen=True, kw_only=True, tag_field="source", tag="snippets"):
-    """Pieces of the standard library's source (masked language modelling, classification).
-
-    Attributes:
-        objective: `masked` guesses hidden tokens, `classification` names the package.
-        start: a checkpoint folder to go on from, relative to the recipe; None for random weights.
-        hidden: part of the tokens that are hidden: to be guessed, or as noise where packages are.
-        shortest: tokens of the first windows of masked modelling, which double to
-            `sequence_length` in equal parts of the training; None for that length throughout.
-        exclude: glob patterns of files that are left out.
-        seed: of the split by file.
-    """
-
-    objective: Literal["masked", "classification"]
-    start: str | None = None
-    hidden: Fraction = 0.15
-    shortest: Count | None = None
-    exclude: tuple[str, ...] = ()
-    seed: Natural = 0
-
-
-DataRecipe = StdlibData | NumeralsData | DigitsData | SnippetsData
-
-
-class OptimizerRecipe(_Part, frozen=True, kw_only=True):
+class OptimizerRecipe(_Table, frozen=True, kw_only=True):
     """AdamW (Loshchilov and Hutter 2019) under a linear warm-up.
 
     Attributes:
@@ -109,7 +101,7 @@ class OptimizerRecipe(_Part, frozen=True, kw_only=True):
         clip: largest norm of the gradient.
         precision: `bf16` multiplies in bfloat16 and keeps weights in float32.
         compile: fuse with torch.compile, which needs a C++ compiler.
-        evaluate_every: steps between measurements on what is held out.
+        evaluate_every: steps between measurements on the held-out data.
     """
 
     steps: Count
@@ -130,18 +122,32 @@ class OptimizerRecipe(_Part, frozen=True, kw_only=True):
     evaluate_every: Count = 500
 
 
-class Recipe(_Part, frozen=True, kw_only=True):
+class Recipe(_Table, frozen=True, kw_only=True):
     """The whole recipe.
 
     Attributes:
+        task: what is learned.
         model: the keys of a Hugging Face config.
-        tokenizer: None for data that is not text.
+        tokenizer: None for data that is not text, and for a model that starts from a checkpoint.
+        data: `source`, and the arguments of the function that it names; see `read_data`.
     """
 
+    task: TaskRecipe
     model: dict[str, Any]
     tokenizer: TokenizerRecipe | None = None
-    data: DataRecipe
+    data: dict[str, Any]
     training: OptimizerRecipe
+
+    def required(self, value: T | None, field: str) -> T:
+        """The value of a field that other tasks can do without.
+
+        Raises:
+            RecipeError: it is absent.
+        """
+        if value is None:
+            task = self.task.__struct_config__.tag
+            raise RecipeError(f"{field}: expected a value for {task}, got none. Set it.")
+        return value
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -1,7 +1,4 @@
-"""The small trainer that the recipes in `models/` use: one process, one processor.
-
-Knows steps, rates and figures. Does not know what is learned: that is a `Task`.
-"""
+"""The small trainer of recipes: one process, one processor."""
 
 import math
 import shutil
@@ -15,6 +12,7 @@ from tqdm import tqdm
 
 from ortolan.modeling.checkpoint.folder import save
 from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.training.calibration import write_calibration
 from ortolan.modeling.training.recipe import OptimizerRecipe, read_recipe
 from ortolan.modeling.training.tasks import task_of
 from ortolan.modeling.training.tasks.task import Batch, Task, write_json
@@ -23,9 +21,9 @@ from ortolan.modeling.training.tasks.task import Batch, Task, write_json
 def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
     """Train the model of a recipe and write its checkpoint.
 
-    The folder then holds config.json, model.safetensors (bf16), what goes with the model
-    (tokenizer.json, generation_config.json, preprocessor_config.json), loss.png, and
-    training.json with every figure of the run.
+    The folder then holds config.json, model.safetensors (bf16), what the model is used with
+    (tokenizer.json, generation_config.json, preprocessor_config.json), the calibration file,
+    loss.png, and training.json with every figure of the run.
 
     Args:
         recipe_path: the recipe.
@@ -35,7 +33,8 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
         The folder.
 
     Raises:
-        RecipeError: the recipe is wrong, or this machine lacks what it asks for.
+        RecipeError: the recipe is wrong, its data cannot be read, or this machine lacks what it
+            asks for.
         ConfigError: the recipe's model is not one that Ortolan has.
     """
     path = Path(recipe_path)
@@ -46,6 +45,7 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
     task = task_of(recipe, path.parent)
     folder.mkdir(parents=True, exist_ok=True)
     task.companions(folder)
+    write_calibration(task.data, folder)
     run = _Run(recipe.training, task, folder)
     run.train()
     run.finish()
@@ -84,7 +84,7 @@ def learning_rate(recipe: OptimizerRecipe, step: int) -> float:
 
 
 class _Run:
-    """One training: the task, and the figures so far."""
+    """One training run: the task, and the figures so far."""
 
     def __init__(self, recipe: OptimizerRecipe, task: Task, folder: Path) -> None:
         self.recipe, self.task, self.folder = recipe, task, folder
@@ -124,7 +124,7 @@ class _Run:
             mean.lerp_(parameter, 1 / count)
 
     def measure(self, step: int) -> None:
-        """The task's figures on what is held out; the checkpoint so far is kept."""
+        """Measure the task on the held-out data, and save the checkpoint so far."""
         figures = self.task.measure()
         self.measured.append((step, figures))
         text = ", ".join(f"{_words(name)} {value:.4f}" for name, value in figures.items())
@@ -144,6 +144,7 @@ class _Run:
             "training_seconds": round(self.seconds),
             "train_loss": sum(self.losses[-100:]) / len(self.losses[-100:]),
             **self.task.figures(),
+            **self.task.data.figures(),
             **last,
             "measured": curve,
         }

@@ -1,7 +1,6 @@
 """The figures of a benchmark, and how they follow from seconds and bytes."""
 
 import statistics
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -14,7 +13,6 @@ from ortolan.runtime.machine.bandwidth import Bandwidth
 __all__ = [
     "CaseResult",
     "Generation",
-    "Memory",
     "Result",
     "Speed",
     "WeightReads",
@@ -84,7 +82,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         bandwidth: of reading memory with as many threads; `None` where it was not measured,
             and then `notes` says why.
-        last_level_cache_bytes: of the processor; `None` if unknown, and on other devices.
+        last_level_cache_bytes: of the processor; `None` if unknown.
         peak_memory_bytes: largest resident memory of this process, without what measuring the
             bandwidth took; `None` on systems that do not say (Windows).
         notes: what to know about the figures.
@@ -106,27 +104,22 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """What bytes per second are held against.
-
-    Attributes:
-        bandwidth: bytes per second; `None` where it was not measured.
-        cache_bytes: of the processor's last-level cache; `None` if unknown.
-    """
-
-    bandwidth: float | None
-    cache_bytes: int | None
-
-
-def case_result(case: Case, seconds: list[float], reads: StepReads, memory: Memory) -> CaseResult:
+def case_result(
+    case: Case,
+    seconds: list[float],
+    reads: StepReads,
+    *,
+    bandwidth: float | None,
+    cache_bytes: int | None,
+) -> CaseResult:
     """Turn the seconds of each run of a case into its figures.
 
     Args:
         case: what was measured.
         seconds: of each counted run, at least one.
         reads: what a step reads.
-        memory: of the device that runs the model.
+        bandwidth: of the memory, in bytes per second; `None` where it was not measured.
+        cache_bytes: of the processor's last-level cache; `None` if unknown.
     """
     runs = tuple(case.tokens / elapsed for elapsed in seconds)
     speed = Speed(
@@ -135,28 +128,25 @@ def case_result(case: Case, seconds: list[float], reads: StepReads, memory: Memo
         median=statistics.median(runs),
         runs=runs,
     )
+    generation = None
+    if case.kind == "tg":
+        count = reads.bytes_at(case.mean_length)
+        in_cache = None if cache_bytes is None else count <= cache_bytes
+        share = None if bandwidth is None or in_cache else count * speed.mean / bandwidth
+        generation = Generation(
+            bytes_per_token=count,
+            bytes_per_second=count * speed.mean,
+            # more than memory gives: a part of it came from a cache
+            bandwidth_share=None if share is None or share > 1 else share,
+            in_cache=in_cache,
+        )
     return CaseResult(
         name=case.name,
         kind=case.kind,
         tokens=case.tokens,
         depth=case.depth,
         speed=speed,
-        generation=_generation(case, speed, reads, memory) if case.kind == "tg" else None,
-    )
-
-
-def _generation(case: Case, speed: Speed, reads: StepReads, memory: Memory) -> Generation:
-    count = reads.bytes_at(case.mean_length)
-    in_cache = None if memory.cache_bytes is None else count <= memory.cache_bytes
-    share = None
-    if memory.bandwidth is not None and not in_cache:
-        share = count * speed.mean / memory.bandwidth
-    return Generation(
-        bytes_per_token=count,
-        bytes_per_second=count * speed.mean,
-        # more than memory gives: a part of it came from a cache
-        bandwidth_share=share if share is not None and share <= 1 else None,
-        in_cache=in_cache,
+        generation=generation,
     )
 
 

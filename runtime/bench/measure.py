@@ -15,8 +15,9 @@ from contextlib import ExitStack
 import numpy as np
 
 from ortolan.runtime.bench.cases import Case, cases, check_context
-from ortolan.runtime.bench.figures import CaseResult, Memory, Result, case_result, weights
+from ortolan.runtime.bench.figures import CaseResult, Result, case_result, weights
 from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.session import onnxruntime_version
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import InputError
@@ -25,8 +26,7 @@ from ortolan.runtime.inspect import step_reads
 from ortolan.runtime.inspect.advice import Advice, Facts, advise
 from ortolan.runtime.inspect.step_reads import StepReads
 from ortolan.runtime.machine import memory as process_memory
-from ortolan.runtime.machine.bandwidth import BandwidthMeter
-from ortolan.runtime.model import Model
+from ortolan.runtime.machine.bandwidth import Bandwidth, BandwidthMeter
 
 __all__ = ["Case", "Result", "cases", "measure"]
 
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 def measure(
-    model: Model,
+    model: Decoder,
     chosen: Iterable[Case],
     *,
     repetitions: int,
@@ -59,20 +59,19 @@ def measure(
         raise InputError(f"repetitions: expected at least 1, got {repetitions}.")
     check_context(ordered, model.manifest.context_length)
     graph = model.bundle.graphs.get("decode") or model.bundle.graphs["decoder"]
-    kind = model.device.partition(":")[0]
-    reads = step_reads.count(model.manifest, graph, device=kind)
-    meter = BandwidthMeter(model.threads) if kind == "cpu" else None
+    reads = step_reads.count(model.manifest, graph, device="cpu")
+    meter = BandwidthMeter(model.threads)
     peaks = [process_memory.peak_memory()]
-    if meter is not None and process_memory.forget_peak():
+    if process_memory.forget_peak():
         meter.measure()
         process_memory.forget_peak()
     runs = _run(model, ordered, repetitions, progress)
     peaks.append(process_memory.peak_memory())
-    if meter is not None:
-        meter.measure()
-    memory = _memory(meter)
+    meter.measure()
+    bandwidth = meter.bandwidth
+    speed = None if bandwidth is None else bandwidth.bytes_per_second
     results = tuple(
-        case_result(case, seconds, reads, memory)
+        case_result(case, seconds, reads, bandwidth=speed, cache_bytes=meter.cache_bytes)
         for case, seconds in zip(ordered, runs, strict=True)
     )
     return Result(
@@ -85,16 +84,16 @@ def measure(
         cases=results,
         weights=weights(reads),
         cache_bytes_per_token=reads.cache_bytes_per_token,
-        bandwidth=None if meter is None else meter.bandwidth,
-        last_level_cache_bytes=memory.cache_bytes,
+        bandwidth=bandwidth,
+        last_level_cache_bytes=meter.cache_bytes,
         peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
-        notes=tuple(_notes(model.device, meter, results)),
+        notes=tuple(_notes(bandwidth, results)),
         advice=_advice(model, ordered, results, reads),
     )
 
 
 def _run(
-    model: Model, chosen: tuple[Case, ...], repetitions: int, progress: Progress | None
+    model: Decoder, chosen: tuple[Case, ...], repetitions: int, progress: Progress | None
 ) -> list[list[float]]:
     """Seconds of each counted run of each case."""
     random = np.random.default_rng(0)
@@ -138,30 +137,12 @@ def _seconds(sequence: Sequence, case: Case, ids: list[int]) -> float:
     return time.perf_counter() - started
 
 
-def _rewindable(model: Model) -> bool:
+def _rewindable(model: Decoder) -> bool:
     return all(state.update == "append" for state in model.manifest.states)
 
 
-# --- figures --------------------------------------------------------------------------------------
-
-
-def _memory(meter: BandwidthMeter | None) -> Memory:
-    if meter is None:
-        return Memory(bandwidth=None, cache_bytes=None)
-    measured = meter.bandwidth
-    return Memory(
-        bandwidth=None if measured is None else measured.bytes_per_second,
-        cache_bytes=meter.cache_bytes,
-    )
-
-
-def _notes(
-    device: str, meter: BandwidthMeter | None, results: tuple[CaseResult, ...]
-) -> Iterator[str]:
-    measured = None if meter is None else meter.bandwidth
-    if meter is None:
-        yield f"bandwidth not measured: the weights are in the memory of {device}"
-    elif measured is None:
+def _notes(measured: Bandwidth | None, results: tuple[CaseResult, ...]) -> Iterator[str]:
+    if measured is None:
         yield "bandwidth not measured: too little memory is left for it"
     elif measured.buffer_bytes < measured.wanted_bytes:
         yield (
@@ -177,7 +158,7 @@ def _notes(
 
 
 def _advice(
-    model: Model, chosen: tuple[Case, ...], results: tuple[CaseResult, ...], reads: StepReads
+    model: Decoder, chosen: tuple[Case, ...], results: tuple[CaseResult, ...], reads: StepReads
 ) -> tuple[Advice, ...]:
     """What to say of the first case that generates."""
     pairs = zip(chosen, results, strict=True)
@@ -191,12 +172,6 @@ def _advice(
             physical_cores=physical_cores(),
             share=None if read is None else read.bandwidth_share,
             in_cache=read is not None and bool(read.in_cache),
-            is_packed=_is_packed(model),
+            is_packed=find_packed(model.bundle, onnxruntime=onnxruntime_version()) is not None,
         )
     )
-
-
-def _is_packed(model: Model) -> bool | None:
-    if model.device != "cpu":
-        return None
-    return find_packed(model.bundle, onnxruntime=onnxruntime_version()) is not None

@@ -17,7 +17,7 @@ from ortolan.runtime.bundle.manifest import NAME, File, Manifest
 from ortolan.runtime.errors import BundleFileError
 from ortolan.runtime.graph.summary import GraphSummary
 
-__all__ = ["Bundle", "Progress", "checked_chunks", "chunks", "open_listed"]
+__all__ = ["Bundle", "Progress", "check_file", "checked_chunks", "chunks"]
 
 Progress = Callable[[int], None]
 """Called with the number of bytes read since the last call."""
@@ -52,7 +52,7 @@ class Bundle:
         Raises:
             BundleFileError: the manifest does not list the file, or it was changed.
         """
-        return b"".join(checked_chunks(self.path, self._entry(name), None))
+        return b"".join(checked_chunks(self.path, self._entry(name)))
 
     def _entry(self, name: str) -> File:
         for file in self.manifest.files:
@@ -64,12 +64,22 @@ class Bundle:
         )
 
 
-def open_listed(folder: Path, file: File) -> BinaryIO:
-    """Open a file of the manifest that has the size that it says.
+def check_file(
+    folder: Path, file: File, *, is_read: bool, progress: Progress | None = None
+) -> None:
+    """Check that a listed file is there and has its size, and with `is_read` its contents too.
 
     Raises:
-        BundleFileError: it is missing, resized, or not a plain file.
+        BundleFileError: it is missing, resized, altered, or not a plain file.
     """
+    if is_read:
+        for _ in checked_chunks(folder, file, progress):
+            pass
+    else:
+        _open_listed(folder, file).close()
+
+
+def _open_listed(folder: Path, file: File) -> BinaryIO:
     try:
         stream = open_plain(folder, file.name)
     except FileNotFoundError as error:
@@ -83,10 +93,10 @@ def open_listed(folder: Path, file: File) -> BinaryIO:
     return stream
 
 
-def checked_chunks(folder: Path, file: File, progress: Progress | None) -> Iterator[bytes]:
+def checked_chunks(folder: Path, file: File, progress: Progress | None = None) -> Iterator[bytes]:
     """Yield the contents of a file; raise at the end when they are not those of the manifest."""
     digest = hashlib.sha256()
-    with open_listed(folder, file) as stream:
+    with _open_listed(folder, file) as stream:
         # one byte more than may be, so that a file that grows meanwhile has another hash
         for chunk in chunks(stream, file.name, file.size + 1):
             digest.update(chunk)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import manifest_file
-from ortolan.runtime.bundle.bundle import Bundle, Progress, checked_chunks, chunks, open_listed
+from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_chunks, chunks
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.manifest import NAME
@@ -49,11 +49,9 @@ def open_bundle(
             summary = read_graph(data, file=file.name)
             check_graph(roles[file.name], summary, manifest, file=file.name)
             graphs[roles[file.name]] = summary
-        elif full_check or file.name not in manifest.weights:
-            for _ in checked_chunks(folder, file, progress):
-                pass
         else:
-            open_listed(folder, file).close()
+            is_read = full_check or file.name not in manifest.weights
+            check_file(folder, file, is_read=is_read, progress=progress)
     return Bundle(path=folder, manifest=manifest, graphs=graphs)
 
 

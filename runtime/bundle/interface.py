@@ -14,11 +14,14 @@ from ortolan.runtime.bundle.manifest import ImageSource, Manifest
 from ortolan.runtime.errors import GraphError, ManifestError
 
 __all__ = [
+    "CROSS",
     "IDS",
     "LENGTHS",
     "LOGITS",
     "OUTPUT",
+    "PAST",
     "PIXELS",
+    "PRESENT",
     "SOURCE_LENGTHS",
     "STEP_INPUTS",
     "TARGET_IDS",
@@ -26,6 +29,7 @@ __all__ = [
     "check_names",
     "inputs_of",
     "outputs_of",
+    "state_names",
 ]
 
 IDS, LENGTHS, PIXELS = "input_ids", "lengths", "pixels"
@@ -44,6 +48,14 @@ TARGET_IDS = "target_ids"
 """The decoder's ids, where the graph `attention` takes those of the source too."""
 
 LOGITS = "logits"
+
+PAST, PRESENT, CROSS = "past_key_values", "present", "cross"
+"""Beginnings of the names of keys and values: as a step reads and gives them, and of a source."""
+
+
+def state_names(prefix: str, layers: int) -> list[str]:
+    """Names of keys and values, two a layer, in the order of a graph."""
+    return [f"{prefix}.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
 
 
 def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:

@@ -25,14 +25,14 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import manifest_file, seal
-from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.bundle import Bundle, check_file
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.manifest import File, Label, Manifest, Sha256
 from ortolan.runtime.errors import BundleError
@@ -208,7 +208,11 @@ def open_packed(
         if expected != got:
             raise UnusableError(f"packed weights for {what} {expected}", f"those for {got}")
     _check_spans(bundle, packed)
-    _check_blob(path, packed.blob, full_check=full_check)
+    try:
+        check_file(path, packed.blob, is_read=full_check)
+    except BundleError as error:
+        # without the advice, which is about a bundle
+        raise UnusableError(f"{BLOB} as it was written", str(error).partition(". ")[0]) from error
     return Packed(folder=folder, manifest=packed)
 
 
@@ -285,26 +289,6 @@ def _check_spans(bundle: Bundle, packed: PackedManifest) -> None:
                     f"packed weights within the {packed.blob.size} bytes of {BLOB}",
                     f"bytes {span.offset} to {span.offset + span.length}",
                 )
-
-
-def _check_blob(path: Path, blob: File, *, full_check: bool) -> None:
-    try:
-        with open_plain(path, BLOB) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            sha256 = _sha256(stream) if full_check else None
-    except (OSError, BundleError) as error:
-        raise UnusableError(f"{BLOB} as it was written", str(error)) from error
-    if size != blob.size:
-        raise UnusableError(f"{blob.size} bytes in {BLOB}", f"{size}")
-    if sha256 is not None and sha256 != blob.sha256:
-        raise UnusableError(f"sha256 {blob.sha256} of {BLOB}", sha256)
-
-
-def _sha256(stream: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while chunk := stream.read(limits.HASH_CHUNK_BYTES):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _attach(graph: bytes, packed: PackedGraph, location: str) -> bytes:

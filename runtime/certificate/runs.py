@@ -16,7 +16,6 @@ Shape letters: B inputs of a call, T tokens of the longest, R positions, V vocab
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,9 @@ from ortolan.runtime.certificate.fields import (
     kept_positions,
 )
 from ortolan.runtime.certificate.figures import Numbers, Rows
-from ortolan.runtime.engine.runner import Decoder, feed, prefill
-from ortolan.runtime.engine.session import Encoded, Engine
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.images import read_pixels
 
 __all__ = ["BLOCK", "compute", "groups", "total_positions"]
@@ -55,16 +55,19 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
         yield from _singles(engine, certificate)
         yield from _batches(engine, certificate)
         return
-    for run in _runs(certificate):
-        source = _source(engine, certificate, run)
-        for position, outputs in _WAYS[run.phase](engine, run.ids, source):
-            start = run.offset + position
+    offsets = _offsets([probe.length for probe in certificate.probes])
+    for number, phase in _decoder_runs(certificate):
+        probe, offset = certificate.probes[number], offsets[number]
+        ids = certificate.token_ids[offset : offset + probe.length].tolist()
+        source = _source(engine, certificate, number, phase)
+        for position, outputs in _WAYS[phase](engine, ids, source):
+            start = offset + position
             yield Rows(
-                phase=run.phase,
-                probe=run.probe,
+                phase=phase,
+                probe=probe.name,
                 positions=list(range(position, position + len(outputs))),
                 part=slice(start, start + len(outputs)),
-                next_ids=run.ids[position + 1 :],
+                next_ids=ids[position + 1 :],
                 outputs=outputs,
             )
 
@@ -73,58 +76,39 @@ def total_positions(certificate: Certificate) -> int:
     """Rows that `compute` gives."""
     if not certificate.model_kind.has_decoder:
         return 2 * sum(len(kept) for kept in _kept(certificate))
-    return sum(run.positions for run in _runs(certificate))
+    lengths = [probe.length for probe in certificate.probes]
+    return sum(
+        _decoded(lengths[number]) if phase == "decode" else lengths[number]
+        for number, phase in _decoder_runs(certificate)
+    )
 
 
 # --- decoders ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """One probe, computed in one way.
-
-    Attributes:
-        number: of the probe.
-        offset: where it begins among all positions.
-    """
-
-    phase: PhaseName
-    number: int
-    probe: str
-    offset: int
-    ids: list[int]
-
-    @property
-    def positions(self) -> int:
-        return _decoded(len(self.ids)) if self.phase == "decode" else len(self.ids)
+def _decoder_runs(certificate: Certificate) -> Iterator[tuple[int, PhaseName]]:
+    """Number of a probe, and one way to compute it."""
+    lengths = [probe.length for probe in certificate.probes]
+    longest = lengths.index(max(lengths))
+    for number in range(len(lengths)):
+        yield number, "prefill"
+        yield number, "decode"
+        if number == longest:
+            yield number, "chunked"
 
 
-def _runs(certificate: Certificate) -> list[_Run]:
-    offsets = _offsets([probe.length for probe in certificate.probes])
-    longest = max(certificate.probes, key=lambda probe: probe.length)
-    runs = []
-    for number, (probe, offset) in enumerate(zip(certificate.probes, offsets, strict=True)):
-        ids = certificate.token_ids[offset : offset + probe.length].tolist()
-        phases: tuple[PhaseName, ...] = ("prefill", "decode")
-        if probe is longest:
-            phases = ("prefill", "decode", "chunked")
-        runs += [
-            _Run(phase=phase, number=number, probe=probe.name, offset=offset, ids=ids)
-            for phase in phases
-        ]
-    return runs
-
-
-def _source(engine: Engine, certificate: Certificate, run: _Run) -> Encoded | None:
+def _source(
+    engine: Engine, certificate: Certificate, number: int, phase: PhaseName
+) -> Encoded | None:
     """What the decoder reads of its source."""
     if not certificate.model_kind.has_encoder:
         return None
     if certificate.images is not None:
-        return engine.encode_source({PIXELS: _pixels(engine, certificate, [run.number])})
+        return engine.encode_source({PIXELS: _pixels(engine, certificate, [number])})
     lengths = [probe.source or 0 for probe in certificate.probes]
-    start = _offsets(lengths)[run.number]
-    ids = certificate.source_ids[start : start + lengths[run.number]].astype(np.int64)
-    padding = _padding(engine, len(ids)) if run.phase == "decode" else 0
+    start = _offsets(lengths)[number]
+    ids = certificate.source_ids[start : start + lengths[number]].astype(np.int64)
+    padding = _padding(engine, len(ids)) if phase == "decode" else 0
     return engine.encode_source(
         {IDS: np.pad(ids, (0, padding))[None], LENGTHS: np.array([len(ids)], np.int32)}
     )
@@ -148,33 +132,41 @@ def _in_one_call(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
     """The whole probe in one call; again for each block of positions, so that memory is bounded."""
-    cache = engine.cache()
+    runner = _runner(engine, source)
     for start in range(0, len(ids), BLOCK):
         positions = range(start, min(start + BLOCK, len(ids)))
-        yield start, feed(engine, cache, ids, positions=positions, source=source)
-        cache.rewind(0)
+        yield start, runner.chunk(0, ids, positions=positions)
+        runner.slots.rewind(0)
 
 
 def _one_by_one(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
-    cache = engine.cache()
+    runner = _runner(engine, source)
     first = len(ids) - _decoded(len(ids))
     if first > 0:
-        prefill(engine, cache, ids[:first], source=source)
-    decoder = Decoder(engine, cache, source=source)
+        runner.prefill(0, ids[:first])
+    runner.select([0])
     for position in range(first, len(ids)):
-        yield position, decoder.step([ids[position]], [position + 1])
+        runner.step([ids[position]])
+        yield position, runner.logits_BV
 
 
 def _in_chunks(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
-    cache = engine.cache()
+    runner = _runner(engine, source)
     size = min(BLOCK, -(-len(ids) // 3))
     for start in range(0, len(ids), size):
         part = ids[start : start + size]
-        yield start, feed(engine, cache, part, positions=range(len(part)), source=source)
+        yield start, runner.chunk(0, part, positions=range(len(part)))
+
+
+def _runner(engine: Engine, source: Encoded | None) -> Runner:
+    slots = engine.slots()
+    if source is not None:
+        slots.put_sources([0], source)
+    return Runner(engine, slots)
 
 
 _WAYS: dict[

@@ -1,258 +1,274 @@
-"""Prefill and decode: tokens in, logits out, states updated in a cache.
+"""Runner: computes a chunk of one row of the slots, or one token for each of the first rows.
 
-Knows ids, rows and lengths. Does not know text, sampling, or when to stop.
+A prompt is prefilled one row at a time, in chunks: kernels take several new tokens after a cache
+only for a batch of 1. A step decodes the rows `[:k]` of the buffers in place. Rows among them that
+take no part in it (free ones, those of a prompt that is still prefilled, those that pad the step)
+get a token just after their valid part, where the next token of the row overwrites it: a step
+changes nothing of such a row.
 
-Prefill takes one row at a time, in chunks: kernels take several new tokens over a past only for
-a batch of 1, and work can be cancelled only between calls. Decode takes one token for every row.
-
-Shape letters: B rows, R positions, V vocabulary.
+Shape letters: B rows of a step, S new tokens, R positions, V vocabulary.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens
-from ortolan.runtime.engine.cache import Cache
-from ortolan.runtime.engine.session import Encoded, Engine
-from ortolan.runtime.engine.step import Step
+from ortolan.runtime.engine.session import Engine, share
+from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.errors import NumericError
 
-__all__ = ["Decoder", "chunks", "feed", "prefill"]
+__all__ = ["Runner", "teacher_forced"]
 
 
-def feed(
-    engine: Engine,
-    cache: Cache,
-    ids: Sequence[int],
-    *,
-    positions: Sequence[int],
-    row: int = 0,
-    logits_RV: NDArray[np.float32] | None = None,
-    source: Encoded | None = None,
-) -> NDArray[np.float32]:
-    """Append tokens to a row in one call of the graph.
+class Runner:
+    """Computes over slots. Not to be used from two threads at once.
+
+    A step that is prepared stays bound: it writes a few numbers, runs the graph, and finds its
+    logits in place.
 
     Args:
         engine: the sessions to compute with.
-        cache: whose states to append to.
-        ids: at least one id, each within the vocabulary.
-        positions: indices into `ids` to give logits for, at least one.
-        row: which row of the cache.
-        logits_RV: where to write the logits; `None` for a new array.
-        source: what the row stands behind, for a decoder behind an encoder.
-
-    Returns:
-        The logits, `(R, V)`.
-
-    Raises:
-        ContextLengthError: the row would be longer than the context; nothing has changed.
-    """
-    length = cache.lengths[row] + len(ids)
-    # a total beyond the capacity would make the kernel give a longer buffer than the one bound
-    cache.reserve(length)
-    step = Step(engine, batch=1, new_tokens=len(ids), positions=len(positions), logits=logits_RV)
-    step.ids[0] = ids
-    step.last_index[0] = length - 1
-    step.total[()] = length
-    step.positions[0] = positions
-    step.bind(cache.buffers(row))
-    if source is not None:
-        step.bind_source(source)
-    step.run()
-    cache.lengths[row] = length
-    logits: NDArray[np.float32] = step.logits[0]
-    return logits
-
-
-def chunks(
-    engine: Engine, cache: Cache, ids: Sequence[int], *, row: int = 0, most: int = CHUNK
-) -> Iterator[tuple[int, Sequence[int]]]:
-    """Cut tokens into what one call takes, while the row grows by them.
-
-    Args:
-        engine: says how many fit into a call.
-        cache: of the row.
-        ids: what to cut.
-        row: which row of the cache.
-        most: new tokens of one call at most.
-
-    Yields:
-        Where each part begins, and the part.
-    """
-    start = 0
-    while start < len(ids):
-        size = min(most, chunk_tokens(engine.heads, cache.lengths[row]))
-        yield start, ids[start : start + size]
-        start += size
-
-
-def prefill(
-    engine: Engine,
-    cache: Cache,
-    ids: Sequence[int],
-    *,
-    row: int = 0,
-    chunk: int = CHUNK,
-    cancelled: Callable[[], bool] = lambda: False,
-    source: Encoded | None = None,
-) -> NDArray[np.float32] | None:
-    """Append tokens to a row, a chunk at a time.
-
-    Args:
-        engine: the sessions to compute with.
-        cache: whose states to append to.
-        ids: at least one id, each within the vocabulary.
-        row: which row of the cache.
-        chunk: most new tokens of one call.
-        cancelled: asked before every call.
-        source: what the row stands behind, for a decoder behind an encoder.
-
-    Returns:
-        The logits of the last position, `(V,)`; `None` when it was cancelled, after which the
-        row holds the chunks before that.
-
-    Raises:
-        ContextLengthError: the row would be longer than the context; nothing has changed.
-    """
-    cache.reserve(cache.lengths[row] + len(ids))
-    logits: NDArray[np.float32] | None = None
-    for _, part in chunks(engine, cache, ids, row=row, most=chunk):
-        if cancelled():
-            return None
-        # One position of every chunk, though only the last chunk's is of use: not every kernel
-        # is to be trusted with an empty tensor, and one row of logits is nothing beside a chunk.
-        last = [len(part) - 1]
-        logits = feed(engine, cache, part, positions=last, row=row, source=source)[0]
-    return logits
-
-
-class Decoder:
-    """Appends one token to every row of a cache per step.
-
-    Everything is bound once per capacity: a step writes a few numbers, runs the graph and gives
-    its logits in place. Not to be used from two threads at once.
+        slots: the states.
+        rows_multiple: steps have a multiple of so many rows, padded where they are fewer: what
+            a row gives is then the same, to the bit, whatever the rows beside it
+            (`Engine.rows_multiple`).
 
     Attributes:
-        cache: the rows.
-        logits: of each row `(V,)`, overwritten by every step.
+        logits_BV: of each row, float32, overwritten by the next step.
     """
 
-    __slots__ = (
-        "_capacity",
-        "_ids_B",
-        "_last_index_B",
-        "_logits_BV",
-        "_source",
-        "_step",
-        "_total",
-        "cache",
-        "logits",
-    )
-
-    def __init__(self, engine: Engine, cache: Cache, source: Encoded | None = None) -> None:
-        """Prepare for the first step; `source` is what the rows stand behind, if anything."""
-        self.cache = cache
-        self._source = source
-        self._step = Step(engine, batch=cache.batch, new_tokens=1, positions=1)
+    def __init__(self, engine: Engine, slots: Slots, *, rows_multiple: int = 1) -> None:
+        rows = len(slots.lengths)
+        if rows % rows_multiple:
+            raise ValueError(f"slots: expected a multiple of {rows_multiple} rows, got {rows}")
+        self.slots = slots
+        self._engine = engine
+        self._multiple = rows_multiple
+        self._session = engine.session(1, rows_per_source=slots.beams)
+        self._ids = np.zeros((rows, 1), np.int64)
+        self._last = np.zeros(rows, np.int32)
+        self._total = np.zeros((), np.int32)
+        self._positions = np.zeros((rows, 1), np.int64)
+        self._logits = np.empty((rows, 1, engine.manifest.vocab_size), np.float32)
         # views without NumPy: much less code between two steps
-        self._ids_B = self._step.ids.reshape(-1).data
-        self._last_index_B = self._step.last_index.data
-        self._total = self._step.total.reshape(1).data
-        self._logits_BV = self._step.logits[:, 0]
-        self.logits = tuple(self._logits_BV)
-        self._capacity = 0
+        self._set_id, self._set_last = self._ids.reshape(-1).data, self._last.data
+        self._set_total = self._total.reshape(1).data
+        self.logits_BV: NDArray[np.float32] = self._logits[:, 0]
+        self._rows: list[int] = []
+        self._idle: list[int] = []
+        self._covered = 0
+        self._bound: tuple[int, int] | None = None
+        self._calls: dict[int, Callable[[], None]] = {}
 
-    @property
-    def size_bytes(self) -> int:
-        """Memory of the buffers: the cache's and those of the logits."""
-        return self._logits_BV.nbytes + sum(buffer.nbytes for buffer in self.cache.buffers())
+    # --- a prompt ---------------------------------------------------------------------------------
 
-    def begin(self, length: int) -> None:
-        """Start over with empty rows that have room for so many tokens.
-
-        Raises:
-            ContextLengthError: the length is beyond the context.
-            MemoryError: there is no memory.
-        """
-        self.cache.clear()
-        if length > self.cache.capacity:
-            self.release()  # bound buffers would stay in memory beside the new ones
-            self.cache.reserve(length)
-
-    def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> NDArray[np.float32]:
-        """Write one token per row and compute what follows it.
-
-        A row that is to stay as it is gets its last token and its length once more: the same
-        values are written to the same place.
+    def chunk(
+        self,
+        row: int,
+        ids: Sequence[int],
+        *,
+        positions: Sequence[int],
+        logits_RV: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Append tokens to a row in one call of the graph.
 
         Args:
-            tokens: one id per row, each within the vocabulary.
-            lengths: of each row after the step; a row's token stands at its length minus one.
+            row: of the slots.
+            ids: at least one id, each within the vocabulary.
+            positions: indices into `ids` to give logits for, at least one.
+            logits_RV: where to write the logits; `None` for a new array.
 
         Returns:
-            Logits `(B, V)`, overwritten by the next step.
+            The logits, `(R, V)`.
+
+        Raises:
+            ContextLengthError: the row would be longer than the context; nothing has changed.
+            ForkedError: the process was forked after the engine was made.
+        """
+        slots, length = self.slots, self.slots.lengths[row] + len(ids)
+        # a total beyond the capacity would make the kernel give a longer buffer than the one bound
+        self.reserve(length)
+        slots.begin([row])
+        shape = (1, len(positions), self._engine.manifest.vocab_size)
+        logits = np.empty(shape, np.float32) if logits_RV is None else logits_RV.reshape(shape)
+        run = self._bind(
+            self._engine.session(len(ids)),
+            slice(row, row + 1),
+            np.array([ids], np.int64),
+            np.array([length - 1], np.int32),
+            np.array(length, np.int32),
+            np.array([positions], np.int64),
+            logits,
+        )
+        run()
+        slots.lengths[row] = length
+        slots.take_over([row])
+        written: NDArray[np.float32] = logits[0]
+        return written
+
+    def chunks(
+        self, row: int, ids: Sequence[int], *, most: int = CHUNK
+    ) -> Iterator[tuple[int, Sequence[int]]]:
+        """Cut tokens into what one call takes, while the row grows by them.
+
+        Yields:
+            Where each part begins, and the part.
+        """
+        start = 0
+        while start < len(ids):
+            size = min(most, self.chunk_tokens(row))
+            yield start, ids[start : start + size]
+            start += size
+
+    def chunk_tokens(self, row: int) -> int:
+        """Most new tokens that the next call of a row takes."""
+        return chunk_tokens(self._engine.heads, self.slots.lengths[row])
+
+    def prefill(self, row: int, ids: Sequence[int], *, most: int = CHUNK) -> NDArray[np.float32]:
+        """Append tokens to a row, a chunk of at most `most` at a time.
+
+        Returns:
+            The logits of the last position, `(V,)`.
+
+        Raises:
+            ContextLengthError: the row would be longer than the context; nothing has changed.
+            ForkedError: the process was forked after the engine was made.
+        """
+        self.reserve(self.slots.lengths[row] + len(ids))
+        logits_RV = np.empty((1, self._engine.manifest.vocab_size), np.float32)
+        for _, part in self.chunks(row, ids, most=most):
+            # One position of every chunk, though only the last one's is of use: not every kernel is
+            # to be trusted with an empty tensor, and one row of logits is nothing beside a chunk.
+            self.chunk(row, part, positions=[len(part) - 1], logits_RV=logits_RV)
+        last: NDArray[np.float32] = logits_RV[0]
+        return last
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Choose the rows that take a token in each of the steps that follow, at least one."""
+        if not rows:
+            raise ValueError("select: expected at least one row; a batch of none ends the process")
+        self._rows = list(rows)
+        multiple = self._multiple * self.slots.beams
+        self._covered = -(-(max(rows) + 1) // multiple) * multiple
+        part = set(rows)
+        self._idle = [row for row in range(self._covered) if row not in part]
+
+    def step(self, tokens: Sequence[int]) -> None:
+        """Append a token to each of the selected rows; `logits_BV` has what follows.
+
+        Args:
+            tokens: one id per selected row, each within the vocabulary.
 
         Raises:
             ContextLengthError: a row would be longer than the context; nothing has changed.
+            ForkedError: the process was forked after the engine was made.
         """
-        total = max(lengths)
-        if total > self._capacity or self._capacity != self.cache.capacity:
-            self._rebind(total)
-        for row, token in enumerate(tokens):
-            self._ids_B[row] = token
-            self._last_index_B[row] = lengths[row] - 1
-        self._total[0] = total
-        self._step.run()
-        self.cache.lengths[:] = lengths
-        return self._logits_BV
+        if not self._rows:
+            raise ValueError("step: expected rows to be selected before")
+        slots, lengths, longest = self.slots, self.slots.lengths, 0
+        for row, token in zip(self._rows, tokens, strict=True):
+            self._set_id[row] = token
+            self._set_last[row] = length = lengths[row]
+            longest = max(longest, length)
+        for row in self._idle:
+            self._set_id[row] = 0
+            self._set_last[row] = length = lengths[row]
+            longest = max(longest, length)
+        self._set_total[0] = longest + 1
+        if longest >= slots.capacity:
+            self.reserve(longest + 1)
+        slots.begin(self._rows)
+        self._step_call()()
+        for row in self._rows:
+            lengths[row] += 1
+        slots.take_over(self._rows)
 
-    def write(
-        self,
-        tokens: list[int],
-        choose: Callable[[NDArray[np.float32]], int],
-        *,
-        most: int,
-        eos: Container[int],
-    ) -> None:
-        """Append the last of some tokens to the only row, choose one behind it, and so on.
+    def _step_call(self) -> Callable[[], None]:
+        """What runs a step of the selected rows, bound anew where something has moved."""
+        bound = (self.slots.version, self._covered)
+        if self._bound != bound:
+            self._calls = {}
+            self._bound = bound
+        call = self._calls.get(self.slots.turn)
+        if call is None:
+            rows = slice(0, self._covered)
+            call = self._calls[self.slots.turn] = self._bind(
+                self._session,
+                rows,
+                self._ids[rows],
+                self._last[rows],
+                self._total,
+                self._positions[rows],
+                self._logits[rows],
+            )
+        elif self._engine.is_stranded:
+            self._engine.check_process()
+        return call
 
-        What `step` does for a token of each row, with less between two steps: the weights of a
-        model have displaced Python's code from the caches, and each line is read anew.
+    def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
+        """Put a snapshot into a row; see `Slots.restore`."""
+        self._calls = {}
+        self.slots.restore(snapshot, row=row)
 
-        Args:
-            tokens: at least one, each within the vocabulary; gets those that are chosen.
-            choose: the next token, from logits `(V,)`.
-            most: how many tokens there are to be in the end.
-            eos: tokens that end the row.
+    def reserve(self, length: int) -> None:
+        """Make room for rows of this length.
 
         Raises:
-            ContextLengthError: the row would be longer than the context.
+            ContextLengthError: the length is beyond the context.
+            MemoryError: there is no memory; everything is as it was.
         """
-        run, lengths, (logits_V,) = self._step.run, self.cache.lengths, self.logits
-        ids, last_index, total = self._ids_B, self._last_index_B, self._total
-        if self._capacity != self.cache.capacity:
-            self._capacity = 0  # what is bound are buffers that are gone
-        while len(tokens) < most:
-            before = lengths[0]
-            if before >= self._capacity:
-                self._rebind(before + 1)
-            ids[0], last_index[0], total[0] = tokens[-1], before, before + 1
-            run()
-            lengths[0] = before + 1
-            tokens.append(choose(logits_V))
-            if tokens[-1] in eos:
-                return
+        self.slots.check(length)
+        if length > self.slots.capacity:
+            # bound buffers would stay in memory beside the new ones
+            self._calls = {}
+            self.slots.reserve(length)
 
-    def release(self) -> None:
-        """Let go of the cache's buffers until the next step."""
-        self._step.release()
-        self._capacity = 0
+    def _bind(
+        self, session: Any, rows: slice, *feeds_and_logits: NDArray[Any]
+    ) -> Callable[[], None]:
+        """What runs a session over buffers: its inputs, the logits, and the states of some rows."""
+        self._engine.check_process()
+        *feeds, logits = feeds_and_logits
+        binding = session.io_binding()
+        for name, array in zip(STEP_INPUTS, feeds, strict=True):
+            binding.bind_ortvalue_input(name, share(array))
+        binding.bind_ortvalue_output(LOGITS, share(logits))
+        for state, read, written in self.slots.bound(rows):
+            binding.bind_ortvalue_input(state.input, share(read))
+            binding.bind_ortvalue_output(state.output, share(written))
+        beams = self.slots.beams
+        source = self.slots.sources(slice(rows.start // beams, -(-rows.stop // beams)))
+        if source is not None:
+            binding.bind_ortvalue_input(SOURCE_LENGTHS, share(source.lengths))
+            for state, values in zip(self._engine.source_states, source.states, strict=True):
+                binding.bind_ortvalue_input(state.input, share(values))
+        return partial(session.run_with_iobinding, binding)
 
-    def _rebind(self, total: int) -> None:
-        self.release()
-        self.cache.reserve(total)
-        self._step.bind(self.cache.buffers())
-        if self._source is not None:
-            self._step.bind_source(self._source)
-        self._capacity = self.cache.capacity
+
+def teacher_forced(runner: Runner, ids: Sequence[int]) -> NDArray[np.float32]:
+    """Append tokens to row 0, and compute the logits that follow each of them, `(S, V)`.
+
+    Raises:
+        ContextLengthError: the row would be longer than the context.
+        NumericError: the logits are not finite.
+        ForkedError: the process was forked after the engine was made.
+    """
+    runner.reserve(runner.slots.lengths[0] + len(ids))
+    logits_SV = np.empty((len(ids), runner.logits_BV.shape[1]), np.float32)
+    for start, part in runner.chunks(0, ids):
+        rows = logits_SV[start : start + len(part)]
+        runner.chunk(0, part, positions=range(len(part)), logits_RV=rows)
+        if not np.isfinite(rows.max(axis=-1)).all():
+            # a kernel may spread one over its whole call, so the position is not known
+            raise NumericError(
+                f"logits: expected finite ones, got others at positions {start} to "
+                f"{start + len(part) - 1}. Run `ortolan verify` on the bundle."
+            )
+    return logits_SV

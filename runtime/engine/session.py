@@ -1,20 +1,17 @@
 """onnxruntime sessions of one bundle.
 
-Knows graphs, devices, threads and the names that graphs give their inputs. Does not know lengths
-of conversations (`ortolan.runtime.engine.cache`), tokens or text.
-
 The only module that imports onnxruntime. It never loads a library of custom operators, and takes
 no option of a session from a bundle.
 
-Notes:
-    * One `Engine` serves several threads at once; each `ortolan.runtime.engine.step.Step` one.
-    * A process forked after an engine was made may not use it: `ortolan.runtime.engine.fork_guard`.
+One `Engine` serves several threads at once, each `ortolan.runtime.engine.runner.Runner` a single
+one. A process forked after an engine was made may not use it: `ortolan.runtime.engine.fork_guard`.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +22,14 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import LENGTHS, check_layout, check_names
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph
+from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.bundle.packed import Packed
 from ortolan.runtime.engine.attention_kernels import query_heads, whole_scores
-from ortolan.runtime.engine.cache import Cache
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.fork_guard import check_process, guard
+from ortolan.runtime.engine.slots import Encoded, Slots
 from ortolan.runtime.engine.threads import chosen_threads, is_small_translator, step_threads
 from ortolan.runtime.errors import GraphError, InputError, MissingExtraError
-from ortolan.runtime.generation.greedy_graph import can_repeat, repeated
 from ortolan.runtime.machine.huge_pages import collapse_later, pages_in_use
 from ortolan.runtime.machine.memory import return_free_memory
 
@@ -45,11 +42,9 @@ except ImportError as error:
     ) from error
 
 __all__ = [
-    "Encoded",
     "Engine",
     "available_providers",
     "onnxruntime_version",
-    "run",
     "save_packed",
     "share",
 ]
@@ -60,9 +55,6 @@ _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
-GREEDY = "greedy"
-"""The role of a graph that is made here: that of a step, repeated."""
-
 
 def onnxruntime_version() -> str:
     """The version of onnxruntime in use."""
@@ -72,29 +64,6 @@ def onnxruntime_version() -> str:
 def available_providers() -> tuple[str, ...]:
     """What this onnxruntime can compute with, best first, whether or not it works here."""
     return tuple(ort.get_available_providers())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """What a decoder reads of its sources.
-
-    Attributes:
-        lengths: valid tokens of each source, int32 `(sources,)`.
-        states: one tensor for each state with the update `source`, in the order of the manifest.
-    """
-
-    lengths: NDArray[np.int32]
-    states: tuple[NDArray[Any], ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory of the states."""
-        return sum(state.nbytes for state in self.states)
-
-    def take(self, sources: Sequence[int]) -> "Encoded":
-        """Copy some of the sources."""
-        kept = tuple(np.take(state, sources, axis=0) for state in self.states)
-        return Encoded(lengths=self.lengths[np.asarray(sources)], states=kept)
 
 
 class Engine:
@@ -127,7 +96,7 @@ class Engine:
         check_layout(bundle.manifest)
         known = pages_in_use()
         graphs = bundle.manifest.graphs
-        self._read = [state for state in bundle.manifest.states if state.update == "source"]
+        self.source_states = tuple(s for s in bundle.manifest.states if s.update == "source")
         self._bundle = bundle
         self._lock = threading.Lock()
         self._sessions = {
@@ -137,11 +106,6 @@ class Engine:
         }
         if packed is not None:
             return_free_memory()
-        step = "decode" if "decode" in graphs else "decoder"
-        if is_small_translator(bundle.manifest) and can_repeat(
-            bundle.manifest, bundle.graphs[step]
-        ):
-            self._sessions[GREEDY] = _open_repeated(bundle, step, self.threads)
         many = "prefill" if "prefill" in graphs else "decoder"
         few = "decode" if "decode" in graphs else "decoder"
         self._many, self._few = self._sessions.get(many), self._sessions.get(few)
@@ -149,10 +113,29 @@ class Engine:
         collapse_later(known)
         guard(self)
 
-    def cache(self, *, batch: int = 1) -> Cache:
-        """Empty buffers for conversations with this model."""
-        states = tuple(state for state in self.manifest.states if state.update != "source")
-        return Cache(states, batch=batch, context_length=self.manifest.context_length)
+    @cached_property
+    def identity(self) -> str:
+        """Of the bundle: another for any other weight, graph or token."""
+        return sha256(encode(self.manifest)).hexdigest()
+
+    @property
+    def rows_multiple(self) -> int:
+        """Rows that steps have a multiple of, where no row is to depend on those beside it.
+
+        The kernel of low-bit products takes rows in pairs, and a last odd row by itself, by other
+        sums (measured on onnxruntime 1.31 with AVX-512).
+        """
+        return 2 if self.manifest.quantized else 1
+
+    def slots(self, count: int = 1, *, beams: int = 1) -> Slots:
+        """Empty slots for conversations with this model."""
+        return Slots(
+            self.manifest.states,
+            count=count,
+            beams=beams,
+            context_length=self.manifest.context_length,
+            identity=self.identity,
+        )
 
     def session(self, new_tokens: int, *, rows_per_source: int = 1) -> Any:
         """The onnxruntime session for steps of that many new tokens in each row."""
@@ -185,11 +168,14 @@ class Engine:
         """
         self.check_process()
         # arrays: calls with OrtValues take longer than the encoder of a small model
-        values = run(self._sessions[ENCODER], [state.output for state in self._read], inputs)
+        names = [state.output for state in self.source_states]
+        values = self._sessions[ENCODER].run(names, dict(inputs))
         lengths = inputs.get(LENGTHS)
         if lengths is None:  # images have no padding
             shape = values[0].shape
-            lengths = np.full(shape[0], shape[self._read[0].shape.index("source")], np.int32)
+            lengths = np.full(
+                shape[0], shape[self.source_states[0].shape.index("source")], np.int32
+            )
         return Encoded(lengths=lengths, states=tuple(values))
 
     def attention(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
@@ -219,22 +205,6 @@ class Engine:
                 self._sessions = {**self._sessions, MAPS_ROLE: opened}
         return self._whole(MAPS_ROLE, inputs)
 
-    @property
-    def repeats(self) -> bool:
-        """Whether there is a graph that writes a text by itself; see `repeat`."""
-        return GREEDY in self._sessions
-
-    def repeat(
-        self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]
-    ) -> list[NDArray[Any]]:
-        """Run the graph of `ortolan.runtime.generation.greedy_graph`.
-
-        Raises:
-            ForkedError: the process was forked after the engine was made.
-        """
-        self.check_process()
-        return run(self._sessions[GREEDY], outputs, inputs)
-
     def _whole(
         self, role: str, inputs: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[np.float32]]:
@@ -246,7 +216,7 @@ class Engine:
 
     def native_sessions(self) -> list[Any]:
         """The objects whose destruction would wait for threads."""
-        return [session._sess for session in self._sessions.values()]
+        return list(self._sessions.values())
 
     def check_process(self) -> None:
         """Refuse to go on in a process that was forked after the engine was made.
@@ -303,16 +273,6 @@ def _open_session(bundle: Bundle, role: str, threads: int, packed: Packed | None
     return session
 
 
-def _open_repeated(bundle: Bundle, role: str, threads: int) -> Any:
-    graph = bundle.manifest.graphs[role]
-    options = _options(bundle, threads=step_threads(threads, bundle.manifest))
-    # its tensors are small and many: a sentence takes 4 % less time without these two
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_reuse = False
-    data = repeated(bundle.read(graph.file), bundle.manifest)
-    return _load(graph, data, options, scores=_scores(bundle, role))
-
-
 def _scores(bundle: Bundle, role: str) -> Callable[[], AbstractContextManager[None]]:
     """How to open sessions, such that they have the kernel of attention that is the faster one."""
     is_short = role != ENCODER and is_small_translator(bundle.manifest)
@@ -347,15 +307,6 @@ def _load(
             f"{str(error).partition(chr(10))[0][:300]}. Export the checkpoint again, or install "
             "the version of onnxruntime it was exported with."
         ) from error
-
-
-def run(
-    session: Any, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]
-) -> list[NDArray[Any]]:
-    """Call a session with arrays, without the checks of onnxruntime's Python wrapper."""
-    native = getattr(session, "_sess", session)  # a private name, and promised by nobody
-    found: list[NDArray[Any]] = native.run(outputs, dict(inputs), None)
-    return found
 
 
 def share(array: NDArray[Any]) -> Any:

@@ -1,41 +1,57 @@
-"""What a request is written with, whatever it is for: checked and made plain.
+"""What to generate: a request, and the options that it is written with, checked."""
 
-Knows options and their errors. Does not know models.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
 import numpy as np
 
-from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.errors import InputError, TokenizerError
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.generation.constraints import Constraints
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.limits import MAX_SEED
 
-__all__ = [
-    "Cancel",
-    "asked",
-    "checked_count",
-    "never",
-    "no_tokenizer",
-    "open_tokenizer",
-    "sampling_of",
-]
+__all__ = ["Cancel", "Request", "cancel_function", "checked_count", "numbered", "sampling_of"]
 
 Cancel = Callable[[], bool] | Event
 """A function or an event, asked between any two calls of the model."""
 
-_GREEDY = Sampling()
+
+_GREEDY, _UNCONSTRAINED = Sampling(), Constraints()
 
 
-def open_tokenizer(bundle: Bundle) -> Tokenizer | None:
-    """The tokenizer of a bundle, where it has one."""
-    name = bundle.manifest.tokenizer
-    if name is None:
-        return None
-    return Tokenizer.from_bytes(bundle.read(name), model_vocab_size=bundle.manifest.vocab_size)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to generate for one prompt or from one source.
+
+    Attributes:
+        prompt: ids that the text begins with, at least one.
+        limit: most new tokens, such that the text stays within the context.
+        prompt_tokens: what timings count: of the prompt, or of the source.
+        source: what the encoder takes, for a decoder with an encoder.
+        eos: ids that end the text.
+        stop: texts that end the text.
+        constraints: tokens that are forced or ruled out.
+        cancelled: asked between any two calls of the model; `None` where nobody cancels.
+    """
+
+    prompt: list[int]
+    limit: int
+    prompt_tokens: int
+    source: Any = None
+    sampling: Sampling = _GREEDY
+    eos: frozenset[int] = frozenset()
+    stop: Sequence[str] = ()
+    constraints: Constraints = _UNCONSTRAINED
+    cancelled: Callable[[], bool] | None = None
+
+
+def numbered(sampling: Sampling, index: int) -> Sampling:
+    """The sampling of prompt number `index` of a list: seeds count up from that of the first."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + index) % (MAX_SEED + 1))
 
 
 def sampling_of(sampling: Sampling | None, temperature: float | None) -> Sampling:
@@ -55,23 +71,16 @@ def sampling_of(sampling: Sampling | None, temperature: float | None) -> Samplin
     return Sampling(temperature=temperature)
 
 
-def asked(cancel: Cancel | None) -> Callable[[], bool]:
-    """A function that says whether to stop.
+def cancel_function(cancel: Cancel | None) -> Callable[[], bool] | None:
+    """A function that says whether to stop, where there is one.
 
     Raises:
         InputError: neither a function nor an event.
     """
-    if cancel is None:
-        return never
     found = cancel.is_set if isinstance(cancel, Event) else cancel
-    if not callable(found):
+    if found is not None and not callable(found):
         raise InputError(f"cancel: expected a function or an event, got {found!r}.")
     return found
-
-
-def never() -> bool:
-    """What a request without `cancel` asks: such a text may be computed in one call."""
-    return False
 
 
 def checked_count(what: str, value: Any, *, most: int | None = None) -> int:
@@ -85,11 +94,3 @@ def checked_count(what: str, value: Any, *, most: int | None = None) -> int:
         return int(value)
     allowed = "of at least 1" if most is None else f"from 1 to {most}"
     raise InputError(f"{what}: expected a whole number {allowed}, got {value!r}.")
-
-
-def no_tokenizer(what: str) -> TokenizerError:
-    """The error for text where a bundle takes only ids."""
-    return TokenizerError(
-        f"{what}: expected a bundle with a tokenizer, got one without. "
-        "Give token ids and `generate`, or export with the tokenizer of the checkpoint."
-    )

@@ -88,11 +88,6 @@ class Sampler:
         self._is_greedy = sampling.temperature == 0
         self._scratch_V = np.empty(vocab_size, np.float32) if self._adjusts else _NO_BIAS
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether each token is the one with the highest logit, whatever came before."""
-        return self._is_greedy and not self._adjusts
-
     def next(self, logits_V: NDArray[np.float32]) -> int:
         """Choose the next token and remember it as generated.
 
@@ -112,19 +107,9 @@ class Sampler:
         else:
             ids_N, weights_N = self._weighed(scores_V, logits_V)
             token = int(ids_N[_pick(weights_N, self._uniform())])
-        self.record(token)
-        return token
-
-    def next_plain(self, logits_V: NDArray[np.float32]) -> int:
-        """What `next` does for a sampler that `is_plain`: fewer calls, each a cost between steps.
-
-        Raises:
-            NumericError: as for `next`.
-        """
-        token = int(logits_V.argmax())
-        if not -math.inf < logits_V.item(token) < math.inf:
-            self._reject(logits_V)
         self._step += 1
+        for tally in self._tallies:
+            tally.add(token)
         return token
 
     def record(self, token: int) -> None:

@@ -7,18 +7,33 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.runner import Decoder, prefill
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.slots import Snapshot
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 
-__all__ = ["Sequence"]
+__all__ = ["Sequence", "SequenceSnapshot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceSnapshot:
+    """A sequence as it was.
+
+    Attributes:
+        tokens: its ids.
+        states: what the model computed for them, copied.
+    """
+
+    tokens: tuple[int, ...]
+    states: Snapshot
 
 
 class Sequence:
@@ -38,8 +53,8 @@ class Sequence:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._cache = engine.cache()
-        self._decoder = Decoder(engine, self._cache)
+        self._runner = Runner(engine, engine.slots())
+        self._runner.select([0])
         self._tokens: list[int] = []
         self._lock = threading.Lock()
         self._is_closed = False
@@ -80,26 +95,49 @@ class Sequence:
                     f"append: expected at most {manifest.context_length} tokens, got "
                     f"{len(self._tokens)} and {len(new)} more. Rewind, or begin a new sequence."
                 )
-            with self._cache.unchanged_on_error():
-                logits = self._compute(new, length)
+            with self._runner.slots.unchanged_on_error():
+                logits = self._compute(new)
                 if not math.isfinite(logits.max()):  # -inf marks what may not be chosen
                     raise NumericError(
-                        f"append: expected finite logits, got others behind token {length - 1}. "
+                        f"append: expected finite logits, got others after token {length - 1}. "
                         "The model is damaged: run `ortolan verify` on its bundle."
                     )
             self._tokens += new
         return logits
 
     def rewind(self, length: int) -> None:
-        """Forget the tokens behind the first `length`. Costs nothing.
+        """Forget the tokens after the first `length`. Costs nothing.
 
         Raises:
             InputError: the sequence is shorter or closed, another thread is using it, or a
                 state of the model cannot go back.
         """
         with self._in_use():
-            self._cache.rewind(length)
+            self._runner.slots.rewind(length)
             del self._tokens[length:]
+
+    def snapshot(self) -> SequenceSnapshot:
+        """Keep the sequence as it is now: to go back to it, or to go on from it twice.
+
+        Raises:
+            InputError: the sequence is closed, or another thread is using it.
+        """
+        with self._in_use():
+            return SequenceSnapshot(
+                tokens=tuple(self._tokens), states=self._runner.slots.snapshot()
+            )
+
+    def restore(self, snapshot: SequenceSnapshot) -> None:
+        """Become what a sequence of the same model was, this one or another.
+
+        Raises:
+            InputError: the snapshot is of another bundle, the sequence is closed, or another
+                thread is using it.
+            MemoryError: there is no memory; the sequence is as it was.
+        """
+        with self._in_use():
+            self._runner.restore(snapshot.states)
+            self._tokens = list(snapshot.tokens)
 
     def close(self) -> None:
         """Give the memory back. Closing twice is no error.
@@ -112,7 +150,7 @@ class Sequence:
         with self._in_use():
             self._is_closed = True
             self._tokens.clear()
-            del self._decoder, self._cache
+            del self._runner
 
     def __enter__(self) -> Self:
         return self
@@ -125,16 +163,12 @@ class Sequence:
     ) -> None:
         self.close()
 
-    def _compute(self, new: list[int], length: int) -> NDArray[np.float32]:
-        if len(new) == 1:
-            row: NDArray[np.float32] = self._decoder.step(new, [length])[0]
-            return row.copy()
-        # the buffers may move: bound ones would stay in memory beside the new ones
-        self._decoder.release()
-        logits = prefill(self._engine, self._cache, new)
-        if logits is None:
-            raise RuntimeError("prefill was cancelled, though nothing can cancel it here")
-        return logits
+    def _compute(self, new: list[int]) -> NDArray[np.float32]:
+        if len(new) > 1:
+            return self._runner.prefill(0, new)
+        self._runner.step(new)
+        logits_V: NDArray[np.float32] = self._runner.logits_BV[0].copy()
+        return logits_V
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:

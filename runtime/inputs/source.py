@@ -13,7 +13,7 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["Input", "Inputs", "Source", "SourceReader", "pad", "several"]
+__all__ = ["Input", "Inputs", "Source", "SourceReader", "is_batch", "pad"]
 
 Input = str | Sequence[int] | NDArray[np.integer[Any]] | Image
 """A text or its token ids; or a path, the bytes or the pixels of an image."""
@@ -107,12 +107,11 @@ class SourceReader:
         return ids
 
 
-def several(inputs: Any) -> list[Any]:
-    """Inputs as a list. A list of integers is one of them; so is an array."""
-    if isinstance(inputs, str | bytes) or not isinstance(inputs, list | tuple):
-        return [inputs]
-    is_one = len(inputs) > 0 and isinstance(inputs[0], int | np.integer)
-    return [inputs] if is_one else list(inputs)
+def is_batch(inputs: Any) -> bool:
+    """Whether these are several inputs: a list or a tuple, except for one of integers."""
+    if not isinstance(inputs, list | tuple):
+        return False
+    return len(inputs) == 0 or not isinstance(inputs[0], int | np.integer)
 
 
 def pad(rows: Sequence[Any], *, padding: int) -> dict[str, NDArray[Any]]:

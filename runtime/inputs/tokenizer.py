@@ -10,11 +10,12 @@ from types import TracebackType
 
 import tokenizers
 
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream
 from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
 
-__all__ = ["TokenStream", "Tokenizer"]
+__all__ = ["TokenStream", "Tokenizer", "no_tokenizer", "open_tokenizer"]
 
 
 class Tokenizer:
@@ -218,3 +219,19 @@ class _LibraryErrors:
 _LOADING = _LibraryErrors("tokenizer.json", "Copy the file again.")
 _ENCODING = _LibraryErrors("text", "Its tokenizer cannot take this text; change the text.")
 _DECODING = _LibraryErrors("ids", "Its tokenizer cannot decode them; check the bundle.")
+
+
+def open_tokenizer(bundle: Bundle) -> Tokenizer | None:
+    """The tokenizer of a bundle, where it has one."""
+    name = bundle.manifest.tokenizer
+    if name is None:
+        return None
+    return Tokenizer.from_bytes(bundle.read(name), model_vocab_size=bundle.manifest.vocab_size)
+
+
+def no_tokenizer(what: str) -> TokenizerError:
+    """The error for text where a bundle takes only ids."""
+    return TokenizerError(
+        f"{what}: expected a bundle with a tokenizer, got one without. "
+        "Give token ids and `generate`, or export with the tokenizer of the checkpoint."
+    )

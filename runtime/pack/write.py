@@ -3,14 +3,11 @@
 onnxruntime can write a graph with all its weights and all packed ones, in one file of twice the
 size. From that the packed ones are copied, each of them once; the rest is deleted.
 
-The folder is built as `.packing` in the bundle, tried, and renamed when every byte is on the
-disk. Killed at any moment, packing leaves a folder that nothing uses and the next packing
-deletes. Files of the bundle are read and never written.
-
-Knows what onnxruntime writes. Does not know when packed weights may be used.
+The folder is built as `.packing.new` in the bundle, compared with the bundle without it, and
+renamed when every byte is on the disk (`ortolan.runtime.bundle.staging`). Files of the bundle are
+read and never written.
 """
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -38,20 +35,15 @@ from ortolan.runtime.bundle.packed import (
     PackedWeight,
     Span,
 )
+from ortolan.runtime.bundle.staging import BusyError, Place, staged
 from ortolan.runtime.engine.session import Engine, onnxruntime_version, save_packed
 from ortolan.runtime.errors import BundleError, GraphError
 from ortolan.runtime.graph.schema import RefusedError, parse_model, text
 from ortolan.runtime.machine.processor import processor_features
-from ortolan.runtime.pack.trial import try_out
+from ortolan.runtime.pack.sample_outputs import sample_outputs
 
-try:
-    import fcntl
-except ImportError:  # Windows: two packings of one bundle are not kept apart
-    fcntl = None  # type: ignore[assignment]
+__all__ = ["PackReport", "pack"]
 
-__all__ = ["Report", "pack"]
-
-_STAGING, _OLD = ".packing", ".packing-old"
 _SAVED = "saved.bin"
 
 _ROOM = (
@@ -60,7 +52,7 @@ _ROOM = (
 )
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class PackReport(msgspec.Struct, frozen=True, kw_only=True):
     """What packing made.
 
     Attributes:
@@ -80,24 +72,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     load_after_s: float
 
 
-def pack(bundle: Bundle) -> Report:
+def pack(bundle: Bundle) -> PackReport:
     """Pack the weights of a bundle for this processor and this onnxruntime.
 
-    What was packed before for both is replaced. The result is tried: logits have to be equal to
-    those without it, bit for bit.
+    An earlier result for both is replaced. Logits have to be equal to those without packed weights,
+    bit for bit.
 
     Raises:
         BundleError: there is nothing to pack, no room, no right to write, another packing runs,
             or the logits are not equal.
         GraphError: onnxruntime cannot load a graph.
     """
+    folder = bundle.path / packed.folder_name(onnxruntime_version())
     try:
-        with _staged(bundle.path) as staging:
+        with staged(Place(folder, index=packed.NAME, name="packing")) as staging:
             _write(bundle, staging)
             made = packed.open_packed(bundle, staging.name, onnxruntime=onnxruntime_version())
-            before, after = _try(bundle, made)
+            before, after = _compare(bundle, made)
             size = _bytes_on_disk(staging)
-            folder = _commit(staging, packed.folder_name(onnxruntime_version()))
+    except BusyError as error:
+        raise BundleError(
+            f"{bundle.path}: expected no other packing of it, got one that is running. Wait for it."
+        ) from error
     except packed.UnusableError as error:
         raise BundleError(f"{bundle.path}: {error}") from error
     except OSError as error:
@@ -105,7 +101,7 @@ def pack(bundle: Bundle) -> Report:
             f"{bundle.path}: expected to write packed weights there, got: {error}. {_ROOM}"
         ) from error
     sizes = [file.size for file in bundle.manifest.files if file.name in bundle.manifest.weights]
-    return Report(
+    return PackReport(
         folder=str(folder),
         bytes=size,
         weights=len({weight.key for graph in made.manifest.graphs for weight in graph.weights}),
@@ -113,9 +109,6 @@ def pack(bundle: Bundle) -> Report:
         load_before_s=before,
         load_after_s=after,
     )
-
-
-# --- what onnxruntime packs -------------------------------------------------------------------
 
 
 class _Blob:
@@ -171,8 +164,6 @@ def _write(bundle: Bundle, staging: Path) -> None:
             # at once: it is twice as large as the weights
             (staging / _SAVED).unlink()
             saved.unlink()
-        stream.flush()
-        os.fsync(stream.fileno())
     if not any(graph.weights for graph in graphs):
         raise BundleError(
             f"{bundle.path}: expected weights that onnxruntime {onnxruntime_version()} packs, got "
@@ -188,8 +179,8 @@ def _write(bundle: Bundle, staging: Path) -> None:
         graphs=tuple(graphs),
     )
     data = packed.encode(manifest)
-    _write_file(staging / packed.NAME, data)
-    _write_file(staging / packed.SEAL, seal.make_seal(data))
+    (staging / packed.NAME).write_bytes(data)
+    (staging / packed.SEAL).write_bytes(seal.make_seal(data))
 
 
 def _save(bundle: Bundle, graph: Graph, staging: Path) -> Path:
@@ -201,13 +192,6 @@ def _save(bundle: Bundle, graph: Graph, staging: Path) -> Path:
             f"{bundle.path}: expected onnxruntime to write the packed weights of {graph.file}, "
             f"with {free} bytes free on the disk, got: {str(error.__cause__)[:300]}. {_ROOM}"
         ) from error
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    with path.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _copy_packed(
@@ -286,76 +270,6 @@ def _chunks(source: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
         yield chunk
 
 
-# --- the folder -------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _staged(bundle: Path) -> Iterator[Path]:
-    """An empty folder in the bundle, held against other packings, and deleted at the end."""
-    staging = bundle / _STAGING
-    staging.mkdir(exist_ok=True)
-    with _locked(staging):
-        # left by a packing that was killed
-        shutil.rmtree(bundle / _OLD, ignore_errors=True)
-        for path in staging.iterdir():
-            path.unlink()
-        try:
-            yield staging
-        finally:
-            # gone when the block went well
-            shutil.rmtree(staging, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if not _hold(folder, descriptor):
-            raise BundleError(
-                f"{folder.parent}: expected no other packing of it, got one that is running. "
-                "Wait for it."
-            )
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _hold(folder: Path, descriptor: int) -> bool:
-    """Lock an open folder; False where another packing has locked it, or just renamed it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(descriptor), folder.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
-
-
-def _commit(staging: Path, name: str) -> Path:
-    """Give the folder its name, in place of an older one."""
-    target, old = staging.with_name(name), staging.with_name(_OLD)
-    _sync(staging)
-    if target.exists():
-        target.rename(old)
-    staging.rename(target)
-    _sync(target.parent)
-    # a process that has mapped it keeps it
-    shutil.rmtree(old, ignore_errors=True)
-    return target
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    if os.name == "nt":
-        return  # Windows cannot open a folder
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _bytes_on_disk(folder: Path) -> int:
     """Bytes of the files of a folder, without holes where the system says so."""
     status = [path.stat() for path in folder.iterdir()]
@@ -364,10 +278,7 @@ def _bytes_on_disk(folder: Path) -> int:
     )
 
 
-# --- the trial --------------------------------------------------------------------------------
-
-
-def _try(bundle: Bundle, made: Packed) -> tuple[float, float]:
+def _compare(bundle: Bundle, made: Packed) -> tuple[float, float]:
     """Compare what comes out without and with packed weights; give the seconds to open each."""
     # first the new one: memory of the other goes into huge pages in the background
     after, got = _opened(bundle, made)
@@ -384,4 +295,4 @@ def _opened(bundle: Bundle, made: Packed | None) -> tuple[float, list[Any]]:
     started = time.perf_counter()
     engine = Engine(bundle, packed=made)
     seconds = time.perf_counter() - started
-    return seconds, try_out(engine)
+    return seconds, sample_outputs(engine)

@@ -5,8 +5,8 @@
     bundle = ortolan.export("checkpoint/", "bundle/")  # needs ortolan[export]
     model = ortolan.load("bundle/")                    # needs ortolan[cpu]
     print(model.generate("def main(", max_new_tokens=64).text)
-    ortolan.load("translator/", ortolan.Seq2Seq).generate("I live in Paris.", beams=4)
-    ortolan.load("classifier/", ortolan.Encoder).classify(["a text", "another"])
+    ortolan.load("translator/").generate("I live in Paris.", beams=4)
+    ortolan.load("classifier/").classify(["a text", "another"])
 
 Importing this module loads none of the rooms: `modeling`, `export` and `runtime` come on
 first use, so that a device without PyTorch never asks for it.
@@ -23,14 +23,38 @@ if TYPE_CHECKING:
     from ortolan.export.options import ExportOptions
     from ortolan.export.pipeline import export
     from ortolan.export.precision import Int4, Int8
-    from ortolan.runtime import Encoder, Seq2Seq, load
+    from ortolan.runtime import (
+        BundleError,
+        Completion,
+        ContextLengthError,
+        Decoder,
+        Encoder,
+        InputError,
+        MemoryPlanError,
+        MissingExtraError,
+        NumericError,
+        Sampling,
+        SamplingError,
+        Seq2Seq,
+        load,
+    )
 
 __all__ = [
+    "BundleError",
+    "Completion",
+    "ContextLengthError",
+    "Decoder",
     "Encoder",
     "ExportOptions",
+    "InputError",
     "Int4",
     "Int8",
+    "MemoryPlanError",
+    "MissingExtraError",
+    "NumericError",
     "OrtolanError",
+    "Sampling",
+    "SamplingError",
     "Seq2Seq",
     "__version__",
     "export",
@@ -42,10 +66,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ROOMS = ("modeling", "export", "runtime")
-_MODULES = {
-    **dict.fromkeys(("Encoder", "Seq2Seq", "load"), "ortolan.runtime"),
-    **dict.fromkeys(("Int4", "Int8"), "ortolan.export.precision"),
+_EXPORT = {
     "ExportOptions": "ortolan.export.options",
+    "Int4": "ortolan.export.precision",
+    "Int8": "ortolan.export.precision",
 }
 _missing = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]
 if _missing:
@@ -61,6 +85,6 @@ def __getattr__(name: str) -> Any:
     """Import a room, or a name of one, when it is first used."""
     if name in _ROOMS:
         return import_module(f"ortolan.{name}")
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
+    if name in __all__:
+        return getattr(import_module(_EXPORT.get(name, "ortolan.runtime")), name)
     raise AttributeError(f"module 'ortolan' has no attribute {name!r}")

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 import translation
+from ortolan.modeling.errors import RecipeError
 from rounds import Turn
 
 ROOT = Path(__file__).parents[2]
@@ -43,5 +44,5 @@ def test_row_compares_speed_and_outputs() -> None:
 
 
 def test_recipe_of_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected pairs of sentences"):
+    with pytest.raises(RecipeError, match=r"expected Pairs from data\.py:read"):
         translation.held_out_pairs(ROOT / "models" / "pythonic" / "recipe.toml")

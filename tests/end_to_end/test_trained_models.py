@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from sacrebleu import corpus_bleu
 
+import digits.data
+import numerals.data
 import ortolan
-from ortolan.modeling.training.corpora.digits import read_digits
-from ortolan.modeling.training.corpora.numerals import Pair, pairs
-from ortolan.modeling.training.corpora.snippets import read_snippets
-from ortolan.modeling.training.recipe import DigitsData, NumeralsData, SnippetsData, read_recipe
+from ortolan.modeling.training.data import LabelledTexts, read_data
+from ortolan.modeling.training.recipe import read_recipe
 from ortolan.runtime import Encoder, Seq2Seq
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -21,17 +21,9 @@ MODELS = Path(__file__).parents[2] / "models"
 Precision = Literal["fp32", "int8"]
 
 
-def held_out_sentences(count: int) -> tuple[Pair, ...]:
-    data = read_recipe(MODELS / "numerals" / "recipe.toml").data
-    assert isinstance(data, NumeralsData)
-    return pairs(msgspec.structs.replace(data, pairs=1, held_out=count)).held_out_numbers
-
-
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
-    data = read_recipe(MODELS / "digits" / "recipe.toml").data
-    assert isinstance(data, DigitsData)
-    held_out = read_digits(data).held_out
+    held_out = digits.data.read().held_out
     ortolan.export(MODELS / "digits", tmp_path / "bundle", precision=precision)
     named = ortolan.load(tmp_path / "bundle", Encoder).classify(list(held_out.pixels))
     right = np.array([int(each.label) for each in named]) == held_out.labels
@@ -41,7 +33,7 @@ def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_sentences_with_unseen_numbers_are_translated(precision: Precision, tmp_path: Path) -> None:
-    held_out = held_out_sentences(100)
+    held_out = numerals.data.read(pairs=1, held_out=100).held_out["numbers"]
     ortolan.export(MODELS / "numerals", tmp_path / "bundle", precision=precision)
     done = ortolan.load(tmp_path / "bundle", Seq2Seq).generate([source for source, _ in held_out])
     references = [target for _, target in held_out]
@@ -53,16 +45,13 @@ def test_sentences_with_unseen_numbers_are_translated(precision: Precision, tmp_
     reason="another standard library: some of these files were learned from",
 )
 def test_snippets_are_named_by_their_package(tmp_path: Path) -> None:
-    data = read_recipe(MODELS / "snippets" / "recipe.toml").data
-    assert isinstance(data, SnippetsData)
-    held_out = read_snippets(data).held_out[::4]
+    recipe = read_recipe(MODELS / "snippets" / "recipe.toml")
+    held_out = read_data(recipe, MODELS / "snippets", LabelledTexts).held_out[::4]
     ortolan.export(MODELS / "snippets", tmp_path / "bundle")
     model = ortolan.load(tmp_path / "bundle", Encoder)
     labels = model.manifest.output.labels if model.manifest.output else ()
-    named = model.classify([snippet.text for snippet in held_out], truncate=True)
-    right = [
-        each.label == labels[snippet.label] for each, snippet in zip(named, held_out, strict=True)
-    ]
+    named = model.classify([text for text, _ in held_out], truncate=True)
+    right = [each.label == labels[label] for each, (_, label) in zip(named, held_out, strict=True)]
     card = msgspec.json.decode((MODELS / "snippets" / "training.json").read_bytes())
     # Three standard deviations of a quarter of them.
     leeway = 3 * (0.25 / len(right)) ** 0.5

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
-from ortolan.modeling.layers.cache import LayerCache, Step
+from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.ops import Relative, cached_attention
 from ortolan.modeling.layers.positions import rotary_tables
 
@@ -135,7 +135,7 @@ def in_pytorch(kind: Kind) -> Run:
         output, present = cached_attention(
             given["query"],
             LayerCache(given["past_key"], given["past_value"]),
-            Step(given["seqlens_k"], given["total"], int(given["total"])),
+            StepLengths(given["seqlens_k"], given["total"], int(given["total"])),
             kind.rotary,
             spec=kind.spec,
             relative=Relative(bias=given["bias"]) if kind.biased else None,

@@ -9,7 +9,6 @@ from tests.export import tiny_models
 import ortolan
 from ortolan.modeling import Decoder
 from ortolan.runtime import Bundle, load
-from ortolan.runtime.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +18,7 @@ class Exported:
     module: Decoder
     reference: Decoder
     bundle: Bundle
-    model: Model
+    model: ortolan.Decoder
 
 
 @pytest.fixture(scope="session")

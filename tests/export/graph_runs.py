@@ -10,9 +10,9 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 
+from ortolan.export.kinds import trace_graph
 from ortolan.export.passes import tidy
-from ortolan.export.source.checkpoint import open_source
-from ortolan.export.trace import trace_graph
+from ortolan.export.source.exportable import open_exportable
 from ortolan.export.weights.blob import BlobWriter, bind, initializer_bytes, write_rest
 from ortolan.modeling.models.stack import Model
 from ortolan.runtime import Bundle
@@ -37,7 +37,7 @@ def sessions(bundle: Bundle) -> dict[str, Any]:
 
 def sessions_of(module: Model, roles: Sequence[str], folder: Path) -> dict[str, Any]:
     """Sessions of the float32 graphs of a module, without a bundle around them."""
-    source = open_source(module, tokenizer=None, max_context=None)
+    source = open_exportable(module, tokenizer=None, max_context=None)
     graphs: dict[str, ir.Model] = {
         role: tidy(trace_graph(source.config, role, Graph(file=role), dtype=torch.float32))
         for role in roles

@@ -7,7 +7,7 @@ from tests.export import tiny_models
 from tests.modeling import kinds
 from tokenizers.processors import TemplateProcessing
 
-from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.modeling.config import (
     EncoderConfig,
     EncoderDecoderConfig,
@@ -59,8 +59,8 @@ def module_of(config: Config) -> Model:
     return kinds.randomised(build(config))
 
 
-def source_of(config: Config, tokenizer: Path | None = None) -> Source:
-    return open_source(module_of(config), tokenizer=tokenizer, max_context=None)
+def source_of(config: Config, tokenizer: Path | None = None) -> Exportable:
+    return open_exportable(module_of(config), tokenizer=tokenizer, max_context=None)
 
 
 def write_plain_tokenizer(folder: Path) -> Path:

@@ -9,9 +9,10 @@ from tests.export.file_faults import Faults, Killed
 from tests.runtime import tiny_bundle
 
 from ortolan.export.errors import OutputError
-from ortolan.export.output import describe_files, settle, staged, write_manifest
+from ortolan.export.output import describe_files, place_of, staged_bundle, write_manifest
 from ortolan.runtime import BundleNotFoundError, open_bundle
 from ortolan.runtime.bundle.manifest import File
+from ortolan.runtime.bundle.staging import settle
 
 OLD, NEW, NEXT = b"old", b"new", b"next"
 
@@ -43,7 +44,7 @@ def export(
     force: bool = True,
     meanwhile: Callable[[], None] = nothing,
 ) -> None:
-    with staged(target, force=force) as folder:
+    with staged_bundle(target, force=force) as folder:
         fill(folder, marker)
         meanwhile()
 
@@ -90,7 +91,7 @@ def test_bundle_appears_with_missing_parents_and_nothing_beside_it(target: Path)
 
 def test_target_is_untouched_until_the_block_has_ended(target: Path) -> None:
     export(target, OLD)
-    with staged(target, force=True) as folder:
+    with staged_bundle(target, force=True) as folder:
         fill(folder, NEW)
         assert marker_at(target) == OLD
     assert marker_at(target) == NEW
@@ -192,7 +193,7 @@ def test_failure_inside_leaves_the_old_bundle_and_nothing_beside_it(
 
 
 def test_second_export_to_a_target_is_refused_while_the_first_runs(target: Path) -> None:
-    with staged(target, force=True) as folder:
+    with staged_bundle(target, force=True) as folder:
         with pytest.raises(OutputError, match="expected no other export"):
             export(target, NEXT)
         fill(folder, NEW)
@@ -236,7 +237,7 @@ def test_settle_brings_back_the_bundle_of_an_export_killed_while_exchanging(
         if marker_at(target) is None:
             break
         export(target, OLD)
-    settle(target)
+    settle(place_of(target))
     assert marker_at(target) == OLD
 
 
@@ -262,7 +263,7 @@ def test_half_deleted_bundle_is_not_brought_back(target: Path) -> None:
     old = target.parent / ".bundle.old"
     export(old, OLD)
     (old / "manifest.json").unlink()
-    settle(target)
+    settle(place_of(target))
     assert not target.exists()
     assert not old.exists()
 

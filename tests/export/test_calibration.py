@@ -31,7 +31,7 @@ from ortolan.export.source.calibration import (
     read_calibration,
     spread,
 )
-from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
@@ -49,12 +49,12 @@ def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def decoder(plain: Path) -> Source:
+def decoder(plain: Path) -> Exportable:
     return source_of(decoder_config(), plain)
 
 
 @pytest.fixture(scope="module")
-def seq2seq(wrapping: Path) -> Source:
+def seq2seq(wrapping: Path) -> Exportable:
     return source_of(seq2seq_config(), wrapping)
 
 
@@ -70,7 +70,7 @@ def encoded(path: Path, learn: str) -> list[int]:
 
 
 def test_last_quarter_is_held_out_where_the_rest_is_learned_from(
-    decoder: Source, tmp_path: Path
+    decoder: Exportable, tmp_path: Path
 ) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("abcdefgh")
@@ -78,14 +78,14 @@ def test_last_quarter_is_held_out_where_the_rest_is_learned_from(
     assert (read.learn, read.held_out) == ("abcdef", "gh")
 
 
-def test_all_is_held_out_where_nothing_is_learned(decoder: Source, tmp_path: Path) -> None:
+def test_all_is_held_out_where_nothing_is_learned(decoder: Exportable, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("abcdefgh")
     read = read_calibration(path, decoder, is_learned_from=False)
     assert (read.learn, read.held_out) == ("", "abcdefgh")
 
 
-def test_short_text_is_cut_into_all_of_its_sequences(decoder: Source, plain: Path) -> None:
+def test_short_text_is_cut_into_all_of_its_sequences(decoder: Exportable, plain: Path) -> None:
     learn = "".join(chr(65 + i % 26) for i in range(100))
     inputs = cut_inputs(text(learn), decoder, count=32, length=30)
     ids = encoded(plain, learn)
@@ -93,7 +93,7 @@ def test_short_text_is_cut_into_all_of_its_sequences(decoder: Source, plain: Pat
     assert inputs.sources == ()
 
 
-def test_sequences_are_spread_over_a_long_text(decoder: Source, plain: Path) -> None:
+def test_sequences_are_spread_over_a_long_text(decoder: Exportable, plain: Path) -> None:
     learn = "".join(chr(65 + i) * 999 + "\n" for i in range(20))
     inputs = cut_inputs(text(learn), decoder, count=4, length=10)
     starts = [chr(65 + i) for i in (0, 5, 10, 15)]
@@ -113,12 +113,12 @@ def test_texts_of_an_encoder_stand_between_their_special_tokens(wrapping: Path) 
     ]
 
 
-def test_text_shorter_than_one_sequence_is_an_error(decoder: Source) -> None:
+def test_text_shorter_than_one_sequence_is_an_error(decoder: Exportable) -> None:
     with pytest.raises(OptionError, match=r"notes\.txt: expected a text of at least 30 .* got 29"):
         cut_inputs(text("x" * 29), decoder, count=4, length=30)
 
 
-def test_no_sequences_are_an_error(decoder: Source) -> None:
+def test_no_sequences_are_an_error(decoder: Exportable) -> None:
     with pytest.raises(OptionError, match="expected at least 1, got 0"):
         cut_inputs(text("x" * 100), decoder, count=0, length=30)
 
@@ -126,7 +126,7 @@ def test_no_sequences_are_an_error(decoder: Source) -> None:
 # --- pairs ------------------------------------------------------------------------------------
 
 
-def test_pairs_are_lines_of_a_source_and_a_target(seq2seq: Source, tmp_path: Path) -> None:
+def test_pairs_are_lines_of_a_source_and_a_target(seq2seq: Exportable, tmp_path: Path) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"one {i}\tun {i}\n" for i in range(8)))
     read = read_calibration(path, seq2seq, is_learned_from=True)
@@ -136,7 +136,7 @@ def test_pairs_are_lines_of_a_source_and_a_target(seq2seq: Source, tmp_path: Pat
 
 
 def test_pairs_to_calibrate_on_are_spread_and_begin_with_the_start_token(
-    seq2seq: Source, wrapping: Path
+    seq2seq: Exportable, wrapping: Path
 ) -> None:
     learn = [(f"source {i}", f"target {i}") for i in range(64)]
     data = CalibrationPairs(origin="pairs", learn=learn, held_out=[])
@@ -156,7 +156,7 @@ def test_pairs_to_calibrate_on_are_spread_and_begin_with_the_start_token(
     ],
 )
 def test_file_of_other_lines_is_an_error(
-    contents: str, message: str, seq2seq: Source, tmp_path: Path
+    contents: str, message: str, seq2seq: Exportable, tmp_path: Path
 ) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text(contents)
@@ -229,7 +229,7 @@ def test_text_is_no_image(tmp_path: Path) -> None:
     ],
 )
 def test_file_of_no_use_is_named(
-    contents: bytes | None, message: str, decoder: Source, tmp_path: Path
+    contents: bytes | None, message: str, decoder: Exportable, tmp_path: Path
 ) -> None:
     path = tmp_path / "notes.txt"
     if contents is not None:
@@ -256,7 +256,7 @@ def test_no_more_than_there_is_is_taken() -> None:
 # --- the file beside a checkpoint -----------------------------------------------------------------
 
 
-def with_files(model: Source, folder: Path) -> Source:
+def with_files(model: Exportable, folder: Path) -> Exportable:
     for suffix in (".txt", ".tsv", ".npy"):
         (folder / f"calibration{suffix}").touch()
     return replace(model, folder=folder)
@@ -301,7 +301,7 @@ def test_file_for_a_model_from_images_to_texts_is_an_error(wrapping: Path, tmp_p
 def test_files_of_our_models_hold_what_an_export_calibrates_on_by_default(
     name: str, count: int, held_out: int
 ) -> None:
-    model = open_source(MODELS / name, tokenizer=None, max_context=None)
+    model = open_exportable(MODELS / name, tokenizer=None, max_context=None)
     path = own_calibration(model)
     assert path is not None
     data = read_calibration(path, model, is_learned_from=True)

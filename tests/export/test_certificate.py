@@ -7,11 +7,11 @@ import torch
 from tests.export import tiny_models
 
 from ortolan.export.errors import ExportError
+from ortolan.export.kinds import make_probes
 from ortolan.export.proof import reference as references
 from ortolan.export.proof.certificate import certify, thresholds
-from ortolan.export.proof.probes import make_probes
 from ortolan.export.proof.reference import TOP_K
-from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.modeling import Decoder
 from ortolan.runtime.certificate import Certificate, Logits, summarize
 
@@ -27,8 +27,8 @@ CONFIGS = {
 }
 
 
-def opened(source: Decoder | Path, max_context: int | None = None) -> Source:
-    return open_source(source, tokenizer=None, max_context=max_context)
+def opened(source: Decoder | Path, max_context: int | None = None) -> Exportable:
+    return open_exportable(source, tokenizer=None, max_context=max_context)
 
 
 def certified(module: Decoder, max_context: int | None = None) -> Certificate:

@@ -20,11 +20,12 @@ from tests.modeling import kinds, tiny_encoders
 from torch import Tensor
 
 from ortolan.export.errors import ExportError, OptionError
+from ortolan.export.kinds import make_probes
 from ortolan.export.proof import reference as references
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
-from ortolan.export.proof.probes import inputs_of, make_probes
+from ortolan.export.proof.probes import inputs_of
 from ortolan.export.source import layers
-from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.modeling import load
 from ortolan.modeling.config import ClassifierHead, EmbeddingHead, Head, LanguageModelHead
 from ortolan.modeling.models.stack import Model
@@ -50,12 +51,12 @@ HEADS: dict[str, Head | None] = {
 }
 
 
-def certified(model: Source) -> Certificate:
+def certified(model: Exportable) -> Certificate:
     given = "logits" if model.gives is None else model.gives.kind
     return certify(model, make_probes(model), thresholds=thresholds("fp32", given=given))
 
 
-def outputs(model: Source, module: Model) -> list[NDArray[np.float32]]:
+def outputs(model: Exportable, module: Model) -> list[NDArray[np.float32]]:
     """What the whole module computes for each probe, a row for each position that is kept."""
     inputs = inputs_of(model, make_probes(model))
     found = []
@@ -69,7 +70,7 @@ def outputs(model: Source, module: Model) -> list[NDArray[np.float32]]:
 
 
 def assert_is_what_the_module_computes(
-    certificate: Certificate, model: Source, module: Model
+    certificate: Certificate, model: Exportable, module: Model
 ) -> None:
     whole = np.concatenate(outputs(model, module))
     atol = 1e-5 * max(1.0, float(np.abs(whole).max()))
@@ -90,14 +91,14 @@ def assert_is_what_the_module_computes(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_reference_of_every_family_is_what_its_module_computes(name: str, tmp_path: Path) -> None:
     FAMILIES[name].reference().save_pretrained(tmp_path)
-    model = open_source(tmp_path, tokenizer=None, max_context=None)
+    model = open_exportable(tmp_path, tokenizer=None, max_context=None)
     assert_is_what_the_module_computes(certified(model), model, load(tmp_path, Model))
 
 
 @pytest.mark.parametrize("positions", kinds.POSITIONS)
 def test_reference_of_every_kind_of_position_is_what_the_module_computes(positions: str) -> None:
     module = kinds.seq2seq(kinds.seq2seq_config(kinds.POSITIONS[positions]))
-    model = open_source(module, tokenizer=None, max_context=None)
+    model = open_exportable(module, tokenizer=None, max_context=None)
     assert_is_what_the_module_computes(certified(model), model, module)
 
 
@@ -111,7 +112,7 @@ def test_reference_of_every_kind_of_position_is_what_the_module_computes(positio
 def test_reference_of_every_head_is_what_the_module_computes(head: str, source: str) -> None:
     config = encoder_config if source == "text" else image_config
     module = module_of(config(head=HEADS[head]))
-    model = open_source(module, tokenizer=None, max_context=None)
+    model = open_exportable(module, tokenizer=None, max_context=None)
     certificate = certified(model)
     assert_is_what_the_module_computes(certificate, model, module)
     assert certificate.kind == "encoder"
@@ -136,7 +137,7 @@ def test_chunks_of_the_vocabulary_give_the_same_reference(
 ) -> None:
     monkeypatch.setattr(references, "CHUNK_ROWS", rows)
     module = module_of(encoder_config(head=HEADS["logits"]))
-    model = open_source(module, tokenizer=None, max_context=None)
+    model = open_exportable(module, tokenizer=None, max_context=None)
     assert_is_what_the_module_computes(certified(model), model, module)
 
 
@@ -168,7 +169,7 @@ def test_weights_that_are_not_finite_are_an_error(config: Any) -> None:
     last = [name for name, _ in module.named_parameters() if name.endswith("down.weight")][-1]
     module.get_parameter(last).data[3, 3] = float("nan")
     with pytest.raises(ExportError, match=r"reference: expected finite (states|logits)"):
-        certified(open_source(module, tokenizer=None, max_context=None))
+        certified(open_exportable(module, tokenizer=None, max_context=None))
 
 
 # --- thresholds and messages ------------------------------------------------------------------

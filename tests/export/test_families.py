@@ -27,8 +27,8 @@ from transformers import PreTrainedModel
 
 import ortolan
 from ortolan.export import pipeline
+from ortolan.export.kinds import trace_graph
 from ortolan.export.options import ExportOptions
-from ortolan.export.trace import trace_graph
 from ortolan.runtime import Bundle
 
 CASES: dict[str, EncoderCase] = ENCODERS | IMAGES | SEQ2SEQ

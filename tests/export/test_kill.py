@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import ortolan
-from ortolan.export.output import settle
+from ortolan.export.output import place_of
 from ortolan.runtime import BundleNotFoundError, open_bundle
+from ortolan.runtime.bundle.staging import settle
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +73,7 @@ def test_export_killed_anywhere_leaves_a_whole_bundle_or_none(
             process.kill()
         interrupted += process.returncode != 0
         assert context_at(out) in (OLD, NEW, None)
-        settle(out)
+        settle(place_of(out))
         assert context_at(out) in (OLD, NEW)
     assert interrupted >= POINTS // 2
     ortolan.export(checkpoint, out, max_context=OLD, force=True)

@@ -14,13 +14,14 @@ from tests.export.models_of_kinds import (
 )
 
 from ortolan.export.errors import OptionError
-from ortolan.export.proof.probes import IMAGES, LENGTHS, PAIRS, TEXT, Probe, inputs_of, make_probes
+from ortolan.export.kinds import make_probes
+from ortolan.export.proof.probes import IMAGES, LENGTHS, PAIRS, TEXT, ProbeInput, inputs_of
 from ortolan.export.source.calibration import CalibrationImages, CalibrationPairs, CalibrationText
-from ortolan.export.source.checkpoint import Source
+from ortolan.export.source.exportable import Exportable
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 
-def decoder(context: int = 600, tokenizer: Path | None = None) -> Source:
+def decoder(context: int = 600, tokenizer: Path | None = None) -> Exportable:
     return source_of(decoder_config(context), tokenizer)
 
 
@@ -34,7 +35,7 @@ def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_wrapping_tokenizer(tmp_path_factory.mktemp("wrapping"))
 
 
-def ids_of(probe: Probe) -> list[int]:
+def ids_of(probe: ProbeInput) -> list[int]:
     assert probe.token_ids is not None
     return [int(i) for i in probe.token_ids]
 

@@ -26,7 +26,6 @@ from ortolan.export.quantize.plan import Quantization, plan
 from ortolan.modeling import Decoder, TransformerConfig
 from ortolan.runtime import Bundle, load
 from ortolan.runtime.certificate import read
-from ortolan.runtime.model import Model
 
 Array = NDArray[Any]
 
@@ -94,7 +93,7 @@ def logits(module: Decoder, ids: list[int]) -> Array:
 
 def export(
     module: Decoder, out: Path, precision: Precision = "int4", **options: Any
-) -> tuple[Bundle, Model]:
+) -> tuple[Bundle, ortolan.Decoder]:
     bundle = ortolan.export(
         module, out, precision=precision, options=ExportOptions(**{"max_kl": 5.0} | options)
     )

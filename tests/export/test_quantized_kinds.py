@@ -21,8 +21,8 @@ from ortolan.export.precision import Int4, Int8, Precision
 from ortolan.modeling import Encoder, EncoderDecoder
 from ortolan.modeling.config import LanguageModelHead
 from ortolan.runtime import Bundle
+from ortolan.runtime.engine.encode import encode
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.sources import encode
 
 IDS = np.random.default_rng(0).integers(0, kinds.VOCAB, (3, 9))
 

@@ -5,7 +5,7 @@ import pytest
 from ortolan.export.errors import OptionError
 from ortolan.export.options import Device, ExportOptions
 from ortolan.export.precision import Int4, Int8
-from ortolan.export.settings import Kind, resolve
+from ortolan.export.settings import resolve
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from ortolan.export.settings import Kind, resolve
     ],
 )
 def test_default_of_int4_is_calibrated_where_it_can_be(
-    kind: Kind, can_calibrate: bool, method: str, head_bits: int
+    kind: str, can_calibrate: bool, method: str, head_bits: int
 ) -> None:
     found = resolve(kind, precision="int4", can_calibrate=can_calibrate).quantization
     assert found is not None

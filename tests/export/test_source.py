@@ -11,7 +11,7 @@ from tests.export.conftest import Exported
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.modeling import CheckpointError, ConfigError, save
 
 Export = Callable[[str], Exported]
@@ -23,8 +23,8 @@ def folder(checkpoint: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
 
 
-def opened(path: Path, **options: int) -> Source:
-    return open_source(path, tokenizer=None, max_context=options.get("max_context"))
+def opened(path: Path, **options: int) -> Exportable:
+    return open_exportable(path, tokenizer=None, max_context=options.get("max_context"))
 
 
 def change(path: Path, **values: object) -> None:
@@ -66,10 +66,10 @@ def test_tokenizer_that_is_given_takes_the_place_of_the_checkpoints_own(
 ) -> None:
     other = tmp_path / "other.json"
     tiny_models.tokenizer().save(str(other))
-    source = open_source(checkpoint, tokenizer=other, max_context=None)
+    source = open_exportable(checkpoint, tokenizer=other, max_context=None)
     assert source.companions["tokenizer.json"] == other
     with pytest.raises(OptionError, match=r"none\.json: expected a tokenizer\.json"):
-        open_source(checkpoint, tokenizer=tmp_path / "none.json", max_context=None)
+        open_exportable(checkpoint, tokenizer=tmp_path / "none.json", max_context=None)
 
 
 def test_ends_of_a_text_come_from_generation_config(exported: Export) -> None:
@@ -129,7 +129,7 @@ def test_hash_of_a_module_covers_its_config_and_every_weight(dtype: torch.dtype)
     def digest(config: Callable[[], ortolan.modeling.TransformerConfig], change: float) -> str:
         module = tiny_models.decoder(config(), dtype)
         module.get_parameter("blocks.0.attention_norm.weight").data[-1] += change
-        return open_source(module, tokenizer=None, max_context=None).sha256
+        return open_exportable(module, tokenizer=None, max_context=None).sha256
 
     assert digest(tiny_models.llama, 0) == digest(tiny_models.llama, 0)
     assert digest(tiny_models.llama, 0) != digest(tiny_models.llama, 1)
@@ -137,7 +137,7 @@ def test_hash_of_a_module_covers_its_config_and_every_weight(dtype: torch.dtype)
 
 
 def test_context_can_be_shortened_but_not_lengthened(folder: Path) -> None:
-    assert opened(folder, max_context=50).context_length == 50
+    assert opened(folder, max_context=50).sides.context_length == 50
     assert len(opened(folder, max_context=50).tables["rotary_cos"]) == 50
     with pytest.raises(ConfigError, match="max_context: expected 1 to 600"):
         opened(folder, max_context=601)
@@ -146,7 +146,7 @@ def test_context_can_be_shortened_but_not_lengthened(folder: Path) -> None:
 def test_stretched_positions_are_those_of_the_context_that_was_asked_for() -> None:
     module = tiny_models.decoder(tiny_models.qwen2())
     own, longer = (
-        open_source(module, tokenizer=None, max_context=context).tables["rotary_cos"].numpy()
+        open_exportable(module, tokenizer=None, max_context=context).tables["rotary_cos"].numpy()
         for context in (None, 400)
     )
     assert (len(own), len(longer)) == (200, 400)

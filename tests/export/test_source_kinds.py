@@ -19,7 +19,7 @@ from tests.export.models_of_kinds import (
 from tests.modeling import tiny_encoders
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.checkpoint import Source, open_source
+from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.export.source.inputs import pixels
 from ortolan.modeling import CheckpointError, ConfigError
 from ortolan.modeling.config import (
@@ -34,8 +34,8 @@ from ortolan.runtime.errors import TokenizerError
 LABELS = ("no", "yes")
 
 
-def opened(folder: Path) -> Source:
-    return open_source(folder, tokenizer=None, max_context=None)
+def opened(folder: Path) -> Exportable:
+    return open_exportable(folder, tokenizer=None, max_context=None)
 
 
 def write_json(path: Path, **values: object) -> None:
@@ -74,9 +74,9 @@ def vit(tmp_path: Path) -> Path:
 )
 def test_encoder_says_what_it_takes_and_gives(head: Any, gives: Output) -> None:
     source = source_of(encoder_config(head=head))
-    assert (source.kind, source.gives) == ("encoder", gives)
+    assert (source.sides.kind, source.gives) == ("encoder", gives)
     assert source.takes == TextSource(max_tokens=20)
-    assert (source.vocab_size, source.context_length) == (97, 20)
+    assert (source.sides.vocab_size, source.sides.context_length) == (97, 20)
 
 
 def test_encoder_of_images_has_no_vocabulary_and_takes_what_a_vit_does() -> None:
@@ -85,26 +85,30 @@ def test_encoder_of_images_has_no_vocabulary_and_takes_what_a_vit_does() -> None
     expected = ImageSource(
         channels=1, height=9, width=6, mean=half, std=half, scale=1 / 255, resample="bilinear"
     )
-    assert (source.kind, source.takes, source.tokens) == ("encoder", expected, Tokens())
-    assert (source.vocab_size, source.context_length) == (1, 7)
+    assert (source.sides.kind, source.takes, source.tokens) == ("encoder", expected, Tokens())
+    assert (source.sides.vocab_size, source.sides.context_length) == (1, 7)
 
 
 def test_tables_of_both_sides_go_by_the_names_in_the_module() -> None:
     config = seq2seq_config(SinusoidalPositions())
     module = module_of(config)
-    source = open_source(module, tokenizer=None, max_context=17)
-    assert source.kind == "encoder-decoder"
+    source = open_exportable(module, tokenizer=None, max_context=17)
+    assert source.sides.kind == "encoder-decoder"
     assert source.tables.keys() == {"encoder.position_table", "decoder.position_table"}
     for name, table in source.tables.items():
         np.testing.assert_array_equal(table, module.get_buffer(name)[:17])
     assert (source.takes, source.gives) == (TextSource(max_tokens=17), None)
-    assert (source.vocab_size, source.source_vocab_size, source.context_length) == (97, 97, 17)
+    assert (
+        source.sides.vocab_size,
+        source.sides.source_vocab_size,
+        source.sides.context_length,
+    ) == (97, 97, 17)
 
 
 def test_two_vocabularies_are_told_apart_and_a_tokenizer_fits_the_smaller(tmp_path: Path) -> None:
     tiny_encoders.SEQ2SEQ["marian-two-vocabularies"].reference().save_pretrained(tmp_path)
     source = opened(tmp_path)
-    assert (source.vocab_size, source.source_vocab_size) == (89, 97)
+    assert (source.sides.vocab_size, source.sides.source_vocab_size) == (89, 97)
     write_plain_tokenizer(tmp_path)  # of 97 tokens
     with pytest.raises(TokenizerError, match="below the model's 89, got 96"):
         opened(tmp_path)
@@ -123,14 +127,14 @@ def test_folder_of_every_kind_has_the_hash_of_its_files(name: str, tmp_path: Pat
 @pytest.mark.parametrize("config", [encoder_config(), image_config(), seq2seq_config()])
 def test_hash_of_a_module_of_every_kind_covers_its_last_weight(config: Any) -> None:
     module = module_of(config)
-    before = open_source(module, tokenizer=None, max_context=None).sha256
+    before = open_exportable(module, tokenizer=None, max_context=None).sha256
     list(module.parameters())[-1].data.flatten()[-1] += 1
-    assert open_source(module, tokenizer=None, max_context=None).sha256 != before
+    assert open_exportable(module, tokenizer=None, max_context=None).sha256 != before
 
 
 def test_context_of_images_cannot_be_shortened() -> None:
     with pytest.raises(ConfigError, match="context_length: expected 7, the patches of an image"):
-        open_source(module_of(image_config()), tokenizer=None, max_context=5)
+        open_exportable(module_of(image_config()), tokenizer=None, max_context=5)
 
 
 def test_companions_are_those_that_the_kind_has_a_use_for(bart: Path, tmp_path: Path) -> None:
@@ -152,7 +156,7 @@ def test_companions_are_those_that_the_kind_has_a_use_for(bart: Path, tmp_path: 
 def test_tokenizer_for_images_is_an_error(vit: Path) -> None:
     given = write_plain_tokenizer(vit)
     with pytest.raises(OptionError, match=r"tokenizer\.json: expected no tokenizer"):
-        open_source(vit, tokenizer=given, max_context=None)
+        open_exportable(vit, tokenizer=given, max_context=None)
 
 
 # --- special tokens ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tests.export.conftest import Exported
 from tests.export.tiny_models import CASES, llama
 
 from ortolan.export.passes import tidy
-from ortolan.export.trace import trace_decoder
+from ortolan.export.trace.decoder import trace_decoder
 from ortolan.runtime import Bundle
 
 Export = Callable[[str], Exported]

@@ -24,7 +24,7 @@ from ortolan.export import pipeline
 from ortolan.export.errors import ParityError
 from ortolan.export.options import ExportOptions
 from ortolan.export.precision import Int4
-from ortolan.export.source.checkpoint import open_source
+from ortolan.export.source.exportable import open_exportable
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -38,7 +38,8 @@ from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import File
 from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.certificate import Report, replay, verify
-from ortolan.runtime.engine.session import Encoded, Engine
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.slots import Encoded
 
 NORM = NormConfig(kind="layer", eps=1e-5)
 
@@ -187,14 +188,14 @@ def test_export_that_goes_wrong_leaves_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = module_of(CONFIGS[name]())
-    source = open_source(module, tokenizer=None, max_context=None)
+    source = open_exportable(module, tokenizer=None, max_context=None)
     louder = Louder(source.weights)
 
     def told(step: str, done: int, total: int) -> None:
         louder.factor = 1.0 if step == "reference" else 1.05
 
     given = replace(source, weights=louder)
-    monkeypatch.setattr(pipeline, "open_source", lambda *_, **__: given)
+    monkeypatch.setattr(pipeline, "open_exportable", lambda *_, **__: given)
     what = "embedding within" if name == "embedding" else "logits within"
     with pytest.raises(ParityError, match=rf"parity: expected {what} .* of PyTorch's, a mean"):
         ortolan.export(module, tmp_path / "out", progress=told)

@@ -17,11 +17,14 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import File
 
-BITS, GROUP = 4, 32
+BITS = 4
 
 
-def write(folder: Path, kind: str, *, seed: int = 0) -> Bundle:
-    """Write a bundle: `fp32`, `split`, `recurrent`, `int4` or `int4-split`."""
+def write(folder: Path, kind: str, *, seed: int = 0, group: int = 32) -> Bundle:
+    """Write a bundle: `fp32`, `split`, `recurrent`, `int4` or `int4-split`.
+
+    Groups of more than 32 weights are longer than a row of the embedding, which stays float.
+    """
     write_bundle(
         folder,
         split=kind.endswith("split"),
@@ -29,21 +32,21 @@ def write(folder: Path, kind: str, *, seed: int = 0) -> Bundle:
         seed=seed,
     )
     if kind.startswith("int4"):
-        _quantize(folder)
+        _quantize(folder, group)
     return open_bundle(folder)
 
 
-def _quantize(folder: Path) -> None:
+def _quantize(folder: Path, group: int) -> None:
     """Exchange each MatMul for MatMulNBits over random codes, in all graphs of a bundle."""
     manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
     old = folder / manifest.weights[0]
     blob = bytearray(old.read_bytes())
     names = [graph.file for graph in manifest.graphs.values()]
     models = {name: load_model(folder / name, load_external_data=False) for name in names}
-    tensors = _quantized(models[names[0]], blob)
+    tensors = _quantized(models[names[0]], blob, group)
     weights = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
     for name, model in models.items():
-        _exchange(model, tensors, weights)
+        _exchange(model, tensors, weights, group)
         (folder / name).write_bytes(model.SerializeToString(deterministic=True))
     old.unlink()
     (folder / weights).write_bytes(blob)
@@ -56,7 +59,7 @@ def _quantize(folder: Path) -> None:
     (folder / manifest_file.NAME).write_bytes(manifest_file.encode(changed))
 
 
-def _quantized(model: ModelProto, blob: bytearray) -> list[TensorProto]:
+def _quantized(model: ModelProto, blob: bytearray, group: int) -> list[TensorProto]:
     """Append random codes and scales for the weight of each MatMul to the blob."""
     random = np.random.default_rng(0)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
@@ -65,10 +68,13 @@ def _quantized(model: ModelProto, blob: bytearray) -> list[TensorProto]:
         if node.op_type == "MatMul":
             name = node.input[1]
             inner, outer = shapes[name]
-            codes = random.integers(0, 256, (outer, inner // GROUP, GROUP // 2), np.uint8)
-            scales = random.uniform(0.02, 0.1, (outer, inner // GROUP)).astype(np.float32)
+            groups = -(-inner // group)
+            codes = random.integers(0, 256, (outer, groups, group // 2), np.uint8)
+            scales = random.uniform(0.02, 0.1, (outer, groups)).astype(np.float32)
             tensors.append(_append(blob, f"{name}.codes", codes, TensorProto.UINT8))
             tensors.append(_append(blob, f"{name}.scales", scales, TensorProto.FLOAT))
+    if group > WIDTH:
+        return tensors
     table = TensorProto()
     table.CopyFrom(next(tensor for tensor in tensors if tensor.name == "head.codes"))
     table.name = "table.codes"
@@ -89,8 +95,9 @@ def _append(
     return tensor
 
 
-def _exchange(model: ModelProto, tensors: list[TensorProto], weights: str) -> None:
-    nodes = [_node(node, tensors) for node in model.graph.node]
+def _exchange(model: ModelProto, tensors: list[TensorProto], weights: str, group: int) -> None:
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    nodes = [_node(node, tensors, shapes, group) for node in model.graph.node]
     used = {name for node in nodes for name in node.input}
     kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
     del model.graph.node[:]
@@ -105,7 +112,9 @@ def _exchange(model: ModelProto, tensors: list[TensorProto], weights: str) -> No
                 tensor.external_data.add(key=key, value=value)
 
 
-def _node(node: NodeProto, tensors: list[TensorProto]) -> NodeProto:
+def _node(
+    node: NodeProto, tensors: list[TensorProto], shapes: dict[str, tuple[int, ...]], group: int
+) -> NodeProto:
     if node.op_type == "MatMul":
         name = node.input[1]
         codes = next(tensor for tensor in tensors if tensor.name == f"{name}.codes")
@@ -115,12 +124,12 @@ def _node(node: NodeProto, tensors: list[TensorProto]) -> NodeProto:
             [node.output[0]],
             domain="com.microsoft",
             N=codes.dims[0],
-            K=codes.dims[1] * GROUP,
+            K=shapes[name][0],
             bits=BITS,
-            block_size=GROUP,
+            block_size=group,
             accuracy_level=4,
         )
-    if node.op_type == "Gather":
+    if node.op_type == "Gather" and group <= WIDTH:
         return helper.make_node(
             "GatherBlockQuantized",
             ["table.codes", node.input[1], "head.scales"],
@@ -128,7 +137,7 @@ def _node(node: NodeProto, tensors: list[TensorProto]) -> NodeProto:
             domain="com.microsoft",
             gather_axis=0,
             quantize_axis=1,
-            block_size=GROUP,
+            block_size=group,
             bits=BITS,
         )
     return node

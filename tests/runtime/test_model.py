@@ -17,8 +17,9 @@ from tests.runtime.tiny_decoder import (
 )
 
 from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.memory_plan import bytes_per_token
-from ortolan.runtime.engine.step import Step
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import (
     BundleFileError,
     ContextLengthError,
@@ -32,7 +33,7 @@ from ortolan.runtime.errors import (
 )
 from ortolan.runtime.generation.sampling import Sampling
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.model import Model, load
+from ortolan.runtime.loading import load
 
 POISON = 13
 
@@ -44,17 +45,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
 
 
 @pytest.fixture(scope="module")
-def model(tiny: TinyDecoder) -> Model:
-    return load(tiny.path)
+def model(tiny: TinyDecoder) -> Decoder:
+    return load(tiny.path, Decoder)
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     """The same weights, with neither a tokenizer nor special tokens."""
-    return load(write_bundle(tmp_path_factory.mktemp("model") / "bare").path)
+    return load(write_bundle(tmp_path_factory.mktemp("model") / "bare").path, Decoder)
 
 
-def test_a_loaded_model_says_what_it_is(tiny: TinyDecoder, model: Model) -> None:
+def test_a_loaded_model_says_what_it_is(tiny: TinyDecoder, model: Decoder) -> None:
     assert model.device == "cpu"
     assert model.bundle.path == tiny.path
     assert model.manifest is model.bundle.manifest
@@ -62,7 +63,7 @@ def test_a_loaded_model_says_what_it_is(tiny: TinyDecoder, model: Model) -> None
 
 
 @pytest.mark.parametrize("count", [1, 63, 513, CONTEXT])
-def test_logits_are_those_of_the_reference(tiny: TinyDecoder, model: Model, count: int) -> None:
+def test_logits_are_those_of_the_reference(tiny: TinyDecoder, model: Decoder, count: int) -> None:
     tokens = np.random.default_rng(count).integers(0, VOCABULARY, count)
     logits = model.logits(tokens)
     assert logits.shape == (count, VOCABULARY)
@@ -70,13 +71,13 @@ def test_logits_are_those_of_the_reference(tiny: TinyDecoder, model: Model, coun
     assert_close(logits, tiny.reference(tokens.tolist()))
 
 
-def test_logits_of_more_than_the_context_are_an_error(model: Model) -> None:
+def test_logits_of_more_than_the_context_are_an_error(model: Decoder) -> None:
     with pytest.raises(ContextLengthError, match=f"at most {CONTEXT} tokens, got {CONTEXT + 1}"):
         model.logits([0] * (CONTEXT + 1))
 
 
 @pytest.mark.parametrize("wrong", [[], [97], [-1], ["a"], "text", 3])
-def test_logits_of_what_is_no_sequence_of_ids_are_an_error(model: Model, wrong: Any) -> None:
+def test_logits_of_what_is_no_sequence_of_ids_are_an_error(model: Decoder, wrong: Any) -> None:
     with pytest.raises(InputError, match="ids: expected"):
         model.logits(wrong)
 
@@ -102,7 +103,7 @@ def test_a_model_whose_copies_do_not_fit_is_not_loaded(
 
 
 def test_a_request_that_does_not_fit_is_refused_by_the_tokens_it_asks_for(
-    model: Model, memory_left: Callable[[int], None]
+    model: Decoder, memory_left: Callable[[int], None]
 ) -> None:
     states = model.manifest.states
     memory_left(20 * bytes_per_token(states, "capacity") + 4 * VOCABULARY)
@@ -160,20 +161,28 @@ def test_a_model_of_another_process_is_refused(
 # --- requests ---------------------------------------------------------------------------------
 
 
-def test_an_empty_prompt_stands_for_the_beginning_of_text(model: Model) -> None:
+def test_an_empty_prompt_stands_for_the_beginning_of_text(model: Decoder) -> None:
     expected = model.generate([BOS], max_new_tokens=5).tokens
-    empty: tuple[Any, ...] = ("", [], np.array([], np.int64))
+    empty: tuple[Any, ...] = ("", np.array([], np.int64))
     for prompt in empty:
         assert model.generate(prompt, max_new_tokens=5).tokens == expected
         assert model.generate([prompt, [1]], max_new_tokens=5)[0].tokens == expected
+    assert model.generate([[], [1]], max_new_tokens=5)[0].tokens == expected
 
 
-def test_an_empty_prompt_without_a_beginning_of_text_is_an_error(bare: Model) -> None:
+def test_an_empty_list_is_a_batch_of_none(model: Decoder) -> None:
+    nothing: list[str] = []
+    assert model.generate(nothing, max_new_tokens=5) == []
+    with pytest.raises(InputError, match="expected one prompt"):
+        model.stream([])
+
+
+def test_an_empty_prompt_without_a_beginning_of_text_is_an_error(bare: Decoder) -> None:
     with pytest.raises(InputError, match="no beginning-of-text token"):
-        bare.generate([])
+        bare.generate(np.array([], np.int64))
 
 
-def test_text_and_ids_may_be_mixed(model: Model) -> None:
+def test_text_and_ids_may_be_mixed(model: Decoder) -> None:
     assert model.tokenizer is not None
     ids = model.tokenizer.encode("hello")
     prompts: list[Any] = ["hello", ids, np.array(ids)]
@@ -182,13 +191,13 @@ def test_text_and_ids_may_be_mixed(model: Model) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[-1], [97], [True], [1.5], [None], 7, {"a": 1}, b"x", [[[1]]]])
-def test_a_prompt_that_is_none_is_an_error(model: Model, prompt: Any) -> None:
+def test_a_prompt_that_is_none_is_an_error(model: Decoder, prompt: Any) -> None:
     with pytest.raises(InputError, match="prompt: expected"):
         model.generate(prompt, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.0, "3"])
-def test_max_new_tokens_that_is_no_count_is_an_error(model: Model, wrong: Any) -> None:
+def test_max_new_tokens_that_is_no_count_is_an_error(model: Decoder, wrong: Any) -> None:
     with pytest.raises(InputError, match="max_new_tokens: expected"):
         model.generate("hello", max_new_tokens=wrong)
 
@@ -206,26 +215,28 @@ def test_max_new_tokens_that_is_no_count_is_an_error(model: Model, wrong: Any) -
     ],
 )
 def test_a_wrong_option_is_an_error_before_anything_is_computed(
-    model: Model, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[Exception]
+    model: Decoder, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[Exception]
 ) -> None:
-    monkeypatch.setattr(Step, "run", lambda _: pytest.fail("computed"))
+    monkeypatch.setattr(Runner, "step", lambda _: pytest.fail("computed"))
     with pytest.raises(error):
         model.generate("hello", **options)
     with pytest.raises(error):
         model.stream("hello", **options)
 
 
-def test_too_many_prompts_are_an_error(model: Model) -> None:
-    with pytest.raises(InputError, match="1 to 256, got 257"):
+def test_too_many_prompts_are_an_error(model: Decoder) -> None:
+    with pytest.raises(InputError, match="at most 256, got 257"):
         model.generate([[1]] * 257, max_new_tokens=1)
 
 
-def test_a_list_of_prompts_cannot_be_streamed(model: Model) -> None:
+def test_a_list_of_prompts_cannot_be_streamed(model: Decoder) -> None:
     with pytest.raises(InputError, match="expected one prompt"):
         model.stream(["a", "b"])  # type: ignore[list-item]
 
 
-def test_temperature_is_short_for_a_sampling(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temperature_is_short_for_a_sampling(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert model.generate("hello", temperature=0.0, max_new_tokens=9).tokens == (
         model.generate("hello", max_new_tokens=9).tokens
     )
@@ -233,13 +244,13 @@ def test_temperature_is_short_for_a_sampling(model: Model, monkeypatch: pytest.M
     assert len(draws) > 1
 
 
-def test_without_a_tokenizer_ids_give_ids(bare: Model, model: Model) -> None:
+def test_without_a_tokenizer_ids_give_ids(bare: Decoder, model: Decoder) -> None:
     completion = bare.generate([1, 2, 3], max_new_tokens=9)
     assert completion.tokens == model.generate([1, 2, 3], max_new_tokens=9, ignore_eos=True).tokens
     assert completion.text == ""
 
 
-def test_without_a_tokenizer_text_is_an_error(bare: Model) -> None:
+def test_without_a_tokenizer_text_is_an_error(bare: Decoder) -> None:
     uses: list[Callable[[], object]] = [
         lambda: bare.generate("hello"),
         lambda: bare.generate([1], stop=["x"]),

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from tests.runtime.tiny_translators import EOS, FORMS, SOURCES, START, family_of, reference
 from transformers import PreTrainedModel
 
-from ortolan.runtime import Seq2Seq, Translation, open_bundle
+from ortolan.runtime import Completion, Seq2Seq, open_bundle
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.generation.targets import Targets
 
 NEW_TOKENS = 24
 
@@ -89,8 +89,8 @@ def test_beams_find_the_texts_and_scores_of_transformers(pair: Pair) -> None:
     )
 
 
-def texts(translation: Translation) -> list[tuple[int, ...]]:
-    return [translation.tokens, *(other.tokens for other in translation.alternatives)]
+def texts(found: Completion) -> list[tuple[int, ...]]:
+    return [found.tokens, *(other.tokens for other in found.alternatives)]
 
 
 def test_logits_of_a_whole_text_are_those_of_transformers(pair: Pair) -> None:
@@ -114,10 +114,16 @@ def test_a_token_that_is_appended_changes_nothing_before_it(pair: Pair) -> None:
 def test_a_text_computed_token_by_token_gives_the_logits_of_the_whole(pair: Pair) -> None:
     source, ids = SOURCE_IDS[4], [START, *SOURCE_IDS[8]]
     lengths = np.array([len(source)], np.int32)
-    targets = Targets(pair.engine, sources=1, per_source=1)
-    targets.begin(pair.engine.encode_source({"input_ids": np.array([source]), "lengths": lengths}))
-    stepped = np.concatenate([targets.step([token]).copy() for token in ids])
-    assert_same(stepped, pair.bundle.logits(source, ids))
+    slots, stepped = pair.engine.slots(), []
+    slots.put_sources(
+        [0], pair.engine.encode_source({"input_ids": np.array([source]), "lengths": lengths})
+    )
+    runner = Runner(pair.engine, slots)
+    runner.select([0])
+    for token in ids:
+        runner.step([token])
+        stepped.append(runner.logits_BV[0].copy())
+    assert_same(np.array(stepped), pair.bundle.logits(source, ids))
 
 
 def assert_same(got: NDArray[np.float32], expected: NDArray[np.float32]) -> None:

@@ -258,6 +258,7 @@ def _graph(
         initializers.append(helper.make_tensor("axis", TensorProto.INT64, [], [1]))
         initializers.append(helper.make_tensor("end", TensorProto.INT64, [1], [2**31]))
         initializers.append(helper.make_tensor("first_axis", TensorProto.INT64, [1], [1]))
+        initializers.append(helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]))
         nodes = _recurrence()
     for layer in range(LAYERS):
         nodes += _layer(layer)
@@ -299,13 +300,20 @@ def _layer(layer: int) -> list[NodeProto]:
 
 
 def _recurrence() -> list[NodeProto]:
-    """The running sum of the embeddings of a row, squashed and added to each."""
+    """The running sum of the embeddings of a row, squashed and added to each.
+
+    A node reads the old state after another has written the new one, as a graph may.
+    """
     node = helper.make_node
     return [
         node("Gather", ["embedding", "input_ids"], ["embedded"]),
         node("CumSum", ["embedded", "axis"], ["new_sums"]),
-        node("Add", ["past_sum", "new_sums"], ["sums"]),
-        node("Slice", ["sums", "last_axis", "end", "first_axis"], ["present_sum"]),
+        node("Slice", ["new_sums", "last_axis", "end", "first_axis"], ["new_sum"]),
+        node("Add", ["past_sum", "new_sum"], ["present_sum"]),
+        # waits for the new state, and reads the old one only then
+        node("Mul", ["present_sum", "zero"], ["nothing"]),
+        node("Add", ["past_sum", "nothing"], ["old_sum"]),
+        node("Add", ["old_sum", "new_sums"], ["sums"]),
         node("Tanh", ["sums"], ["squashed"]),
         node("Add", ["embedded", "squashed"], ["hidden.0"]),
     ]

@@ -1,18 +1,21 @@
-"""The objectives that a recipe can ask for.
-
-Knows which data goes with which objective. Does not know how any of them learns.
-"""
+"""The tasks that a recipe can name."""
 
 from pathlib import Path
 
 from ortolan.modeling.training.recipe import (
-    DigitsData,
-    NumeralsData,
+    ImageClassification,
+    LanguageModel,
+    MaskedLanguageModel,
     Recipe,
-    SnippetsData,
-    StdlibData,
+    TextClassification,
+    Translation,
 )
+from ortolan.modeling.training.tasks.image_classification import ImageClassificationTask
+from ortolan.modeling.training.tasks.language_model import LanguageModelTask
+from ortolan.modeling.training.tasks.masked_language_model import MaskedLanguageModelTask
 from ortolan.modeling.training.tasks.task import Task
+from ortolan.modeling.training.tasks.text_classification import TextClassificationTask
+from ortolan.modeling.training.tasks.translation import TranslationTask
 
 
 def task_of(recipe: Recipe, folder: Path) -> Task:
@@ -20,30 +23,20 @@ def task_of(recipe: Recipe, folder: Path) -> Task:
 
     Args:
         recipe: what to train.
-        folder: of the recipe, from which the paths in it start.
+        folder: of the recipe, to which the paths in it are relative.
 
     Raises:
-        RecipeError: the data is absent, or the recipe's parts do not fit each other.
+        RecipeError: the data cannot be read, or the recipe's parts do not fit each other.
         ConfigError: the recipe's model is not one that Ortolan has, or of the wrong kind.
     """
-    match recipe.data:
-        case StdlibData() as data:
-            from ortolan.modeling.training.tasks.language_model import LanguageModelTask
-
-            return LanguageModelTask(recipe, data)
-        case NumeralsData() as data:
-            from ortolan.modeling.training.tasks.translation import TranslationTask
-
-            return TranslationTask(recipe, data)
-        case DigitsData() as data:
-            from ortolan.modeling.training.tasks.images import ImagesTask
-
-            return ImagesTask(recipe, data)
-        case SnippetsData(objective="masked") as data:
-            from ortolan.modeling.training.tasks.masked import MaskedTask
-
-            return MaskedTask(recipe, data)
-        case SnippetsData() as data:
-            from ortolan.modeling.training.tasks.classification import ClassificationTask
-
-            return ClassificationTask(recipe, data, folder)
+    match recipe.task:
+        case LanguageModel():
+            return LanguageModelTask(recipe, folder)
+        case MaskedLanguageModel() as task:
+            return MaskedLanguageModelTask(recipe, task, folder)
+        case TextClassification() as task:
+            return TextClassificationTask(recipe, task, folder)
+        case ImageClassification():
+            return ImageClassificationTask(recipe, folder)
+        case Translation():
+            return TranslationTask(recipe, folder)

@@ -1,7 +1,4 @@
-"""What the tasks of BERT-shaped encoders share: special tokens, the tokenizer, first weights.
-
-Knows models and texts. Does not know what is learned.
-"""
+"""What the tasks of BERT-like encoders share: special tokens, the tokenizer, initial weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,19 +10,20 @@ from torch import nn
 
 from ortolan.modeling.layers.positions import sinusoidal_table
 from ortolan.modeling.models.transformer import Encoder
-from ortolan.modeling.training.bpe import byte_level_bpe
+from ortolan.modeling.training.recipe import TokenizerRecipe
 from ortolan.modeling.training.tasks.task import initialise, write_json
+from ortolan.modeling.training.tokenizer import byte_level_bpe
 
 PAD, UNKNOWN, START, END, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD_ID, UNKNOWN_ID, START_ID, END_ID, MASK_ID = range(len(SPECIAL))
 
 
 def initialise_bert(module: Encoder) -> None:
-    """Random weights with which a small post-norm encoder soon learns where its tokens stand.
+    """Random weights from which a small post-norm encoder soon learns to attend by position.
 
-    Matrices keep the size of what passes them: with the customary 0.02, attention to neighbours
-    starts thousands of steps later. The learned positions begin as the sinusoids of Vaswani et
-    al. (2017), in which the same distance looks the same everywhere.
+    Matrices keep the variance of their input: with the customary standard deviation of 0.02,
+    attention to neighbours starts thousands of steps later. The learned positions begin as the
+    sinusoids of Vaswani et al. (2017), in which the same distance looks the same everywhere.
     """
     config = module.config
     std = config.hidden_size**-0.5
@@ -37,9 +35,11 @@ def initialise_bert(module: Encoder) -> None:
         table.copy_(sinusoids * (std * 2**0.5))
 
 
-def bert_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
+def bert_tokenizer(recipe: TokenizerRecipe, texts: Sequence[str]) -> Tokenizer:
     """A byte-level BPE that puts `[CLS]` and `[SEP]` around a text."""
-    tokenizer = byte_level_bpe(texts, vocab_size=vocab_size, special_tokens=SPECIAL)
+    tokenizer = byte_level_bpe(
+        texts, vocab_size=recipe.vocab_size, special_tokens=SPECIAL, pieces=recipe.pieces
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A {END}",
         pair=f"{START} $A {END} $B {END}",
@@ -49,7 +49,7 @@ def bert_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, *, max_tokens: int) -> None:
-    """Write tokenizer.json, and what transformers needs to know of its special tokens."""
+    """Write tokenizer.json, and the special tokens for transformers."""
     tokenizer.save(str(folder / "tokenizer.json"))
     names = ("pad", "unk", "cls", "sep", "mask")
     special = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=True)}

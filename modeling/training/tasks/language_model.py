@@ -1,7 +1,4 @@
-"""Next-token prediction over whole files.
-
-Knows windows of tokens. Does not know where the files come from.
-"""
+"""Next-token prediction over whole documents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,32 +11,32 @@ from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import TransformerConfig
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import Decoder
-from ortolan.modeling.training.bpe import byte_level_bpe, encode, id_of
-from ortolan.modeling.training.corpora.stdlib import read_corpus
-from ortolan.modeling.training.evaluation import bits_per_byte, xz_bits_per_byte
-from ortolan.modeling.training.recipe import Recipe, StdlibData, TokenizerRecipe
-from ortolan.modeling.training.tasks.task import Batch, initialise, required, write_json
+from ortolan.modeling.training.data import Texts, read_data
+from ortolan.modeling.training.evaluation import bits_per_byte
+from ortolan.modeling.training.recipe import Recipe
+from ortolan.modeling.training.tasks.task import Batch, check_length, initialise, write_json
+from ortolan.modeling.training.tokenizer import byte_level_bpe, encode, id_of
 
 
 class LanguageModelTask:
-    """A decoder that continues texts, measured in bits per byte.
-
-    Args:
-        recipe: what to train.
-        data: its files.
-    """
+    """A decoder that continues texts, measured in bits per byte."""
 
     module: Decoder
 
-    def __init__(self, recipe: Recipe, data: StdlibData) -> None:
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
-        tokenizer = required(recipe.tokenizer, "tokenizer", data)
-        self.window = required(self.recipe.sequence_length, "training.sequence_length", data)
-        _check(recipe, tokenizer, self.window)
-        self.corpus = read_corpus(data)
+        tokenizer = recipe.required(recipe.tokenizer, "tokenizer")
+        self.window = recipe.required(self.recipe.sequence_length, "training.sequence_length")
+        # Before the data is read, which may take minutes.
+        config = _config(recipe, vocab_size=tokenizer.vocab_size, end=0)
+        check_length(self.window, config.context_length)
+        self.data = read_data(recipe, folder, Texts)
         special = tokenizer.end_of_text
         self.tokenizer = byte_level_bpe(
-            self.corpus.train, vocab_size=tokenizer.vocab_size, special_tokens=[special]
+            self.data.train,
+            vocab_size=tokenizer.vocab_size,
+            special_tokens=[special],
+            pieces=tokenizer.pieces,
         )
         self.module = Decoder(
             _config(
@@ -49,14 +46,15 @@ class LanguageModelTask:
             )
         )
         initialise(self.module, layers=len(self.module.config.blocks))
-        documents = encode(self.tokenizer, self.corpus.train, special)
+        documents = encode(self.tokenizer, self.data.train, special)
         self.tokens = torch.tensor([i for ids in documents for i in ids], dtype=torch.int32)
         if len(self.tokens) < self.window + 2:
             raise RecipeError(
                 f"training: expected sequence_length below the {len(self.tokens)} tokens of the "
-                f"text, got {self.window}. Learn from more files."
+                f"text, got {self.window}. Learn from more text."
             )
-        self.held_out = encode(self.tokenizer, self.corpus.held_out, special)
+        self.held_out = encode(self.tokenizer, self.data.held_out, special)
+        self.held_out_bytes = sum(len(text.encode()) for text in self.data.held_out)
 
     def batches(self) -> Iterator[Batch]:
         """Windows from anywhere in the text, `(B, S + 1)`, without end."""
@@ -78,9 +76,8 @@ class LanguageModelTask:
         )
 
     def measure(self) -> dict[str, float]:
-        """Bits per byte on the held-out files."""
-        size_bytes = self.corpus.held_out_bytes
-        bits = bits_per_byte(self.module, self.held_out, size_bytes, window=self.window)
+        """Bits per byte on the held-out texts."""
+        bits = bits_per_byte(self.module, self.held_out, self.held_out_bytes, window=self.window)
         return {"held_out_bits_per_byte": bits}
 
     def companions(self, folder: Path) -> None:
@@ -93,27 +90,14 @@ class LanguageModelTask:
         )
 
     def figures(self) -> dict[str, object]:
-        """Sizes of the text, and what `xz` makes of the held-out files."""
-        single, together = xz_bits_per_byte(self.corpus.held_out)
+        """Sizes of the text."""
         return {
             "train_tokens": len(self.tokens),
             "tokens_seen": self.recipe.steps * self.recipe.batch_size * self.window,
-            "held_out_files": len(self.corpus.held_out),
-            "held_out_bytes": self.corpus.held_out_bytes,
+            "held_out_texts": len(self.held_out),
+            "held_out_bytes": self.held_out_bytes,
             "held_out_tokens": sum(len(ids) - 1 for ids in self.held_out),
-            "xz_bits_per_byte_by_file": single,
-            "xz_bits_per_byte_together": together,
         }
-
-
-def _check(recipe: Recipe, tokenizer: TokenizerRecipe, window: int) -> None:
-    """Raise RecipeError or ConfigError, before any work, for what would fail later."""
-    config = _config(recipe, vocab_size=tokenizer.vocab_size, end=0)
-    if window > config.context_length:
-        raise RecipeError(
-            f"training: expected sequence_length up to the model's {config.context_length}, "
-            f"got {window}. Correct one of them."
-        )
 
 
 def _config(recipe: Recipe, *, vocab_size: int, end: int) -> TransformerConfig:

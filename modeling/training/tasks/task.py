@@ -1,32 +1,32 @@
-"""What a training needs to know of its objective.
-
-The loop in `training.py` knows steps, rates and figures; a task knows its data and its loss.
-"""
+"""What the trainer needs to know of a task: its data, its loss, its figures."""
 
 import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.stack import Model
-from ortolan.modeling.training.recipe import DataRecipe
-
-T = TypeVar("T")
+from ortolan.modeling.training.data import Data
 
 Batch = tuple[Tensor, ...]
 """What one step learns from; only its task knows what each tensor is."""
 
 
 class Task(Protocol):
-    """One objective on one set of data; building one reads, and writes nothing."""
+    """One objective on one set of data; constructing one reads, and writes nothing."""
 
     @property
     def module(self) -> Model:
         """What is trained; its parameters are changed in place."""
+        ...
+
+    @property
+    def data(self) -> Data:
+        """What it learns from and is measured on."""
         ...
 
     def batches(self) -> Iterator[Batch]:
@@ -42,11 +42,11 @@ class Task(Protocol):
         ...
 
     def companions(self, folder: Path) -> None:
-        """Write what stands beside the weights: the tokenizer, defaults of generation, ..."""
+        """Write what the model is used with: the tokenizer, defaults of generation, ..."""
         ...
 
     def figures(self) -> dict[str, object]:
-        """What else training.json says, computed once at the end."""
+        """More figures for training.json, computed once at the end."""
         ...
 
 
@@ -66,18 +66,15 @@ def initialise(module: Model, *, layers: int, std: float = 0.02) -> None:
             nn.init.zeros_(parameter)
 
 
-def required(value: T | None, field: str, data: DataRecipe) -> T:
-    """A field of a recipe that other data can do without.
-
-    Raises:
-        RecipeError: it is absent.
-    """
-    if value is None:
-        source = data.__struct_config__.tag
-        raise RecipeError(f"{field}: expected a value for {source}, got none. Set it.")
-    return value
+def check_length(length: int, longest: int, *, least: int = 1) -> None:
+    """Raise RecipeError unless a model takes so many tokens: from `least` to `longest`."""
+    if not least <= length <= longest:
+        raise RecipeError(
+            f"training: expected sequence_length from {least} to the model's {longest}, got "
+            f"{length}. Correct one of them."
+        )
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a file that people may read."""
+    """Write an indented file."""
     path.write_text(json.dumps(value, indent=2) + "\n")

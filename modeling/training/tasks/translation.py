@@ -1,8 +1,4 @@
-"""Translation by an encoder-decoder, as in "Attention Is All You Need" (Vaswani et al. 2017).
-
-Teacher forcing with smoothed labels. Knows pairs of sentences as ids. Does not know what the
-sentences are about.
-"""
+"""Translation by an encoder-decoder, as in "Attention Is All You Need" (Vaswani et al. 2017)."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -10,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
@@ -18,47 +14,40 @@ from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import EncoderDecoder
-from ortolan.modeling.training.bpe import byte_level_bpe, id_of
-from ortolan.modeling.training.corpora.numerals import Pair, pairs
+from ortolan.modeling.training.data import Pair, Pairs, read_data
 from ortolan.modeling.training.decoding import greedy, padded
-from ortolan.modeling.training.recipe import NumeralsData, Recipe, TokenizerRecipe
-from ortolan.modeling.training.tasks.task import Batch, required, write_json
-from ortolan.modeling.training.translation_quality import bleu, equal_share, nearest_translations
+from ortolan.modeling.training.recipe import Recipe, TokenizerRecipe
+from ortolan.modeling.training.tasks.task import Batch, write_json
+from ortolan.modeling.training.tokenizer import byte_level_bpe, id_of
 
 UNKNOWN, PAD = "<unk>", "<pad>"
-
-# Words with their hyphens and the space before them, up to an apostrophe; digits one by one.
-_PIECES = Regex(r" ?\p{L}+(-\p{L}+)*'?| |\d|[^\s\p{L}\d]|\s")
 
 _POOL = 50
 """Batches whose pairs are sorted by length together."""
 
 
 class TranslationTask:
-    """An encoder-decoder that translates, measured by BLEU (Papineni et al. 2002).
+    """An encoder-decoder that translates, measured by the metrics of its data.
 
     The last token of the vocabulary pads, starts the decoder's text and is never generated; its
     embedding stays zero, which is Marian's convention.
-
-    Args:
-        recipe: what to train.
-        data: its sentences.
     """
 
     module: EncoderDecoder
 
-    def __init__(self, recipe: Recipe, data: NumeralsData) -> None:
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
-        spec = required(recipe.tokenizer, "tokenizer", data)
-        _config(recipe, vocab_size=spec.vocab_size, end=0)  # an error now, not in a minute
-        self.corpus = pairs(data)
-        self.tokenizer = train_tokenizer(spec, self.corpus.train)
+        spec = recipe.required(recipe.tokenizer, "tokenizer")
+        # Before the data is read, which may take minutes.
+        _config(recipe, vocab_size=spec.vocab_size, end=0)
+        self.data = read_data(recipe, folder, Pairs)
+        self.tokenizer = train_tokenizer(spec, self.data.train)
         self.end = id_of(self.tokenizer, spec.end_of_text)
         self.pad = id_of(self.tokenizer, PAD)
         config = _config(recipe, vocab_size=self.tokenizer.get_vocab_size(), end=self.end)
         self.context_length = config.decoder.context_length
-        self.sources = self._encode([source for source, _ in self.corpus.train])
-        self.targets = self._encode([target for _, target in self.corpus.train])
+        self.sources = self._encode([source for source, _ in self.data.train])
+        self.targets = self._encode([target for _, target in self.data.train])
         longest = max(map(len, self.sources + self.targets))
         if longest >= self.context_length:
             raise RecipeError(
@@ -70,7 +59,7 @@ class TranslationTask:
     def batches(self) -> Iterator[Batch]:
         """Ids of pairs, without end: sources `(B, T)`, their lengths, inputs and labels `(B, S)`.
 
-        Pairs of similar length stand together. Labels are -100 behind the end.
+        Pairs of similar length are batched together. Labels are -100 after the end.
         """
         rng, size = random.Random(self.recipe.seed), self.recipe.batch_size
         rows = list(range(len(self.sources)))
@@ -95,16 +84,13 @@ class TranslationTask:
         )
 
     def measure(self) -> dict[str, float]:
-        """BLEU of greedy translations of both held-out sets, and the share that is all right."""
+        """Every metric on greedy translations of every held-out set."""
         figures: dict[str, float] = {}
-        for name, held_out in (
-            ("numbers", self.corpus.held_out_numbers),
-            ("templates", self.corpus.held_out_templates),
-        ):
+        for name, held_out in self.data.held_out.items():
             translated = self.translate([source for source, _ in held_out])
             references = [target for _, target in held_out]
-            figures[f"held_out_{name}_bleu"] = bleu(translated, references)
-            figures[f"held_out_{name}_equal"] = equal_share(translated, references)
+            for metric, measure in self.data.metrics.items():
+                figures[f"held_out_{name}_{metric}"] = measure(translated, references)
         return figures
 
     def translate(self, texts: Sequence[str]) -> list[str]:
@@ -148,29 +134,20 @@ class TranslationTask:
         )
 
     def figures(self) -> dict[str, object]:
-        """Sizes of the text, and what needs no model: the source as it is, the nearest sentence."""
+        """Sizes of the data."""
         train_tokens = sum(map(len, self.targets))
         seen = self.recipe.steps * self.recipe.batch_size / len(self.targets)
-        figures: dict[str, object] = {
+        return {
             "train_pairs": len(self.targets),
             "train_source_tokens": sum(map(len, self.sources)),
             "train_target_tokens": train_tokens,
             "epochs": seen,
             "target_tokens_seen": round(seen * train_tokens),
-            "held_out_pairs": len(self.corpus.held_out_numbers),
+            "held_out_pairs": sum(map(len, self.data.held_out.values())),
         }
-        for name, held_out in (
-            ("numbers", self.corpus.held_out_numbers),
-            ("templates", self.corpus.held_out_templates),
-        ):
-            sources, references = ([pair[side] for pair in held_out] for side in (0, 1))
-            nearest = nearest_translations(self.corpus.train, sources)
-            figures[f"copy_{name}_bleu"] = bleu(sources, references)
-            figures[f"nearest_{name}_bleu"] = bleu(nearest, references)
-        return figures
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, its end behind it."""
+        """Ids of each text, its end included."""
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
 
     def _batch(self, rows: Sequence[int]) -> Batch:
@@ -182,16 +159,15 @@ class TranslationTask:
 
 
 def train_tokenizer(recipe: TokenizerRecipe, learned: Sequence[Pair]) -> Tokenizer:
-    """One vocabulary for both languages; it puts the end behind every text."""
+    """One vocabulary for both languages; it puts the end after every text."""
     end = recipe.end_of_text
     tokenizer = byte_level_bpe(
         (text for pair in learned for text in pair),
         vocab_size=recipe.vocab_size - 1,
         special_tokens=[end, UNKNOWN],
-        before=[pre_tokenizers.Split(_PIECES, "isolated")],
-        splits_words=False,
+        pieces=recipe.pieces,
     )
-    tokenizer.add_special_tokens([PAD])  # behind all others
+    tokenizer.add_special_tokens([PAD])  # after all others
     tokenizer.post_processor = TemplateProcessing(
         single=f"$A {end}", special_tokens=[(end, id_of(tokenizer, end))]
     )
@@ -211,7 +187,7 @@ def _config(recipe: Recipe, *, vocab_size: int, end: int) -> EncoderDecoderConfi
 
 
 def _initialised(config: EncoderDecoderConfig, pad: int) -> EncoderDecoder:
-    """A fresh model: matrices of the variance 1/d, and nothing at the row that pads."""
+    """A fresh model: matrices of the variance 1/d, and zeros in the row that pads."""
     module = EncoderDecoder(config)
     for name, parameter in module.named_parameters():
         if parameter.dim() == 2:

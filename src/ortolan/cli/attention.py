@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from ortolan.cli import options
 from ortolan.errors import OrtolanError
 
 
@@ -26,7 +27,7 @@ def _numbers(
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@options.bundle
 @click.argument("text")
 @click.option(
     "-o", "out", type=click.Path(path_type=Path), required=True, help="The picture to write."
@@ -40,7 +41,7 @@ def _numbers(
     type=click.Choice(["self", "cross"]),
     help="Among tokens, or of the target on the source; cross where there is one.",
 )
-@click.option("--threads", type=int, help="The physical cores by default; 1 for small translators.")
+@options.threads
 def command(
     bundle: Path,
     text: str,

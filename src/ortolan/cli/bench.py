@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ortolan.cli import options
 from ortolan.cli.output import Steps, print_json, print_table, size
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _Length = click.IntRange(min=0)
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@options.bundle
 @click.option(
     "-p",
     "prompts",
@@ -53,9 +54,9 @@ _Length = click.IntRange(min=0)
     show_default=True,
     help="Counted runs of each, after one that is not.",
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--threads", type=int, help="The physical cores by default.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@options.device
+@options.threads
+@options.as_json
 def command(
     bundle: Path,
     prompts: tuple[int, ...],
@@ -73,20 +74,17 @@ def command(
     """
     import msgspec
 
-    from ortolan.runtime import load
+    from ortolan.runtime import Decoder, load
     from ortolan.runtime.bench.measure import cases, measure
 
-    model = load(bundle, device=device, threads=threads)
-    steps = Steps()
-    try:
+    model = load(bundle, Decoder, device=device, threads=threads)
+    with Steps() as steps:
         result = measure(
             model,
             cases(prompts, news, depths),
             repetitions=repetitions,
             progress=lambda done, total: steps("bench", done, total),
         )
-    finally:
-        steps.close()
     if as_json:
         print_json(msgspec.to_builtins(result))
         return

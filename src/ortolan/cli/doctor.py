@@ -12,15 +12,16 @@ from pathlib import Path
 import click
 
 from ortolan import __version__
+from ortolan.cli import options
 from ortolan.cli.output import print_json, print_table, size
 from ortolan.cuda_setup import Part, examine, installed_version
 
 EXTRAS = {
     "cpu": ("onnxruntime",),
     "export": ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors"),
-    "plot": ("matplotlib",),
-    "train": ("torch", "safetensors", "matplotlib", "scikit-learn"),
-    "vision": ("pillow",),
+    "plot": ("matplotlib", "onnxruntime"),
+    "train": ("torch", "safetensors", "matplotlib"),
+    "vision": ("onnxruntime", "pillow"),
 }
 """Packages of each extra."""
 
@@ -28,7 +29,7 @@ BASE = ("numpy", "tokenizers", "msgspec", "protobuf", "click", "tqdm")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@options.as_json
 def command(as_json: bool) -> None:
     """Say what this machine has, what is missing, and how to get it."""
     facts = {"ortolan": __version__, **_machine(), **_packages(), **_devices()}

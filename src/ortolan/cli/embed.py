@@ -4,17 +4,18 @@ from pathlib import Path
 
 import click
 
+from ortolan.cli import options
 from ortolan.cli.output import print_json
-from ortolan.cli.texts import texts_of
+from ortolan.cli.texts import inputs_of
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@options.bundle
 @click.argument("inputs", nargs=-1, required=True, metavar="TEXT...")
-@click.option("--truncate", is_flag=True, help="Cut texts that are over the limit.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--threads", type=int, help="The physical cores by default.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@options.truncate
+@options.device
+@options.threads
+@options.as_json
 def command(
     bundle: Path,
     inputs: tuple[str, ...],
@@ -28,10 +29,9 @@ def command(
     Where a text is -, every line of standard input is one.
     """
     from ortolan.runtime import Encoder, load
-    from ortolan.runtime.bundle.manifest import ImageSource
 
     model = load(bundle, Encoder, device=device, threads=threads)
-    given = list(inputs) if isinstance(model.manifest.source, ImageSource) else texts_of(inputs)
+    given = inputs_of(model.manifest, inputs)
     vectors = model.embed(given, truncate=truncate)
     if as_json:
         results = [

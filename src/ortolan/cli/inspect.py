@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ortolan.cli import options
 from ortolan.cli.output import print_json, print_table, size
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
@@ -16,7 +17,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@options.bundle
 @click.option("--context", type=click.IntRange(min=1), help="Tokens to plan memory for.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, help="Rows to plan it for.")
 @click.option(
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
     type=click.Choice(["cpu", "cuda"]),
     help="Plan its memory, and list the nodes that it has no kernel for.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@options.as_json
 def command(
     bundle: Path, context: int | None, batch: int, device: str | None, as_json: bool
 ) -> None:

@@ -50,6 +50,12 @@ class Steps:
             )
         self._bar.update(done - self._bar.n)
 
+    def __enter__(self) -> "Steps":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Leave the last bar as it is."""
         if self._bar is not None:

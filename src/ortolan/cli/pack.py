@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from ortolan.cli import options
 from ortolan.cli.output import print_json, print_table, size
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@options.bundle
+@options.as_json
 def command(bundle: Path, as_json: bool) -> None:
     """Prepare the weights of BUNDLE for this processor: it loads faster and in less memory.
 

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortolan.cli import options
 from ortolan.cli.output import print_json
 from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
-    from ortolan.runtime import InputError, Model, Sampling, Seq2Seq, Timings, Translation
+    from ortolan.runtime import Completion, Decoder, InputError, Sampling, Seq2Seq, Timings
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@options.bundle
 @click.argument("prompt", default="-")
 @click.option("-n", "max_new_tokens", type=int, help="Most new tokens; all that fit by default.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
@@ -32,13 +33,9 @@ if TYPE_CHECKING:
 @click.option("--beams", type=int, help="Search with so many beams; of an encoder-decoder.")
 @click.option("--n-best", type=int, help="Print so many of the beams, with their scores.")
 @click.option("--length-penalty", type=float, help="Of beams: above 0 favours long texts.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option(
-    "--threads",
-    type=int,
-    help="The physical cores by default; 1 for small translators (for their decoder always).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, at the end.")
+@options.device
+@options.threads
+@options.as_json
 def command(
     bundle: Path,
     prompt: str,
@@ -65,7 +62,7 @@ def command(
     The bundle of an encoder-decoder writes the text that belongs to it, such as its translation.
     The text streams to standard output as it is generated; figures go to standard error.
     """
-    from ortolan.runtime import Sampling, Seq2Seq, load, open_bundle
+    from ortolan.runtime import Decoder, Sampling, Seq2Seq, load, open_bundle
 
     sampling = Sampling(
         temperature=temperature,
@@ -90,7 +87,7 @@ def command(
             return
         _stream(translator, text, max_new_tokens, sampling, stop, {}, as_json=as_json)
         return
-    model = load(bundle, device=device, threads=threads)
+    model = load(bundle, Decoder, device=device, threads=threads)
     for name in given:
         raise _refusal(f"--{name.replace('_', '-')}", "an encoder-decoder")
     _stream(
@@ -106,7 +103,7 @@ def _refusal(option: str, kind: str) -> "InputError":
 
 
 def _stream(
-    model: "Model | Seq2Seq",
+    model: "Decoder | Seq2Seq",
     text: str,
     max_new_tokens: int | None,
     sampling: "Sampling",
@@ -142,7 +139,7 @@ def _search(
     """Print what a beam search finds: the best text, or several, each after its score."""
     from ortolan.runtime import Sampling
 
-    translation: Translation = model.generate(
+    found: Completion = model.generate(
         text,
         max_new_tokens=max_new_tokens,
         sampling=None if sampling == Sampling() else sampling,
@@ -151,17 +148,17 @@ def _search(
     )
     if as_json:
         about = {"device": model.device, "device_reason": model.device_reason}
-        print_json({"prompt": text, **asdict(translation), **about})
+        print_json({"prompt": text, **asdict(found), **about})
         return
-    if translation.alternatives:
-        for score, found in (
-            (translation.score, translation.text),
-            *((each.score, each.text) for each in translation.alternatives),
+    if found.alternatives:
+        for score, written in (
+            (found.score, found.text),
+            *((each.score, each.text) for each in found.alternatives),
         ):
-            print(f"{score:.4f}\t{found}")
+            print(f"{score:.4f}\t{written}")
     else:
-        print(translation.text)
-    _print_figures(translation.timings, translation.finish_reason)
+        print(found.text)
+    _print_figures(found.timings, found.finish_reason)
 
 
 def _print_figures(timings: "Timings", finish_reason: str) -> None:

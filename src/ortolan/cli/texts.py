@@ -2,6 +2,10 @@
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortolan.runtime import Manifest
 
 
 def read_stdin() -> str:
@@ -22,8 +26,15 @@ def read_stdin() -> str:
         ) from error
 
 
-def texts_of(arguments: Sequence[str]) -> list[str]:
-    """The arguments; where one is `-`, the lines of standard input that are not empty."""
+def inputs_of(manifest: "Manifest", arguments: Sequence[str]) -> list[str]:
+    """The arguments; where one is `-` and stands for texts, the lines of standard input.
+
+    Empty lines are left out. Of a bundle that takes images the arguments are files.
+    """
+    from ortolan.runtime.bundle.manifest import ImageSource
+
+    if isinstance(manifest.source, ImageSource):
+        return list(arguments)
     texts: list[str] = []
     for argument in arguments:
         if argument == "-":

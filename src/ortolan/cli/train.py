@@ -22,10 +22,8 @@ def command(recipe: Path, out: Path | None) -> None:
         import matplotlib  # noqa: F401 - the curve is drawn at the end, too late to find out
 
         from ortolan.modeling.training.trainer import train
-
-        folder = train(recipe, out)  # it imports what its data needs before it starts
     except ModuleNotFoundError as error:
         raise MissingTrainError(
             f'train: expected the package {error.name}, got none. Run: pip install "ortolan[train]"'
         ) from error
-    print(f"checkpoint  {folder}")
+    print(f"checkpoint  {train(recipe, out)}")

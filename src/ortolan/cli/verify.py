@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ortolan.cli import options
 from ortolan.cli.output import Steps, print_json, print_table
 
 if TYPE_CHECKING:
@@ -12,10 +13,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--threads", type=int, help="The physical cores by default; 1 for small translators.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@options.bundle
+@options.device
+@options.threads
+@options.as_json
 def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> int:
     """Prove that BUNDLE computes on this machine what PyTorch computed when it was exported.
 
@@ -28,16 +29,13 @@ def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> in
 
     from ortolan.runtime import verify
 
-    steps = Steps()
-    try:
+    with Steps() as steps:
         report = verify(
             bundle,
             device=device,
             threads=threads,
             progress=lambda done, total: steps("verify", done, total),
         )
-    finally:
-        steps.close()
     if as_json:
         print_json(msgspec.to_builtins(report))
         return int(report.verdict == "FAIL")

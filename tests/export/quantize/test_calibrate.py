@@ -12,7 +12,7 @@ from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.refine import refine
-from ortolan.export.source.checkpoint import open_source
+from ortolan.export.source.exportable import open_exportable
 from ortolan.export.source.inputs import Inputs
 from ortolan.modeling.config import (
     ClassifierHead,
@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
 
 def calibrated(module: Model, inputs: Inputs, names: Iterable[str]) -> dict[str, Found]:
-    source = open_source(module, tokenizer=None, max_context=None)
+    source = open_exportable(module, tokenizer=None, max_context=None)
     plan = dict.fromkeys(names, SCHEME)
     found: dict[str, Found] = {}
     for weight in calibrated_weights(source.config, source.weights, source.tables, plan, inputs):
@@ -146,7 +146,7 @@ def test_a_table_that_is_the_head_as_well_is_calibrated_once() -> None:
 
 def test_progress_counts_the_layers_of_both_sides() -> None:
     module = kinds.seq2seq(kinds.seq2seq_config(LearnedPositions()))
-    source = open_source(module, tokenizer=None, max_context=None)
+    source = open_exportable(module, tokenizer=None, max_context=None)
     told: list[tuple[int, int]] = []
     plan = {"encoder.blocks.0.attention.qkv.weight": SCHEME}
     for weight in calibrated_weights(

@@ -14,19 +14,21 @@ from tests.runtime.tiny_decoder import (
 
 from ortolan.runtime.bench import measure as benchmark
 from ortolan.runtime.bench.measure import Case, cases, measure
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.sequence import Sequence
+from ortolan.runtime.loading import load
 from ortolan.runtime.machine import bandwidth
 from ortolan.runtime.machine import memory as process_memory
-from ortolan.runtime.model import Model, load
 
 SPEED = 1e15
 """Bytes per second, more than a tiny model reads."""
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load(write_bundle(tmp_path_factory.mktemp("benchmark") / "bundle").path, threads=1)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    folder = tmp_path_factory.mktemp("benchmark") / "bundle"
+    return load(write_bundle(folder).path, Decoder, threads=1)
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ CASES = cases([8], [2], [0, 4])
 
 
 def test_runs_go_round_over_the_cases_between_two_looks_at_the_memory(
-    model: Model, events: list[str]
+    model: Decoder, events: list[str]
 ) -> None:
     measure(model, CASES, repetitions=2)
     first_depth = ["0+8", "0+1", "1+1"]
@@ -78,7 +80,7 @@ def test_a_state_of_fixed_size_is_computed_anew_for_every_run(
     assert result.cases[0].speed.mean > 0
 
 
-def test_the_first_run_of_each_does_not_count(model: Model, events: list[str]) -> None:
+def test_the_first_run_of_each_does_not_count(model: Decoder, events: list[str]) -> None:
     result = measure(model, CASES, repetitions=3)
     assert [case.name for case in result.cases] == ["pp8", "tg2", "pp8 @ d4", "tg2 @ d4"]
     for case in result.cases:
@@ -86,7 +88,7 @@ def test_the_first_run_of_each_does_not_count(model: Model, events: list[str]) -
         assert min(case.speed.runs) <= case.speed.median <= max(case.speed.runs)
 
 
-def test_progress_reaches_the_end(model: Model, events: list[str]) -> None:
+def test_progress_reaches_the_end(model: Decoder, events: list[str]) -> None:
     seen: list[tuple[int, int]] = []
     measure(model, CASES, repetitions=1, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 8) for done in range(1, 9)]
@@ -115,7 +117,7 @@ def test_bytes_per_token_are_those_of_the_graph_that_decodes(
 
 
 def test_where_the_peak_cannot_be_forgotten_memory_is_measured_last(
-    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_memory, "forget_peak", lambda: False)
     result = measure(model, [Case(kind="pp", tokens=4)], repetitions=1)
@@ -127,7 +129,7 @@ def test_where_the_peak_cannot_be_forgotten_memory_is_measured_last(
     ("peaks", "expected"), [((30, 20), 30), ((20, 30), 30), ((None, None), None)]
 )
 def test_the_peak_is_that_of_loading_or_of_running(
-    model: Model,
+    model: Decoder,
     events: list[str],
     monkeypatch: pytest.MonkeyPatch,
     peaks: tuple[int | None, ...],
@@ -144,44 +146,44 @@ def test_the_peak_is_that_of_loading_or_of_running(
 GENERATE = [Case(kind="tg", tokens=2)]
 
 
-def notes(model: Model) -> str:
+def notes(model: Decoder) -> str:
     return "\n".join(measure(model, GENERATE, repetitions=1).notes)
 
 
-def test_nothing_special_needs_no_note(model: Model, events: list[str]) -> None:
+def test_nothing_special_needs_no_note(model: Decoder, events: list[str]) -> None:
     assert notes(model) == ""
 
 
 def test_a_measurement_over_less_memory_says_so(
-    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bandwidth, "available_memory", lambda: 800_000_000)
     assert notes(model).startswith("bandwidth measured over 200 MB, not 537 MB")
 
 
 def test_no_measurement_says_so(
-    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bandwidth, "available_memory", lambda: 1)
     assert notes(model) == "bandwidth not measured: too little memory is left for it"
 
 
 def test_a_model_within_the_cache_says_so(
-    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bandwidth, "last_level_cache", lambda: 1 << 30)
     assert notes(model) == "tg2: all that a token reads fits in the processor's cache"
 
 
 def test_reading_faster_than_memory_says_so(
-    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bandwidth, "read_bandwidth", lambda threads, size: 1.0)
     assert notes(model) == "tg2: reads faster than memory, a part comes from a cache"
 
 
 def test_advice_is_about_the_run(
-    model: Model, events: list[str], monkeypatch: pytest.MonkeyPatch
+    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "physical_cores", lambda: 2)
     result = measure(model, [*cases([4], []), *GENERATE], repetitions=1)
@@ -197,18 +199,18 @@ def test_advice_is_about_the_run(
 # --- what is refused --------------------------------------------------------------------------
 
 
-def test_no_cases_are_refused(model: Model) -> None:
+def test_no_cases_are_refused(model: Decoder) -> None:
     with pytest.raises(InputError, match="expected at least one case"):
         measure(model, cases([0], [0]), repetitions=1)
 
 
-def test_no_repetitions_are_refused(model: Model) -> None:
+def test_no_repetitions_are_refused(model: Decoder) -> None:
     with pytest.raises(InputError, match="expected at least 1, got 0"):
         measure(model, GENERATE, repetitions=0)
 
 
 def test_cases_beyond_the_context_are_refused_before_anything_runs(
-    model: Model, events: list[str]
+    model: Decoder, events: list[str]
 ) -> None:
     with pytest.raises(ContextLengthError, match=f"-p {CONTEXT}"):
         measure(model, [*GENERATE, Case(kind="pp", tokens=CONTEXT + 1)], repetitions=1)

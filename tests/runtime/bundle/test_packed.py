@@ -251,7 +251,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda folder: (folder / NAME).unlink(), "expected packed.json as it was"),
     "no seal": (lambda folder: (folder / SEAL).unlink(), "expected packed.seal as it was"),
     "no blob": (lambda folder: (folder / BLOB).unlink(), "expected packed.bin as it was"),
-    "truncated": (lambda folder: os.truncate(folder / BLOB, 5000), "bytes in packed.bin, got 5000"),
+    "truncated": (lambda folder: os.truncate(folder / BLOB, 5000), "bytes, got 5000"),
     "linked": (link, "packed.bin: expected a plain file, got a symbolic link"),
     "hard linked": (
         lambda folder: os.link(folder / BLOB, folder / "again"),
@@ -334,10 +334,10 @@ def test_an_altered_blob_is_found_by_a_full_check(
     assert isinstance(find_packed(bundle, onnxruntime=VERSION), Packed)
     assert caplog.records == []
     assert find_packed(bundle, onnxruntime=VERSION, full_check=True) is None
-    assert "of packed.bin, got" in caplog.text
+    assert "packed.bin: expected sha256" in caplog.text
     caplog.clear()
     load(bundle.path, full_check=True)
-    assert "of packed.bin, got" in caplog.text
+    assert "packed.bin: expected sha256" in caplog.text
 
 
 def test_verify_checks_what_runs(

@@ -15,7 +15,7 @@ from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, replay, verify
 from ortolan.runtime.certificate.figures import divergence
-from ortolan.runtime.engine.runner import Decoder, feed
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import BundleFileError, DeviceError
 
@@ -77,13 +77,14 @@ def test_logits_of_more_than_a_block_are_never_in_memory_at_once(
     engine: Engine, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
+    chunk = Runner.chunk
 
-    def note(*args: Any, **options: Any) -> NDArray[np.float32]:
-        logits = feed(*args, **options)
+    def note(runner: Runner, *given: Any, **options: Any) -> NDArray[np.float32]:
+        logits = chunk(runner, *given, **options)
         rows.append(len(logits))
         return logits
 
-    monkeypatch.setattr("ortolan.runtime.certificate.runs.feed", note)
+    monkeypatch.setattr(Runner, "chunk", note)
     monkeypatch.setattr("ortolan.runtime.certificate.runs.BLOCK", 64)
     replay(engine, certificate)
     assert max(rows) == 64
@@ -175,13 +176,18 @@ def test_logits_that_are_not_finite_fail(tmp_path: Path) -> None:
 def test_a_fault_of_decoding_alone_is_found_there(
     engine: Engine, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step: Callable[..., NDArray[np.float32]] = Decoder.step
+    step: Callable[..., None] = Runner.step
 
-    def late(decoder: Decoder, tokens: Sequence[int], lengths: Sequence[int]) -> Any:
+    def late(runner: Runner, tokens: Sequence[int]) -> None:
         """Write the fourth token where the third stands."""
-        return step(decoder, tokens, [3 if length == 4 else length for length in lengths])
+        is_fourth = runner.slots.lengths == [3]
+        if is_fourth:
+            runner.slots.lengths[0] = 2
+        step(runner, tokens)
+        if is_fourth:
+            runner.slots.lengths[0] = 4
 
-    monkeypatch.setattr(Decoder, "step", late)
+    monkeypatch.setattr(Runner, "step", late)
     report = replay(engine, certificate)
     assert report.verdict == "FAIL"
     assert report.phases["prefill"].max_abs_delta < 1e-3

@@ -11,7 +11,7 @@ from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.engine import attention_kernels as scores
+from ortolan.runtime.engine import attention_kernels
 from ortolan.runtime.engine.attention_kernels import (
     CHUNK,
     FEWEST,
@@ -22,7 +22,7 @@ from ortolan.runtime.engine.attention_kernels import (
     whole_scores,
 )
 from ortolan.runtime.engine.memory_plan import plan_memory
-from ortolan.runtime.engine.runner import chunks, prefill
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 
 SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
@@ -56,14 +56,12 @@ def test_a_prompt_in_parts_gives_what_it_gives_whole(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, ids = Engine(bundle, threads=1), [7 * index % 50 for index in range(60)]
-    whole = prefill(engine, engine.cache(), ids)
-    monkeypatch.setattr(scores, "SCORE_BYTES", 1)
-    cache = engine.cache()
-    assert [len(part) for _, part in chunks(engine, cache, ids)] == [16, 16, 16, 12]
-    assert [start for start, _ in chunks(engine, cache, ids)] == [0, 16, 32, 48]
-    in_parts = prefill(engine, cache, ids)
-    assert whole is not None
-    assert in_parts is not None
+    whole = Runner(engine, engine.slots()).prefill(0, ids)
+    monkeypatch.setattr(attention_kernels, "SCORE_BYTES", 1)
+    runner = Runner(engine, engine.slots())
+    assert [len(part) for _, part in runner.chunks(0, ids)] == [16, 16, 16, 12]
+    assert [start for start, _ in runner.chunks(0, ids)] == [0, 16, 32, 48]
+    in_parts = runner.prefill(0, ids)
     np.testing.assert_allclose(in_parts, whole, rtol=0, atol=1e-5)
 
 
@@ -132,7 +130,5 @@ def test_both_kernels_compute_the_same(bundle: Bundle, monkeypatch: pytest.Monke
     for value in ("0", "1"):
         monkeypatch.setenv(SWITCH, value)
         engine = Engine(bundle, threads=1)
-        found = prefill(engine, engine.cache(), ids)
-        assert found is not None
-        logits.append(found)
+        logits.append(Runner(engine, engine.slots()).prefill(0, ids))
     np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=1e-5)

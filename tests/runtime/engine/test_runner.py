@@ -1,5 +1,5 @@
-import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,19 +9,22 @@ from numpy.typing import NDArray
 from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, TinyDecoder, assert_close, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.engine.runner import Decoder, feed, prefill
+from ortolan.runtime.bundle.manifest import State
+from ortolan.runtime.engine.runner import Runner, teacher_forced
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.step import Step
-from ortolan.runtime.errors import ContextLengthError
+from ortolan.runtime.engine.slots import Buffer, Slots
+from ortolan.runtime.errors import ContextLengthError, NumericError
 
 KINDS = ("unified", "split", "recurrent")
+
+Tiny = dict[str, tuple[TinyDecoder, Engine]]
 
 ids = st.integers(0, VOCABULARY - 1)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TinyDecoder, Engine]]:
-    folder = tmp_path_factory.mktemp("steps")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    folder = tmp_path_factory.mktemp("runner")
     bundles = {
         "unified": write_bundle(folder / "unified"),
         "split": write_bundle(folder / "split", split=True),
@@ -35,14 +38,26 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
     return chosen
 
 
+def new_runner(engine: Engine, slots: int = 1) -> Runner:
+    runner = Runner(engine, engine.slots(slots))
+    runner.select(range(slots))
+    return runner
+
+
+def step(runner: Runner, *tokens: int) -> NDArray[np.float32]:
+    runner.step(tokens)
+    return runner.logits_BV.copy()
+
+
 def whole(engine: Engine, tokens: list[int]) -> NDArray[np.float32]:
-    return feed(engine, engine.cache(), tokens, positions=range(len(tokens)))
+    return new_runner(engine).chunk(0, tokens, positions=range(len(tokens)))
+
+
+# --- one row ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_call_gives_the_reference_at_every_position(
-    tiny: dict[str, tuple[TinyDecoder, Engine]], kind: str
-) -> None:
+def test_one_call_gives_the_reference_at_every_position(tiny: Tiny, kind: str) -> None:
     decoder, engine = tiny[kind]
     tokens = random_ids(70)
     assert_close(whole(engine, tokens), decoder.reference(tokens))
@@ -52,89 +67,46 @@ def test_one_call_gives_the_reference_at_every_position(
 @settings(max_examples=10, deadline=None)
 @given(tokens=st.lists(ids, min_size=1, max_size=40), chunk=st.integers(1, 12))
 def test_chunks_give_what_one_call_gives(
-    tiny: dict[str, tuple[TinyDecoder, Engine]], kind: str, tokens: list[int], chunk: int
+    tiny: Tiny, kind: str, tokens: list[int], chunk: int
 ) -> None:
     _, engine = tiny[kind]
-    got = prefill(engine, engine.cache(), tokens, chunk=chunk)
-    assert got is not None
+    got = new_runner(engine).prefill(0, tokens, most=chunk)
     assert_close(got, whole(engine, tokens)[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10, deadline=None)
 @given(tokens=st.lists(ids, min_size=2, max_size=40), data=st.data())
-def test_decoding_behind_a_prompt_gives_what_one_call_gives(
-    tiny: dict[str, tuple[TinyDecoder, Engine]], kind: str, tokens: list[int], data: st.DataObject
+def test_decoding_after_a_prompt_gives_what_one_call_gives(
+    tiny: Tiny, kind: str, tokens: list[int], data: st.DataObject
 ) -> None:
     _, engine = tiny[kind]
     expected = whole(engine, tokens)
     prompt = data.draw(st.integers(0, len(tokens) - 1))
-    cache = engine.cache()
+    runner = new_runner(engine)
     if prompt > 0:
-        prefill(engine, cache, tokens[:prompt])
-    decoder = Decoder(engine, cache)
+        runner.prefill(0, tokens[:prompt])
     for position in range(prompt, len(tokens)):
-        logits = decoder.step([tokens[position]], [position + 1])[0]
-        assert_close(logits, expected[position])
-    assert cache.lengths == [len(tokens)]
+        assert_close(step(runner, tokens[position])[0], expected[position])
+    assert runner.slots.lengths == [len(tokens)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoding_across_every_growth_of_the_cache_up_to_the_context(
-    tiny: dict[str, tuple[TinyDecoder, Engine]], kind: str
-) -> None:
+def test_decoding_across_every_growth_of_the_slots_up_to_the_context(tiny: Tiny, kind: str) -> None:
     decoder, engine = tiny[kind]
     tokens = random_ids(CONTEXT)
     expected = decoder.reference(tokens)
-    cache = engine.cache()
-    prefill(engine, cache, tokens[:250])
-    stepper, capacities = Decoder(engine, cache), {cache.capacity}
+    runner = new_runner(engine)
+    runner.prefill(0, tokens[:250])
+    capacities = {runner.slots.capacity}
     for position in range(250, CONTEXT):
-        logits = stepper.step([tokens[position]], [position + 1])[0]
-        capacities.add(cache.capacity)
+        logits = step(runner, tokens[position])[0]
+        capacities.add(runner.slots.capacity)
         assert_close(logits, expected[position])
     assert capacities == {256, 512, 768, CONTEXT}
     with pytest.raises(ContextLengthError, match=f"{CONTEXT}"):
-        stepper.step([0], [CONTEXT + 1])
-    assert cache.lengths == [CONTEXT]
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    rows=st.lists(st.lists(ids, min_size=1, max_size=20), min_size=2, max_size=4),
-    tail=st.lists(ids, min_size=1, max_size=6),
-)
-def test_ragged_rows_decoded_together_give_what_each_gives_alone(
-    tiny: dict[str, tuple[TinyDecoder, Engine]], rows: list[list[int]], tail: list[int]
-) -> None:
-    _, engine = tiny["unified"]
-    cache = engine.cache(batch=len(rows))
-    for index, prompt in enumerate(rows):
-        prefill(engine, cache, prompt, row=index)
-    decoder, lengths = Decoder(engine, cache), list(cache.lengths)
-    for count, token in enumerate(tail, start=1):
-        lengths = [length + 1 for length in lengths]
-        logits = decoder.step([token] * len(rows), lengths).copy()
-        for index, prompt in enumerate(rows):
-            expected = whole(engine, prompt + tail[:count])[-1]
-            assert_close(logits[index], expected)
-
-
-def test_a_row_fed_its_last_token_again_stays_as_it_is(
-    tiny: dict[str, tuple[TinyDecoder, Engine]],
-) -> None:
-    _, engine = tiny["unified"]
-    cache = engine.cache(batch=2)
-    prompts = [random_ids(9, seed=1), random_ids(30, seed=2)]
-    for index, prompt in enumerate(prompts):
-        prefill(engine, cache, prompt, row=index)
-    kept = cache.snapshot(row=1)
-    decoder = Decoder(engine, cache)
-    for length in range(10, 60):  # row 0 also becomes the longer one
-        logits = decoder.step([length, prompts[1][-1]], [length, 30])
-    assert_close(logits[1], whole(engine, prompts[1])[-1])
-    for got, want in zip(cache.snapshot(row=1).buffers, kept.buffers, strict=True):
-        assert_close(got, want)
+        runner.step([0])
+    assert runner.slots.lengths == [CONTEXT]
 
 
 @settings(max_examples=10, deadline=None)
@@ -144,161 +116,235 @@ def test_a_row_fed_its_last_token_again_stays_as_it_is(
     data=st.data(),
 )
 def test_a_rewound_row_gives_what_a_fresh_one_gives(
-    tiny: dict[str, tuple[TinyDecoder, Engine]],
-    tokens: list[int],
-    other: list[int],
-    data: st.DataObject,
+    tiny: Tiny, tokens: list[int], other: list[int], data: st.DataObject
 ) -> None:
     _, engine = tiny["unified"]
     kept = data.draw(st.integers(0, len(tokens) - 1))
-    cache, fresh = engine.cache(), engine.cache()
-    prefill(engine, cache, tokens)
-    cache.rewind(kept)
+    rewound, fresh = new_runner(engine), new_runner(engine)
+    rewound.prefill(0, tokens)
+    rewound.slots.rewind(kept)
     if kept > 0:
-        prefill(engine, fresh, tokens[:kept])
-    got, expected = prefill(engine, cache, other), prefill(engine, fresh, other)
-    assert got is not None
-    assert expected is not None
-    assert_close(got, expected)
+        fresh.prefill(0, tokens[:kept])
+    assert_close(rewound.prefill(0, other), fresh.prefill(0, other))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_row_gives_what_the_kept_one_gives(
-    tiny: dict[str, tuple[TinyDecoder, Engine]], kind: str
-) -> None:
+def test_a_restored_row_gives_what_the_kept_one_gives(tiny: Tiny, kind: str) -> None:
     _, engine = tiny[kind]
-    cache = engine.cache()
-    prefill(engine, cache, random_ids(50))
-    kept = cache.snapshot()
-    expected = prefill(engine, cache, random_ids(300, seed=5))
-    assert expected is not None
-    prefill(engine, cache, random_ids(90, seed=6))
-    cache.restore(kept)
-    got = prefill(engine, cache, random_ids(300, seed=5))
-    assert got is not None
-    np.testing.assert_array_equal(got, expected)
+    runner = new_runner(engine)
+    runner.prefill(0, random_ids(50))
+    kept = runner.slots.snapshot()
+    expected = runner.prefill(0, random_ids(300, seed=5))
+    runner.prefill(0, random_ids(90, seed=6))
+    runner.slots.restore(kept)
+    np.testing.assert_array_equal(runner.prefill(0, random_ids(300, seed=5)), expected)
 
 
-def test_split_graphs_give_what_the_unified_one_gives(
-    tiny: dict[str, tuple[TinyDecoder, Engine]],
-) -> None:
+def test_split_graphs_give_what_the_unified_one_gives(tiny: Tiny) -> None:
     rows = []
     for kind in ("unified", "split"):
-        _, engine = tiny[kind]
-        cache = engine.cache()
-        prefill(engine, cache, random_ids(33), chunk=10)
-        decoder = Decoder(engine, cache)
-        rows.append([decoder.step([5], [length])[0].copy() for length in range(34, 40)])
+        runner = new_runner(tiny[kind][1])
+        runner.prefill(0, random_ids(33), most=10)
+        rows.append([step(runner, 5) for _ in range(6)])
     np.testing.assert_array_equal(rows[0], rows[1])
 
 
-def test_prefill_asks_for_cancellation_before_every_chunk_and_keeps_what_was_done(
-    tiny: dict[str, tuple[TinyDecoder, Engine]],
-) -> None:
-    _, engine = tiny["unified"]
-    cache, asked = engine.cache(), [False, False, True]
-    assert prefill(engine, cache, random_ids(50), chunk=20, cancelled=lambda: asked.pop(0)) is None
-    assert cache.lengths == [40]
-    assert asked == []
-
-
-def test_prefill_beyond_the_context_changes_nothing(
-    tiny: dict[str, tuple[TinyDecoder, Engine]],
-) -> None:
-    _, engine = tiny["unified"]
-    cache = engine.cache()
-    prefill(engine, cache, random_ids(10))
+def test_prefill_beyond_the_context_changes_nothing(tiny: Tiny) -> None:
+    runner = new_runner(tiny["unified"][1])
+    runner.prefill(0, random_ids(10))
     with pytest.raises(ContextLengthError, match=f"at most {CONTEXT} tokens, got {CONTEXT + 1}"):
-        prefill(engine, cache, random_ids(CONTEXT - 9))
-    assert (cache.lengths, cache.capacity) == ([10], 256)
+        runner.prefill(0, random_ids(CONTEXT - 9))
+    assert (runner.slots.lengths, runner.slots.capacity) == ([10], 256)
+
+
+def test_teacher_forced_logits_that_are_not_finite_are_an_error(tiny: Tiny) -> None:
+    _, engine = tiny["unified"]
+    runner = new_runner(engine)
+    runner.slots.lengths[0] = 2
+    for _, keys, _ in runner.slots.bound(slice(0, 1)):
+        keys[...] = np.nan
+    with pytest.raises(NumericError, match="positions 0 to 2"):
+        teacher_forced(runner, [1, 2, 3])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_decoder_that_begins_again_gives_what_a_new_one_gives(
-    tiny: dict[str, tuple[TinyDecoder, Engine]], kind: str
-) -> None:
+def test_a_slot_that_was_released_gives_what_a_new_one_gives(tiny: Tiny, kind: str) -> None:
     _, engine = tiny[kind]
-    tokens, used = random_ids(20), Decoder(engine, engine.cache())
-    for begun in (0, 300):
-        for length in range(1, 260):
-            used.step([length % VOCABULARY], [length])
-        used.begin(begun)
-        assert used.cache.lengths == [0]
-        new = Decoder(engine, engine.cache())
-        for length, token in enumerate(tokens, start=1):
-            got, expected = (decoder.step([token], [length]) for decoder in (used, new))
-            np.testing.assert_array_equal(got, expected)
+    used = new_runner(engine)
+    for _ in range(2):
+        for token in range(1, 260):
+            used.step([token % VOCABULARY])
+        used.slots.release(0)
+        new = new_runner(engine)
+        for token in random_ids(20):
+            np.testing.assert_array_equal(step(used, token), step(new, token))
+        used.slots.release(0)
 
 
-def test_beginning_again_with_more_room_lets_go_of_the_buffers_before(
-    tiny: dict[str, tuple[TinyDecoder, Engine]],
+def test_steps_are_bound_once_and_write_their_logits_to_one_place(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, engine = tiny["unified"]
-    decoder = Decoder(engine, engine.cache())
-    decoder.step([1], [1])
-    before = weakref.ref(decoder.cache.buffers()[0])
-    decoder.begin(256)
-    assert before() is not None
-    decoder.begin(257)
-    assert before() is None
-    assert decoder.cache.capacity >= 257
+    bound: list[slice] = []
+    of_rows = Slots.bound
+
+    def count(slots: Slots, rows: slice) -> Iterator[tuple[State, Buffer, Buffer]]:
+        bound.append(rows)
+        return of_rows(slots, rows)
+
+    monkeypatch.setattr(Slots, "bound", count)
+    runner, place = new_runner(engine), None
+    for _ in range(200):
+        runner.step([1])
+        place = place or runner.logits_BV.ctypes.data
+    assert runner.logits_BV.ctypes.data == place
+    assert bound == [slice(0, 1)]
 
 
-def test_a_step_allocates_nothing_and_binds_once(
-    tiny: dict[str, tuple[TinyDecoder, Engine]], monkeypatch: pytest.MonkeyPatch
+# --- several rows -------------------------------------------------------------------------------
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    rows=st.lists(st.lists(ids, min_size=1, max_size=20), min_size=2, max_size=4),
+    tail=st.lists(ids, min_size=1, max_size=6),
+)
+def test_ragged_rows_decoded_together_give_what_each_gives_alone(
+    tiny: Tiny, rows: list[list[int]], tail: list[int]
 ) -> None:
     _, engine = tiny["unified"]
-    bound: list[Step] = []
-    bind: Callable[..., None] = Step.bind
-
-    def count(step: Step, buffers: list[NDArray[np.float32]]) -> None:
-        bound.append(step)
-        bind(step, buffers)
-
-    monkeypatch.setattr(Step, "bind", count)
-    decoder = Decoder(engine, engine.cache())
-    rows = [decoder.step([1], [length]) for length in range(1, 200)]
-    assert len(bound) == 1
-    assert len({row.ctypes.data for row in rows}) == 1
+    runner = new_runner(engine, len(rows))
+    for row, prompt in enumerate(rows):
+        runner.prefill(row, prompt)
+    for count, token in enumerate(tail, start=1):
+        logits = step(runner, *[token] * len(rows))
+        for row, prompt in enumerate(rows):
+            assert_close(logits[row], whole(engine, prompt + tail[:count])[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_text_written_at_once_is_that_of_its_steps(
-    tiny: dict[str, tuple[TinyDecoder, Engine]], kind: str, ends: bool
+@pytest.mark.parametrize("length", [1, 30, 256])
+def test_a_row_that_rests_in_steps_stays_as_it_is_to_the_bit(
+    tiny: Tiny, kind: str, length: int
 ) -> None:
     _, engine = tiny[kind]
-    stepped, written = (Decoder(engine, engine.cache()) for _ in range(2))
-    expected = [7]
-    for length in range(1, 300):  # beyond the first capacity
-        expected.append(int(stepped.step(expected[-1:], [length])[0].argmin()))
-    eos = {expected[120]} if ends else set()
-    last = expected.index(expected[120], 1) if ends else 299
-    tokens = [7]
-    written.write(tokens, lambda logits_V: int(logits_V.argmin()), most=300, eos=eos)
-    assert tokens == expected[: last + 1]
-    assert written.cache.lengths == [last]
-    np.testing.assert_array_equal(
-        written.step([5], [last + 1]), engine_step(engine, [*tokens[:-1], 5])
-    )
+    runner = Runner(engine, engine.slots(4))
+    resting = random_ids(length, seed=2)
+    runner.prefill(0, resting)
+    runner.prefill(2, random_ids(9, seed=1))
+    kept = runner.slots.snapshot(row=0)
+    runner.select([2])  # row 0 rests, row 1 is free
+    for token in random_ids(50):  # row 2 becomes the longer one
+        runner.step([token])
+    assert runner.slots.lengths == [length, 0, 59, 0]
+    for got, want in zip(runner.slots.snapshot(row=0).buffers, kept.buffers, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert_close(runner.prefill(0, [3]), whole(engine, [*resting, 3])[-1])
 
 
-def engine_step(engine: Engine, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits behind the last of some tokens, computed one by one."""
-    decoder = Decoder(engine, engine.cache())
-    for length, token in enumerate(tokens, start=1):
-        logits = decoder.step([token], [length])
-    return logits
-
-
-def test_a_text_written_at_once_stops_short_of_the_context(
-    tiny: dict[str, tuple[TinyDecoder, Engine]],
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_give_to_the_bit_what_they_give_alone_whatever_joins_and_leaves(
+    tiny: Tiny, kind: str
 ) -> None:
+    _, engine = tiny[kind]
+
+    def alone(row: int) -> list[NDArray[np.float32]]:
+        runner = Runner(engine, engine.slots(8))
+        runner.prefill(row, random_ids(5 + row, seed=row))
+        runner.select([row])
+        return [step(runner, token)[row] for token in random_ids(40, seed=10 + row)]
+
+    expected = {row: alone(row) for row in range(8)}
+    runner, random = Runner(engine, engine.slots(8)), np.random.default_rng(0)
+    done: dict[int, int] = {}
+    while any(done.get(row, 0) < 40 for row in range(8)):
+        new = [row for row in range(8) if row not in done]
+        if new and random.random() < 0.3:
+            runner.prefill(new[0], random_ids(5 + new[0], seed=new[0]))
+            done[new[0]] = 0
+        rows = [row for row, count in done.items() if count < 40 and random.random() < 0.7]
+        if not rows:
+            continue
+        runner.select(sorted(rows))
+        logits = step(runner, *[random_ids(40, seed=10 + row)[done[row]] for row in sorted(rows)])
+        for row in rows:
+            np.testing.assert_array_equal(logits[row], expected[row][done[row]])
+            done[row] += 1
+
+
+def test_steps_are_padded_to_a_multiple_of_rows(tiny: Tiny) -> None:
     _, engine = tiny["unified"]
-    decoder, tokens = Decoder(engine, engine.cache()), [7]
-    decoder.write(tokens, lambda _: 3, most=CONTEXT + 1, eos=())
-    with pytest.raises(ContextLengthError):
-        decoder.write(tokens, lambda _: 3, most=CONTEXT + 2, eos=())
-    assert decoder.cache.lengths == [CONTEXT]
-    decoder.write(tokens, lambda _: 3, most=1, eos=())  # there are more than that
-    assert len(tokens) == CONTEXT + 1
+    runner, seen = Runner(engine, engine.slots(4), rows_multiple=2), []
+    bound = runner.slots.bound
+
+    def watched(rows: slice) -> Any:
+        seen.append(rows.stop)
+        return bound(rows)
+
+    runner.slots.bound = watched  # type: ignore[method-assign]
+    for rows in ([0], [0, 1], [0, 1, 2], [2]):
+        runner.select(rows)
+        runner.step([1] * len(rows))
+    assert seen == [2, 4]
+    with pytest.raises(ValueError, match="multiple of 2"):
+        Runner(engine, engine.slots(3), rows_multiple=2)
+
+
+# --- states that are replaced: the graph reads the old one after it has written the new one -----
+
+
+class OneBuffer(Slots):
+    """Binds input and output of every state to one buffer."""
+
+    def bound(self, rows: slice) -> Iterator[tuple[State, Buffer, Buffer]]:
+        for state, read, _ in super().bound(rows):
+            yield state, read, read
+
+    def take_over(self, rows: Any) -> None:
+        pass
+
+
+def test_one_buffer_for_both_would_be_wrong(tiny: Tiny) -> None:
+    decoder, engine = tiny["recurrent"]
+    tokens, states = random_ids(12), engine.manifest.states
+    expected = decoder.reference(tokens)
+    right = Runner(engine, engine.slots())
+    wrong = Runner(engine, OneBuffer(states, count=1, context_length=CONTEXT))
+    for runner in (right, wrong):
+        runner.prefill(0, tokens[:4])
+        runner.select([0])
+    got = [(step(right, token)[0], step(wrong, token)[0]) for token in tokens[4:]]
+    assert_close(np.array([logits for logits, _ in got]), expected[4:])
+    assert np.abs(np.array([logits for _, logits in got]) - expected[4:]).max() > 0.1
+
+
+def test_forked_rows_go_on_from_the_replaced_state_of_their_parent(tiny: Tiny) -> None:
+    decoder, engine = tiny["recurrent"]
+    runner = new_runner(engine, 3)
+    histories = [random_ids(6, seed=row) for row in range(3)]
+    for tokens in zip(*histories, strict=True):
+        runner.step(tokens)
+    runner.slots.copy_rows([2, 0, 0], [0, 1, 2])
+    grown = [histories[2], histories[0], histories[0]]
+    for tokens in ((7, 8, 9), (10, 11, 12)):
+        logits = step(runner, *tokens)
+        grown = [[*history, token] for history, token in zip(grown, tokens, strict=True)]
+        for row, history in enumerate(grown):
+            assert_close(logits[row], decoder.reference(history)[-1])
+
+
+def test_a_replaced_state_is_restored_into_any_row_whichever_buffer_has_its_turn(
+    tiny: Tiny,
+) -> None:
+    decoder, engine = tiny["recurrent"]
+    tokens = random_ids(9)
+    for steps in (1, 2):
+        runner = new_runner(engine, 2)
+        for token in tokens[:steps]:
+            runner.step([token, 0])
+        kept = runner.slots.snapshot(row=0)
+        runner.step([5, 6])
+        runner.slots.restore(kept, row=1)
+        for position in range(steps, 9):
+            logits = step(runner, 0, tokens[position])
+            assert_close(logits[1], decoder.reference(tokens[: position + 1])[-1])

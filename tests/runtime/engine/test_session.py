@@ -2,7 +2,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import TinyDecoder, write_bundle
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Graph
-from ortolan.runtime.engine.runner import Decoder, feed
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine, save_packed
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import GraphError, InputError, ManifestError
@@ -78,6 +79,10 @@ def test_a_state_without_the_batch_first_is_an_error(bundle: Bundle) -> None:
         Engine(other)
 
 
+def feed(engine: Engine, tokens: list[int], positions: Sequence[int]) -> NDArray[np.float32]:
+    return Runner(engine, engine.slots()).chunk(0, tokens, positions=positions)
+
+
 def test_a_graph_that_cannot_be_loaded_is_an_error_that_names_it(tmp_path: Path) -> None:
     bundle = open_bundle(write_bundle(tmp_path / "bundle").path)
     (bundle.path / bundle.manifest.weights[0]).unlink()
@@ -88,12 +93,12 @@ def test_a_graph_that_cannot_be_loaded_is_an_error_that_names_it(tmp_path: Path)
 def test_threads_that_share_an_engine_get_equal_logits(bundle: Bundle) -> None:
     engine = Engine(bundle)
     tokens = list(range(40))
-    expected = feed(engine, engine.cache(), tokens, positions=[39])
+    expected = feed(engine, tokens, positions=[39])
     same: list[bool] = []
 
     def work() -> None:
         for _ in range(20):
-            got = feed(engine, engine.cache(), tokens, positions=[39])
+            got = feed(engine, tokens, positions=[39])
             same.append(bool((got == expected).all()))
 
     workers = [threading.Thread(target=work) for _ in range(4)]
@@ -106,7 +111,7 @@ def test_threads_that_share_an_engine_get_equal_logits(bundle: Bundle) -> None:
 
 def test_the_number_of_threads_changes_no_bit(bundle: Bundle) -> None:
     logits = [
-        feed(engine, engine.cache(), list(range(64)), positions=range(64))
+        feed(engine, list(range(64)), positions=range(64))
         for engine in (Engine(bundle, threads=threads) for threads in (1, 2, 4))
     ]
     np.testing.assert_array_equal(logits[0], logits[1])
@@ -150,10 +155,14 @@ def test_a_decoder_reads_its_sources_where_the_encoder_put_them(
     feeds = {"input_ids": np.array([[5, 6, 7]] * 2), "lengths": np.array([3, 2], np.int32)}
     source = engine.encode_source(feeds)
     # three layers, keys and values of 2 heads of 16 channels in float32
-    assert source.size_bytes == 3 * 2 * 2 * (2 * 3 * 16) * 4
+    assert sum(state.nbytes for state in source.states) == 3 * 2 * 2 * (2 * 3 * 16) * 4
     assert source.lengths.tolist() == [3, 2]
-    decoder = Decoder(engine, engine.cache(batch=4), source)
-    logits = decoder.step([1] * 4, [1] * 4)
+    slots = engine.slots(2, beams=2)
+    slots.put_sources([0, 1], source)
+    runner = Runner(engine, slots)
+    runner.select(range(4))
+    runner.step([1] * 4)
+    logits = runner.logits_BV
     np.testing.assert_array_equal(logits[0], logits[1])
     np.testing.assert_array_equal(logits[2], logits[3])
     assert np.abs(logits[0] - logits[2]).max() > 1e-3

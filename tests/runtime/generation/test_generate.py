@@ -1,7 +1,4 @@
-import gc
 import threading
-import weakref
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,15 +15,13 @@ from tests.runtime.tiny_decoder import (
 )
 
 from ortolan.runtime.bundle.manifest import Tokens
-from ortolan.runtime.engine.cache import Cache
-from ortolan.runtime.engine.step import Step
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import (
     ContextLengthError,
-    InputError,
     NumericError,
 )
 from ortolan.runtime.generation.sampling import Sampling
-from ortolan.runtime.model import Model, load
+from ortolan.runtime.loading import load
 
 POISON = 13
 SEED_LIMIT = 2**63
@@ -47,14 +42,14 @@ def tiny(folder: Any) -> TinyDecoder:
 
 
 @pytest.fixture(scope="module")
-def model(tiny: TinyDecoder) -> Model:
-    return load(tiny.path)
+def model(tiny: TinyDecoder) -> Decoder:
+    return load(tiny.path, Decoder)
 
 
 @pytest.fixture(scope="module")
-def bare(folder: Any) -> Model:
+def bare(folder: Any) -> Decoder:
     """The same weights, with neither a tokenizer nor special tokens."""
-    return load(write_bundle(folder / "bare").path)
+    return load(write_bundle(folder / "bare").path, Decoder)
 
 
 def greedy(tiny: TinyDecoder, prompt: list[int], count: int) -> list[int]:
@@ -84,14 +79,14 @@ class Countdown:
 @settings(max_examples=8, deadline=None)
 @given(prompt=prompts)
 def test_greedy_tokens_are_those_of_the_reference(
-    tiny: TinyDecoder, model: Model, prompt: list[int]
+    tiny: TinyDecoder, model: Decoder, prompt: list[int]
 ) -> None:
     completion = model.generate(prompt, max_new_tokens=8)
     assert list(completion.tokens) == greedy(tiny, prompt, 8)
 
 
 def test_generating_across_growths_of_the_cache_gives_the_reference(
-    tiny: TinyDecoder, bare: Model
+    tiny: TinyDecoder, bare: Decoder
 ) -> None:
     prompt = [index * 5 % BOS for index in range(250)]
     tokens = list(bare.generate(prompt, max_new_tokens=300).tokens)
@@ -104,7 +99,7 @@ def test_generating_across_growths_of_the_cache_gives_the_reference(
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=2.0, seed=3)])
 def test_a_text_that_may_be_cancelled_is_that_of_one_that_may_not(
-    model: Model, sampling: Sampling
+    model: Decoder, sampling: Sampling
 ) -> None:
     asked: Any = {"max_new_tokens": 40, "sampling": sampling}
     alone, watched = (model.generate([9], cancel=c, **asked) for c in (None, lambda: False))
@@ -116,7 +111,7 @@ def test_a_text_that_may_be_cancelled_is_that_of_one_that_may_not(
 @settings(max_examples=8, deadline=None)
 @given(rows=st.lists(prompts, min_size=2, max_size=5), count=st.integers(1, 12))
 def test_several_prompts_give_what_each_gives_alone(
-    model: Model, rows: list[list[int]], count: int
+    model: Decoder, rows: list[list[int]], count: int
 ) -> None:
     together = model.generate(rows, max_new_tokens=count)
     alone = [model.generate(row, max_new_tokens=count) for row in rows]
@@ -126,7 +121,7 @@ def test_several_prompts_give_what_each_gives_alone(
 
 @pytest.mark.parametrize("seed", [7, SEED_LIMIT - 1])
 def test_a_row_samples_as_its_prompt_alone_with_the_seed_counted_up(
-    model: Model, seed: int
+    model: Decoder, seed: int
 ) -> None:
     rows = ["one", "another", "x", "one"]
     sampling = Sampling(temperature=1.0, seed=seed)
@@ -138,7 +133,7 @@ def test_a_row_samples_as_its_prompt_alone_with_the_seed_counted_up(
     assert together[0].tokens != together[3].tokens
 
 
-def test_rows_end_one_by_one_and_disturb_no_other(model: Model) -> None:
+def test_rows_end_one_by_one_and_disturb_no_other(model: Decoder) -> None:
     rows = ["hello", "a", "worlds of wonder", "e"]
     endless = model.generate(rows, max_new_tokens=30, ignore_eos=True)
     stops = [one.text[at : at + 2] for one, at in zip(endless, (2, 9, 17, 4), strict=True)]
@@ -153,14 +148,14 @@ def test_rows_end_one_by_one_and_disturb_no_other(model: Model) -> None:
         )
 
 
-def test_rows_grow_the_cache_together(model: Model, bare: Model) -> None:
+def test_rows_grow_the_cache_together(model: Decoder, bare: Decoder) -> None:
     rows = [[1] * 3, [2, 3] * 120, [4] * 250]
     together = bare.generate(rows, max_new_tokens=30)
     for row, one in zip(rows, together, strict=True):
         assert one.tokens == bare.generate(row, max_new_tokens=30).tokens
 
 
-def test_equal_seeds_give_equal_tokens_and_none_gives_others(model: Model) -> None:
+def test_equal_seeds_give_equal_tokens_and_none_gives_others(model: Decoder) -> None:
     def tokens(seed: int | None) -> tuple[int, ...]:
         sampling = Sampling(temperature=1.5, seed=seed)
         return model.generate("hello", max_new_tokens=30, sampling=sampling).tokens
@@ -170,7 +165,7 @@ def test_equal_seeds_give_equal_tokens_and_none_gives_others(model: Model) -> No
     assert tokens(None) != tokens(None)
 
 
-def test_two_threads_on_one_model_give_what_one_gives(model: Model) -> None:
+def test_two_threads_on_one_model_give_what_one_gives(model: Decoder) -> None:
     texts = ["hello", "a", "worlds", "12345"]
     expected = [model.generate(text, max_new_tokens=60).tokens for text in texts]
     got: dict[str, tuple[int, ...]] = {}
@@ -189,25 +184,25 @@ def test_two_threads_on_one_model_give_what_one_gives(model: Model) -> None:
 # --- where a completion ends ------------------------------------------------------------------
 
 
-def test_it_ends_at_max_new_tokens(model: Model) -> None:
+def test_it_ends_at_max_new_tokens(model: Decoder) -> None:
     completion = model.generate("hello", max_new_tokens=5, ignore_eos=True)
     assert (len(completion.tokens), completion.finish_reason) == (5, "length")
 
 
-def test_it_ends_at_the_end_of_text_whose_own_text_is_not_shown(model: Model) -> None:
+def test_it_ends_at_the_end_of_text_whose_own_text_is_not_shown(model: Decoder) -> None:
     bias = Sampling(logit_bias={EOS: 100.0})
     completion = model.generate("hello", max_new_tokens=5, sampling=bias)
     assert (completion.tokens, completion.text) == ((EOS,), "")
     assert completion.finish_reason == "stop"
 
 
-def test_ignoring_the_end_of_text_goes_on(model: Model) -> None:
+def test_ignoring_the_end_of_text_goes_on(model: Decoder) -> None:
     bias = Sampling(logit_bias={EOS: 100.0})
     completion = model.generate("hello", max_new_tokens=5, sampling=bias, ignore_eos=True)
     assert (completion.tokens, completion.finish_reason) == ((EOS,) * 5, "length")
 
 
-def test_it_ends_at_a_stop_text_which_is_not_shown(model: Model) -> None:
+def test_it_ends_at_a_stop_text_which_is_not_shown(model: Decoder) -> None:
     text = model.generate("hello", max_new_tokens=20, ignore_eos=True).text
     completion = model.generate("hello", max_new_tokens=20, stop=[text[7:10]], ignore_eos=True)
     cut = text.index(text[7:10])
@@ -216,12 +211,12 @@ def test_it_ends_at_a_stop_text_which_is_not_shown(model: Model) -> None:
     assert len(completion.tokens) == cut + 3
 
 
-def test_it_ends_with_the_context_when_nothing_else_ends_it(bare: Model) -> None:
+def test_it_ends_with_the_context_when_nothing_else_ends_it(bare: Decoder) -> None:
     completion = bare.generate([1] * (CONTEXT - 3))
     assert (len(completion.tokens), completion.finish_reason) == (3, "length")
 
 
-def test_a_prompt_and_its_new_tokens_may_fill_the_context_and_no_more(bare: Model) -> None:
+def test_a_prompt_and_its_new_tokens_may_fill_the_context_and_no_more(bare: Decoder) -> None:
     assert len(bare.generate([1] * (CONTEXT - 1), max_new_tokens=1).tokens) == 1
     with pytest.raises(ContextLengthError, match=f"{CONTEXT} tokens, got a prompt of 1090 and 11"):
         bare.generate([1] * 1090, max_new_tokens=11)
@@ -233,7 +228,7 @@ def test_a_prompt_and_its_new_tokens_may_fill_the_context_and_no_more(bare: Mode
 
 
 @pytest.mark.parametrize(("times", "count"), [(0, 0), (1, 1), (5, 5)])
-def test_cancelling_keeps_the_tokens_so_far(model: Model, times: int, count: int) -> None:
+def test_cancelling_keeps_the_tokens_so_far(model: Decoder, times: int, count: int) -> None:
     completion = model.generate("hello", ignore_eos=True, cancel=Countdown(times))
     whole = model.generate("hello", max_new_tokens=20, ignore_eos=True)
     assert completion.finish_reason == "cancelled"
@@ -241,14 +236,14 @@ def test_cancelling_keeps_the_tokens_so_far(model: Model, times: int, count: int
     assert completion.text == whole.text[:count]
 
 
-def test_cancelling_in_the_middle_of_a_long_prompt_takes_at_most_a_chunk(bare: Model) -> None:
+def test_cancelling_in_the_middle_of_a_long_prompt_takes_at_most_a_chunk(bare: Decoder) -> None:
     cancel = Countdown(1)
     completion = bare.generate([1] * 1000, max_new_tokens=5, cancel=cancel)
     assert (completion.tokens, completion.finish_reason) == ((), "cancelled")
     assert cancel.left == -1
 
 
-def test_cancelling_several_prompts_cancels_those_that_have_not_ended(model: Model) -> None:
+def test_cancelling_several_prompts_cancels_those_that_have_not_ended(model: Decoder) -> None:
     cancel = Countdown(2 + 3)  # two prompts, three steps
     first, second = model.generate(["a", "b"], max_new_tokens=4, ignore_eos=True, cancel=cancel)
     assert (len(first.tokens), first.finish_reason) == (4, "length")
@@ -259,7 +254,7 @@ def test_cancelling_several_prompts_cancels_those_that_have_not_ended(model: Mod
     assert (len(second.tokens), second.finish_reason) == (0, "cancelled")
 
 
-def test_an_event_cancels_from_another_thread(model: Model) -> None:
+def test_an_event_cancels_from_another_thread(model: Decoder) -> None:
     event = threading.Event()
     stream = model.stream("hello", ignore_eos=True, cancel=event)
     next(stream)
@@ -269,104 +264,22 @@ def test_an_event_cancels_from_another_thread(model: Model) -> None:
     assert stream.completion.finish_reason == "cancelled"
 
 
-# --- streams ----------------------------------------------------------------------------------
-
-
-@settings(max_examples=8, deadline=None)
-@given(text=st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20))
-def test_a_stream_gives_what_generate_gives(model: Model, text: str) -> None:
-    whole = model.generate(text, max_new_tokens=25, stop=["H>", "zz"])
-    stream = model.stream(text, max_new_tokens=25, stop=["H>", "zz"])
-    pieces = list(stream)
-    assert "".join(pieces) == whole.text
-    assert all(pieces)
-    assert stream.completion.tokens == whole.tokens
-    assert stream.completion.finish_reason == whole.finish_reason
-
-
-def test_a_held_back_piece_of_a_stop_text_comes_out_at_the_end(model: Model) -> None:
-    whole = model.generate("hello", max_new_tokens=10, ignore_eos=True)
-    held = whole.text[-2:] + "never"
-    stream = model.stream("hello", max_new_tokens=10, ignore_eos=True, stop=[held])
-    assert "".join(stream) == whole.text
-    cancelled = model.stream("hello", ignore_eos=True, stop=[held], cancel=Countdown(10))
-    assert "".join(cancelled) == whole.text
-
-
-def test_a_stream_gives_its_first_piece_before_the_last_step(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[Step] = []
-    run: Callable[[Step], None] = Step.run
-
-    def count(step: Step) -> None:
-        runs.append(step)
-        run(step)
-
-    monkeypatch.setattr(Step, "run", count)
-    stream = model.stream("hello", max_new_tokens=10)
-    assert runs == []
-    next(stream)
-    assert len(runs) == 1
-    next(stream)
-    assert len(runs) == 2
-
-
-@pytest.mark.parametrize("steps", [0, 3])
-def test_a_closed_stream_is_cancelled(model: Model, steps: int) -> None:
-    with model.stream("hello", ignore_eos=True) as stream:
-        pieces = [next(stream) for _ in range(steps)]
-        with pytest.raises(InputError, match="expected a finished stream"):
-            _ = stream.completion
-    assert stream.completion.finish_reason == "cancelled"
-    assert stream.completion.text == "".join(pieces)
-    assert list(stream) == []
-
-
-@pytest.mark.parametrize("way", ["close", "drop"])
-def test_the_memory_of_a_stream_comes_back(
-    tiny: TinyDecoder, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    caches: list[weakref.ref[Cache]] = []
-    make = Cache.__init__
-
-    def note(cache: Cache, *args: Any, **options: Any) -> None:
-        caches.append(weakref.ref(cache))
-        make(cache, *args, **options)
-
-    monkeypatch.setattr(Cache, "__init__", note)
-    model = load(tiny.path)
-    stream: Iterator[str] | None = model.stream("hello", max_new_tokens=9)
-    assert stream is not None
-    next(stream)
-    assert caches[0]() is not None
-    gc.disable()
-    try:
-        if way == "close":
-            stream.close()  # type: ignore[attr-defined]
-        else:
-            stream = None
-        assert caches[0]() is None
-    finally:
-        gc.enable()
-
-
 # --- faults -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def poisoned(folder: Any) -> Model:
+def poisoned(folder: Any) -> Decoder:
     """The token `POISON` gives logits that are not numbers."""
-    return load(write_bundle(folder / "poisoned", poisoned=POISON).path)
+    return load(write_bundle(folder / "poisoned", poisoned=POISON).path, Decoder)
 
 
 @pytest.mark.parametrize("prompt", [[POISON], [1, POISON, 2], [[1, 2], [3, POISON]]])
-def test_a_prompt_whose_logits_are_not_finite_is_an_error(poisoned: Model, prompt: Any) -> None:
+def test_a_prompt_whose_logits_are_not_finite_is_an_error(poisoned: Decoder, prompt: Any) -> None:
     with pytest.raises(NumericError, match="step 1: expected finite logits"):
         poisoned.generate(prompt, max_new_tokens=3)
 
 
-def test_logits_that_stop_being_finite_are_an_error_that_names_the_step(poisoned: Model) -> None:
+def test_logits_that_stop_being_finite_are_an_error_that_names_the_step(poisoned: Decoder) -> None:
     # 50 comes first; divided by 3 it is below the poisoned token, which comes second
     sampling = Sampling(logit_bias={50: 1000.0, POISON: 600.0}, repetition_penalty=3.0)
     assert poisoned.generate([1], max_new_tokens=2, sampling=sampling).tokens == (50, POISON)
@@ -377,7 +290,7 @@ def test_logits_that_stop_being_finite_are_an_error_that_names_the_step(poisoned
 # --- timings -----------------------------------------------------------------------------------
 
 
-def test_timings_agree_with_each_other(model: Model) -> None:
+def test_timings_agree_with_each_other(model: Decoder) -> None:
     rows = model.generate(["hello", "a"], max_new_tokens=20, ignore_eos=True)
     for row, count in zip(rows, (5, 1), strict=True):
         timings = row.timings
@@ -390,7 +303,7 @@ def test_timings_agree_with_each_other(model: Model) -> None:
     assert first < second
 
 
-def test_timings_of_nothing_are_zero(model: Model) -> None:
+def test_timings_of_nothing_are_zero(model: Decoder) -> None:
     timings = model.generate("hello", cancel=lambda: True).timings
     assert (timings.new_tokens, timings.prefill_s, timings.tokens_per_second) == (0, 0.0, 0.0)
     one = model.generate("hello", max_new_tokens=1).timings

@@ -64,23 +64,3 @@ def test_option_that_leaves_float32_is_blamed_instead_of_the_model(
     made = Sampler(Sampling(temperature=temperature, **options), 2, prompt=[0])
     with pytest.raises(SamplingError, match="step 1: expected finite logits after"):
         made.next(np.array([logit, 0], np.float32))
-
-
-@pytest.mark.parametrize("value", [0.0, 9.0, -math.inf, math.nan, math.inf])
-def test_the_plain_choice_is_the_choice_of_a_plain_sampler(value: float) -> None:
-    def outcome(choose: Any, logits: Any) -> Any:
-        try:
-            return choose(logits)
-        except NumericError as error:
-            return str(error)
-
-    for place in range(70):
-        logits = np.random.default_rng(place).normal(size=70).astype(np.float32)
-        logits[place] = value
-        rows = (logits, logits[::-1].copy(), np.full(70, value, np.float32))
-        usual, plain = Sampler(Sampling(), 70), Sampler(Sampling(), 70)
-        assert [outcome(usual.next, row) for row in rows] == [
-            outcome(plain.next_plain, row) for row in rows
-        ]
-    assert not Sampler(Sampling(temperature=1.0), 70).is_plain
-    assert not Sampler(Sampling(presence_penalty=1.0), 70).is_plain

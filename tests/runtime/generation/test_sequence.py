@@ -2,6 +2,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from tests.runtime.tiny_decoder import (
     write_bundle,
 )
 
-from ortolan.runtime.engine.step import Step
+from ortolan.runtime.decoder import Decoder
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.generation.sequence import Sequence
-from ortolan.runtime.model import Model, load
+from ortolan.runtime.loading import load
 
 POISON = 13
 
@@ -31,20 +33,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
 
 
 @pytest.fixture(scope="module")
-def model(tiny: TinyDecoder) -> Model:
-    return load(tiny.path)
+def model(tiny: TinyDecoder) -> Decoder:
+    return load(tiny.path, Decoder)
 
 
 @pytest.fixture(scope="module")
-def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     folder = tmp_path_factory.mktemp("sequence") / "recurrent"
-    return load(write_bundle(folder, recurrent=True).path)
+    return load(write_bundle(folder, recurrent=True).path, Decoder)
 
 
 @settings(max_examples=10, deadline=None)
 @given(parts=st.lists(st.lists(ids, min_size=1, max_size=12), min_size=1, max_size=5))
 def test_parts_give_what_the_reference_gives_for_the_whole(
-    tiny: TinyDecoder, model: Model, parts: list[list[int]]
+    tiny: TinyDecoder, model: Decoder, parts: list[list[int]]
 ) -> None:
     sequence, whole = model.sequence(), []
     for part in parts:
@@ -58,7 +60,7 @@ def test_parts_give_what_the_reference_gives_for_the_whole(
 @settings(max_examples=10, deadline=None)
 @given(tokens=st.lists(ids, min_size=1, max_size=20), token=ids, data=st.data())
 def test_a_rewound_sequence_gives_what_a_fresh_one_gives(
-    model: Model, tokens: list[int], token: int, data: st.DataObject
+    model: Decoder, tokens: list[int], token: int, data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(0, len(tokens)))
     rewound, fresh = model.sequence(), model.sequence()
@@ -68,7 +70,7 @@ def test_a_rewound_sequence_gives_what_a_fresh_one_gives(
     assert_close(rewound.append([token]), fresh.append([*tokens[:length], token]))
 
 
-def test_the_logits_belong_to_the_caller(model: Model) -> None:
+def test_the_logits_belong_to_the_caller(model: Decoder) -> None:
     sequence = model.sequence()
     first = sequence.append([1])
     kept = first.copy()
@@ -77,7 +79,7 @@ def test_the_logits_belong_to_the_caller(model: Model) -> None:
 
 
 def test_appending_across_a_growth_of_the_cache_keeps_the_context(
-    tiny: TinyDecoder, model: Model
+    tiny: TinyDecoder, model: Decoder
 ) -> None:
     tokens = [index * 7 % VOCABULARY for index in range(620)]
     expected = tiny.reference(tokens)
@@ -88,7 +90,7 @@ def test_appending_across_a_growth_of_the_cache_keeps_the_context(
     assert_close(sequence.append(tokens[260:]), expected[-1])
 
 
-def test_a_sequence_holds_exactly_the_context(model: Model) -> None:
+def test_a_sequence_holds_exactly_the_context(model: Decoder) -> None:
     sequence = model.sequence()
     sequence.append([1] * CONTEXT)
     for more in ([1], [1, 2]):
@@ -100,7 +102,9 @@ def test_a_sequence_holds_exactly_the_context(model: Model) -> None:
 @pytest.mark.parametrize(
     "wrong", [[VOCABULARY], [-1], [True], [1.0], ["a"], "12", 5, np.array([1.5]), np.array([[1]])]
 )
-def test_what_is_no_list_of_ids_is_refused_and_changes_nothing(model: Model, wrong: object) -> None:
+def test_what_is_no_list_of_ids_is_refused_and_changes_nothing(
+    model: Decoder, wrong: object
+) -> None:
     sequence = model.sequence()
     sequence.append([1, 2])
     with pytest.raises(InputError, match="append: expected"):
@@ -108,12 +112,12 @@ def test_what_is_no_list_of_ids_is_refused_and_changes_nothing(model: Model, wro
     assert sequence.tokens == (1, 2)
 
 
-def test_no_ids_are_refused(model: Model) -> None:
+def test_no_ids_are_refused(model: Decoder) -> None:
     with pytest.raises(InputError, match="at least one token id"):
         model.sequence().append([])
 
 
-def test_arrays_of_ids_are_taken(model: Model) -> None:
+def test_arrays_of_ids_are_taken(model: Decoder) -> None:
     one, other = model.sequence(), model.sequence()
     np.testing.assert_array_equal(one.append(np.array([3, 4], np.uint8)), other.append([3, 4]))
     assert one.tokens == (3, 4)
@@ -124,22 +128,24 @@ def test_arrays_of_ids_are_taken(model: Model) -> None:
 def test_an_error_inside_leaves_the_sequence_as_it_was(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:
-    model: Model = request.getfixturevalue(kind)
+    model: Decoder = request.getfixturevalue(kind)
     sequence, other = model.sequence(), model.sequence()
     for each in (sequence, other):
         each.append([5, 6, 7])
-    run: Callable[[Step], None] = Step.run
+    method = "step" if count == 1 else "chunk"
+    run: Callable[..., Any] = getattr(Runner, method)
     last = {1: 1, 30: 1, 1040: 3}[count]  # 1040 tokens are three chunks
     runs = []
 
-    def fail_after_the_last(step: Step) -> None:
-        run(step)
-        runs.append(step)
+    def fail_after_the_last(runner: Runner, *given: Any, **options: Any) -> Any:
+        found = run(runner, *given, **options)
+        runs.append(method)
         if len(runs) == last:
             raise MemoryError
+        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "run", fail_after_the_last)
+        patch.setattr(Runner, method, fail_after_the_last)
         with pytest.raises(MemoryError):
             sequence.append([9] * count)
     assert sequence.tokens == (5, 6, 7)
@@ -161,7 +167,7 @@ def test_logits_that_are_not_finite_are_an_error_and_change_nothing(
     np.testing.assert_array_equal(sequence.append([3]), other.append([3]))
 
 
-def test_a_state_of_fixed_size_can_only_be_rewound_to_the_start(recurrent: Model) -> None:
+def test_a_state_of_fixed_size_can_only_be_rewound_to_the_start(recurrent: Decoder) -> None:
     sequence, fresh = recurrent.sequence(), recurrent.sequence()
     sequence.append([1, 2, 3])
     with pytest.raises(InputError, match="'sum'"):
@@ -172,18 +178,18 @@ def test_a_state_of_fixed_size_can_only_be_rewound_to_the_start(recurrent: Model
 
 
 def test_a_second_thread_on_one_sequence_is_refused(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequence = model.sequence()
     inside, leave = threading.Event(), threading.Event()
-    run: Callable[[Step], None] = Step.run
+    run: Callable[..., Any] = Runner.chunk
 
-    def wait(step: Step) -> None:
+    def wait(runner: Runner, *given: Any, **options: Any) -> Any:
         inside.set()
         assert leave.wait(20)
-        run(step)
+        return run(runner, *given, **options)
 
-    monkeypatch.setattr(Step, "run", wait)
+    monkeypatch.setattr(Runner, "chunk", wait)
     worker = threading.Thread(target=sequence.append, args=([1, 2],))
     worker.start()
     assert inside.wait(20)
@@ -200,7 +206,7 @@ def test_a_second_thread_on_one_sequence_is_refused(
     assert sequence.tokens == (1, 2)
 
 
-def test_two_sequences_in_two_threads_give_what_each_gives_alone(model: Model) -> None:
+def test_two_sequences_in_two_threads_give_what_each_gives_alone(model: Decoder) -> None:
     chains = [[(start + index) % VOCABULARY for index in range(60)] for start in range(4)]
     expected = [[model.sequence().append(chain[:60])] for chain in chains]
     got: list[np.ndarray | None] = [None] * len(chains)
@@ -220,7 +226,7 @@ def test_two_sequences_in_two_threads_give_what_each_gives_alone(model: Model) -
         assert_close(one, alone[0])
 
 
-def test_a_closed_sequence_is_refused_and_closing_twice_is_not(model: Model) -> None:
+def test_a_closed_sequence_is_refused_and_closing_twice_is_not(model: Decoder) -> None:
     with model.sequence() as sequence:
         sequence.append([1])
     sequence.close()
@@ -230,19 +236,53 @@ def test_a_closed_sequence_is_refused_and_closing_twice_is_not(model: Model) -> 
             use()
 
 
+# --- snapshots ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["model", "recurrent"])
+def test_a_restored_and_a_forked_sequence_go_on_as_the_first_one(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    model: Decoder = request.getfixturevalue(kind)
+    sequence, fork = model.sequence(), model.sequence()
+    sequence.append([1, 2, 3])
+    sequence.append([4])
+    kept = sequence.snapshot()
+    expected = [sequence.append([token]) for token in (5, 6, 7)]
+    sequence.append([8, 9])
+    for each in (sequence, fork):
+        each.restore(kept)
+        assert each.tokens == (1, 2, 3, 4)
+        for token, logits in zip((5, 6, 7), expected, strict=True):
+            np.testing.assert_array_equal(each.append([token]), logits)
+
+
+def test_a_snapshot_of_another_model_is_refused_and_changes_nothing(
+    model: Decoder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    # the same states, other weights
+    other = load(write_bundle(tmp_path_factory.mktemp("other") / "bundle", seed=1).path)
+    sequence, foreign = model.sequence(), other.sequence()
+    sequence.append([1, 2, 3])
+    foreign.append([4, 5])
+    with pytest.raises(InputError, match="got one of another"):
+        sequence.restore(foreign.snapshot())
+    assert sequence.tokens == (1, 2, 3)
+
+
 @pytest.mark.parametrize("way", ["close", "drop"])
-def test_the_memory_of_a_sequence_comes_back(model: Model, way: str) -> None:
+def test_the_memory_of_a_sequence_comes_back(model: Decoder, way: str) -> None:
     sequence: Sequence | None = model.sequence()
     assert sequence is not None
     sequence.append([1])
     sequence.append([1, 2])
-    cache = weakref.ref(sequence._cache)
+    slots = weakref.ref(sequence._runner.slots)
     gc.disable()
     try:
         if way == "close":
             sequence.close()
         else:
             sequence = None
-        assert cache() is None
+        assert slots() is None
     finally:
         gc.enable()

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from tests.runtime import packed_bundles
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime import Model, load
+from ortolan.runtime import Decoder, load
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import BLOB, Packed, find_packed
-from ortolan.runtime.engine.runner import feed
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine, onnxruntime_version, save_packed
 from ortolan.runtime.errors import BundleError
 from ortolan.runtime.pack import write as packing
@@ -52,11 +52,11 @@ def found(bundle: Bundle) -> Packed | None:
 
 
 def logits(bundle: Bundle, made: Packed | None) -> NDArray[np.float32]:
-    """Of a prompt, and of tokens that are decoded behind it."""
+    """Of a prompt, and of tokens that are decoded after it."""
     engine = Engine(bundle, packed=made)
-    cache = engine.cache()
-    rows = [feed(engine, cache, IDS, positions=range(len(IDS)))]
-    rows += [feed(engine, cache, [token], positions=[0]) for token in IDS[:4]]
+    runner = Runner(engine, engine.slots())
+    rows = [runner.chunk(0, IDS, positions=range(len(IDS)))]
+    rows += [runner.chunk(0, [token], positions=[0]) for token in IDS[:4]]
     return np.concatenate(rows)
 
 
@@ -103,7 +103,7 @@ def test_a_model_is_loaded_with_them_and_generates_the_same(
         return attach(self, file, graph)
 
     monkeypatch.setattr(Packed, "attach", spy)
-    model: Model = load(bundle.path, full_check=True)
+    model: Decoder = load(bundle.path, full_check=True)
     assert attached == ["decoder.onnx"]
     assert model.generate([1, 2, 3], max_new_tokens=16).tokens == expected.tokens
 
@@ -172,7 +172,7 @@ class Killed(BaseException):
 
 def stages() -> list[tuple[Any, str]]:
     """The calls between which packing can be interrupted."""
-    names = ("save_packed", "_copy_carrier", "_write_file", "_try")
+    names = ("save_packed", "_copy_carrier", "_compare")
     return [*((packing, name) for name in names), (Path, "rename")]
 
 
@@ -190,7 +190,7 @@ def test_what_an_interrupted_packing_leaves_is_not_used(
             patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(Killed):
             pack(bundle)
-    assert (bundle.path / ".packing").exists() is not clean
+    assert (bundle.path / ".packing.new").exists() is not clean
     assert found(bundle) is None
     load(bundle.path).generate([1], max_new_tokens=1)
 
@@ -226,27 +226,23 @@ def refused(bundle: Bundle, match: str) -> None:
     with pytest.raises(OrtolanError, match=match):
         pack(bundle)
     assert found(bundle) is None
-    assert (bundle.path / ".packing").is_dir() is False
+    assert (bundle.path / ".packing.new").is_dir() is False
 
 
 def test_another_packing_that_runs_is_an_error(bundle: Bundle) -> None:
     fcntl = pytest.importorskip("fcntl")
-    folder = bundle.path / ".packing"
-    folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    lock = bundle.path / ".packing.lock"
+    with lock.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(BundleError, match="expected no other packing of it"):
             pack(bundle)
-        assert folder.is_dir()
-    finally:
-        os.close(descriptor)
+        assert lock.exists()
     pack(bundle)
 
 
 def test_a_bundle_that_cannot_be_written_to_is_an_error(bundle: Bundle) -> None:
-    (bundle.path / ".packing").write_text("in the way")
-    refused(bundle, r"expected to write packed weights there, got: .*File exists.*the room")
+    (bundle.path / ".packing.new").write_text("in the way")
+    refused(bundle, r"expected to write packed weights there, got: .*Not a directory.*the room")
 
 
 def test_a_disk_that_is_full_is_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

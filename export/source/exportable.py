@@ -1,0 +1,185 @@
+"""What is exported: a checkpoint folder, or a live module built from `ortolan.modeling`.
+
+Names of weights and tables are those of the module: of an encoder-decoder they begin with
+`encoder.`, `decoder.` or `shared.`.
+"""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ortolan.export.errors import OptionError
+from ortolan.export.source.preprocessing import image_source
+from ortolan.export.source.sides import Sides, sides_of
+from ortolan.export.source.special_tokens import GENERATION_CONFIG, special_tokens
+from ortolan.modeling.checkpoint.folder import (
+    checkpoint_sha256,
+    limit_context,
+    open_weights,
+    read_config,
+)
+from ortolan.modeling.config import (
+    ClassifierHead,
+    EmbeddingHead,
+    EncoderConfig,
+    LanguageModelHead,
+    ModelConfig,
+)
+from ortolan.modeling.layers.positions import tables
+from ortolan.modeling.models.stack import Model
+from ortolan.modeling.weights import ModuleWeights, Weights
+from ortolan.runtime.bundle.manifest import ImageSource, Output, TextSource, Tokens
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+TOKENIZER = "tokenizer.json"
+
+COMPANIONS = (TOKENIZER, "chat_template.jinja", GENERATION_CONFIG)
+"""Files of a checkpoint that a bundle takes along; of an encoder, the tokenizer alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exportable:
+    """A model to export.
+
+    Attributes:
+        config: the model, with the context that was chosen.
+        sides: its encoder and decoder, with their sizes.
+        weights: its weights by our names.
+        tables: its fixed tables, by the names of the initializers, such as `rotary_cos` or
+            `encoder.position_table`.
+        sha256: of everything that decides what it computes.
+        folder: the checkpoint's; `None` for a live module.
+        companions: files to take along, by name.
+        tokens: ids with a meaning; none for an encoder of images.
+        tokenizer: reads texts; `None` where the model takes only ids, or images.
+        takes: what the encoder takes; `None` for a decoder by itself.
+        gives: what an encoder by itself gives; `None` for the other kinds.
+    """
+
+    config: ModelConfig
+    sides: Sides
+    weights: Weights
+    tables: dict[str, Tensor]
+    sha256: str
+    folder: Path | None
+    companions: dict[str, Path]
+    tokens: Tokens
+    tokenizer: Tokenizer | None
+    takes: TextSource | ImageSource | None
+    gives: Output | None
+
+
+def open_exportable(
+    source: str | Path | Model, *, tokenizer: str | Path | None, max_context: int | None
+) -> Exportable:
+    """Open a checkpoint folder of any kind, or a module.
+
+    Args:
+        source: the folder, or a `Decoder`, `Encoder` or `EncoderDecoder`.
+        tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
+        max_context: tokens that have to fit, of a source and of a target alike; the model's own
+            by default.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+        ConfigError: the model cannot be exported like this.
+        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        OptionError: the given tokenizer does not exist, or is not needed; generation_config.json
+            or preprocessor_config.json cannot be read or honoured; or a special token is outside
+            the vocabulary.
+        TokenizerError: tokenizer.json is damaged, or belongs to another model.
+    """
+    if isinstance(source, Model):
+        config, folder = source.config, None
+        weights: Weights = ModuleWeights(source)
+        digest = _module_sha256(source)
+    else:
+        config, folder = read_config(source, ModelConfig), Path(source)
+        weights = open_weights(folder, config)
+        digest = checkpoint_sha256(folder)
+    limited = limit_context(config, max_context)
+    sides = sides_of(limited)
+    companions = _companions(sides, folder, tokenizer)
+    has_vocabulary = sides.patches is None or sides.decoder is not None
+    return Exportable(
+        config=limited,
+        sides=sides,
+        weights=weights,
+        tables={
+            f"{prefix}{name}": table
+            for prefix, stack in sides.stacks.items()
+            for name, table in tables(stack).items()
+        },
+        sha256=digest,
+        folder=folder,
+        companions=companions,
+        tokens=special_tokens(config, sides, folder) if has_vocabulary else Tokens(),
+        tokenizer=_tokenizer(sides, companions.get(TOKENIZER)),
+        takes=_takes(sides, folder),
+        gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder),
+    )
+
+
+def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None:
+    if sides.patches is not None:
+        return image_source(sides.patches, folder)
+    if sides.encoder is None:
+        return None
+    own = sides.source_vocab_size
+    return TextSource(
+        max_tokens=sides.encoder.context_length,
+        vocab_size=None if own == sides.vocab_size else own,
+    )
+
+
+def _gives(encoder: EncoderConfig) -> Output:
+    match encoder.head:
+        case ClassifierHead(labels=labels):
+            return Output(kind="labels", size=len(labels), labels=labels)
+        case LanguageModelHead():
+            return Output(kind="logits", size=Sides(encoder=encoder).vocab_size)
+        case EmbeddingHead():
+            return Output(kind="embedding", size=encoder.hidden_size)
+        case _:
+            return Output(kind="states", size=encoder.hidden_size)
+
+
+def _companions(sides: Sides, folder: Path | None, tokenizer: str | Path | None) -> dict[str, Path]:
+    """Files to take along; an encoder of images has no use for any."""
+    names: tuple[str, ...] = COMPANIONS
+    if sides.decoder is None:
+        names = () if sides.patches else (TOKENIZER,)
+    companions = {name: folder / name for name in names if folder and (folder / name).is_file()}
+    if tokenizer is None:
+        return companions
+    if TOKENIZER not in names:
+        raise OptionError(
+            f"{tokenizer}: expected no tokenizer for an encoder of images, got one. Leave it out."
+        )
+    companions[TOKENIZER] = Path(tokenizer)
+    if not companions[TOKENIZER].is_file():
+        raise OptionError(f"{tokenizer}: expected a tokenizer.json, got no such file.")
+    return companions
+
+
+def _tokenizer(sides: Sides, path: Path | None) -> Tokenizer | None:
+    """The runtime's reader: a tokenizer that the bundle could not load fails here.
+
+    One tokenizer serves both sides of an encoder-decoder, so its ids fit the smaller vocabulary.
+    """
+    if path is None:
+        return None
+    size = min(sides.vocab_size, sides.source_vocab_size)
+    return Tokenizer.from_bytes(path.read_bytes(), model_vocab_size=size)
+
+
+def _module_sha256(module: Model) -> str:
+    digest = sha256(repr(module.config).encode())
+    for name, parameter in module.named_parameters():
+        digest.update(name.encode())
+        values = parameter.detach().cpu().contiguous()
+        digest.update(values.view(torch.uint8).numpy().data)  # numpy has no bfloat16
+    return digest.hexdigest()

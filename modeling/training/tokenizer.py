@@ -1,0 +1,77 @@
+"""Tokenizers that are trained on the text of a recipe."""
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ortolan.modeling.errors import RecipeError
+
+
+def byte_level_bpe(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    special_tokens: Sequence[str],
+    pieces: str | None = None,
+) -> Tokenizer:
+    """A byte-level BPE (Sennrich et al. 2016; Radford et al. 2019).
+
+    Args:
+        texts: to learn tokens from.
+        vocab_size: ids, special ones included; fewer where the texts give no more.
+        special_tokens: the first ids, in this order.
+        pieces: a regular expression of the pieces into which a text is split first; None for
+            GPT-2's words.
+
+    Raises:
+        RecipeError: `pieces` is no regular expression.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = _splitter(pieces)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _splitter(pieces: str | None) -> pre_tokenizers.PreTokenizer:
+    if pieces is None:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    try:
+        split = pre_tokenizers.Split(Regex(pieces), "isolated")
+    except Exception as error:  # the library raises nothing more specific
+        raise RecipeError(
+            f"tokenizer.pieces: expected a regular expression, got {pieces!r}: {error}. Correct it."
+        ) from error
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, byte_level])
+
+
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a special token.
+
+    Raises:
+        RecipeError: the tokenizer has no such token.
+    """
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise RecipeError(
+            f"tokenizer: expected the token {token!r}, got a tokenizer without it. "
+            "Check tokenizer.end_of_text."
+        )
+    return found
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str], end_of_text: str) -> list[list[int]]:
+    """Ids of each document, the special token before it.
+
+    Raises:
+        RecipeError: the tokenizer has no such token.
+    """
+    start = id_of(tokenizer, end_of_text)
+    return [[start, *encoding.ids] for encoding in tokenizer.encode_batch(list(texts))]

@@ -1,0 +1,360 @@
+"""Slots: what a decoder carries from one step to the next, a row of states for each text.
+
+A slot belongs to one request. It has one row, or one for each beam of a search; behind an encoder
+it also holds what the decoder reads of its source. There are three kinds of state:
+
+* `append` grows. A row has room for `capacity` tokens, of which the first `lengths[row]` are valid.
+  The kernel writes new tokens in place, so its input and its output are one buffer, and taking
+  tokens back only changes a length. Capacity comes in steps: a long context costs memory only
+  when it is used.
+* `replace` has a fixed size. A graph may read the old value after it has written the new one, so
+  input and output are two buffers, which take turns. A row that took no part in a step keeps its
+  old value, whatever the graph wrote for it.
+* `source` is computed once, by the encoder, and only read.
+
+Knows shapes, lengths and memory. Does not know which tokens the rows hold, nor onnxruntime.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.manifest import State
+from ortolan.runtime.errors import ContextLengthError, DeviceError, InputError
+
+__all__ = ["CAPACITY_STEP", "Buffer", "Encoded", "Slots", "Snapshot"]
+
+CAPACITY_STEP = 256
+"""Tokens. The first capacity, and what every capacity is rounded up to."""
+
+GROWTH = 1.5
+"""Factor between capacities: copies stay a constant share of the work, memory within half."""
+
+Buffer = NDArray[np.float32] | NDArray[np.float16]
+
+_DTYPES = {"float32": np.float32, "float16": np.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """What a decoder reads of some sources.
+
+    Attributes:
+        lengths: valid tokens of each source, int32 `(sources,)`.
+        states: one tensor for each state with the update `source`, in the order of the manifest.
+    """
+
+    lengths: NDArray[np.int32]
+    states: tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The valid part of one row, copied.
+
+    Attributes:
+        identity: of the bundle that computed it.
+        length: tokens of the row.
+        buffers: one per state that is written, in their order; batch is 1, capacity is `length`.
+    """
+
+    identity: str
+    length: int
+    buffers: tuple[Buffer, ...]
+
+
+class Slots:
+    """The states of a number of slots, each with as many rows as a search has beams.
+
+    Args:
+        states: of the manifest.
+        count: slots.
+        beams: rows of each slot, one after the other.
+        context_length: most tokens of a row.
+        identity: of the bundle; a snapshot of another one is refused.
+
+    Attributes:
+        lengths: valid tokens of each row.
+        context_length: most tokens of a row.
+        capacity: tokens that each row has room for.
+        version: another number whenever buffers have moved.
+    """
+
+    def __init__(
+        self,
+        states: tuple[State, ...],
+        *,
+        count: int,
+        context_length: int,
+        beams: int = 1,
+        identity: str = "",
+    ) -> None:
+        self.count, self.beams = count, beams
+        self.lengths = [0] * (count * beams)
+        self.capacity = min(CAPACITY_STEP, context_length)
+        self.version = 0
+        self.identity = identity
+        self.context_length = context_length
+        self._states = tuple(state for state in states if state.update != "source")
+        self._read = tuple(state for state in states if state.update == "source")
+        self._fixed = [n for n, state in enumerate(self._states) if state.update == "replace"]
+        self._buffers = [self._allocate(state, self.capacity) for state in self._states]
+        self._others = {n: self._allocate(self._states[n], 0) for n in self._fixed}
+        self._source: Encoded | None = None
+
+    @property
+    def rewindable(self) -> bool:
+        """Whether every state grows, so that earlier tokens are still there."""
+        return not self._fixed
+
+    @property
+    def turn(self) -> int:
+        """Which of the two buffers of replaced states is read; 0 where there are none."""
+        return self._turn
+
+    _turn = 0
+
+    # --- what a graph is bound to -----------------------------------------------------------------
+
+    def bound(self, rows: slice) -> Iterator[tuple[State, Buffer, Buffer]]:
+        """Each written state with the buffers of its input and of its output, for some rows."""
+        for number, (state, buffer) in enumerate(zip(self._states, self._buffers, strict=True)):
+            yield state, buffer[rows], self._others.get(number, buffer)[rows]
+
+    def sources(self, slots: slice) -> Encoded | None:
+        """What the decoder reads of the sources of some slots."""
+        if self._source is None:
+            return None
+        states = tuple(state[slots] for state in self._source.states)
+        return Encoded(lengths=self._source.lengths[slots], states=states)
+
+    def take_over(self, rows: Sequence[int]) -> None:
+        """Make what a step wrote the states of the rows that took part in it."""
+        if not self._fixed:
+            return
+        part = set(rows)
+        if all(row in part for row, length in enumerate(self.lengths) if length > 0):
+            for number, written in self._others.items():
+                self._buffers[number], self._others[number] = written, self._buffers[number]
+            self._turn ^= 1
+            return
+        for number, written in self._others.items():
+            self._buffers[number][list(rows)] = written[list(rows)]
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Zero the replaced states of rows that hold no tokens yet."""
+        for number in self._fixed:
+            for row in rows:
+                if self.lengths[row] == 0:
+                    self._buffers[number][row].fill(0)
+
+    # --- lengths and memory -----------------------------------------------------------------------
+
+    def check(self, length: int) -> None:
+        """Refuse rows of this length where the context is shorter.
+
+        Raises:
+            ContextLengthError: it is.
+        """
+        if length > self.context_length:
+            raise ContextLengthError(
+                f"cache: expected at most {self.context_length} tokens, got {length}. "
+                "Use a shorter prompt, or fewer new tokens."
+            )
+
+    def reserve(self, length: int) -> None:
+        """Make room for rows of this length. Buffers move when the capacity changes.
+
+        Raises:
+            ContextLengthError: the length is beyond the context.
+            MemoryError: there is no memory; everything is as it was.
+        """
+        self.check(length)
+        if length <= self.capacity:
+            return
+        grown = _round_up(max(length, int(self.capacity * GROWTH)))
+        capacity = min(grown, self.context_length)
+        # All before any: an allocation that fails leaves buffers of one capacity. Untouched
+        # zeros take no memory, so the peak is the old buffers and one new one.
+        moved = [
+            self._allocate(state, capacity) if state.update == "append" else buffer
+            for state, buffer in zip(self._states, self._buffers, strict=True)
+        ]
+        valid = slice(0, max(self.lengths))
+        for number, state in enumerate(self._states):
+            if state.update == "append":
+                part = _along(state, "capacity", valid)
+                moved[number][part] = self._buffers[number][part]
+                self._buffers[number] = moved[number]
+        self.capacity = capacity
+        self.version += 1
+
+    def release(self, slot: int) -> None:
+        """Forget all tokens of a slot; its memory serves the next request."""
+        first = slot * self.beams
+        self.lengths[first : first + self.beams] = [0] * self.beams
+
+    def rewind(self, length: int, *, row: int = 0) -> None:
+        """Forget the tokens of a row after the first `length`.
+
+        Raises:
+            InputError: the row is shorter, or a state of the model cannot go back.
+        """
+        if not 0 <= length <= self.lengths[row]:
+            raise InputError(
+                f"rewind: expected a length from 0 to {self.lengths[row]}, got {length}. "
+                "Only tokens that were appended can be taken back."
+            )
+        if 0 < length < self.lengths[row] and self._fixed:
+            raise InputError(
+                f"rewind: expected states that grow, got {self._states[self._fixed[0]].name!r}, "
+                "which is replaced at every step. Rewind to 0, or restore a snapshot."
+            )
+        self.lengths[row] = length
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Put what some rows hold into others, all at once; lengths come with it.
+
+        Args:
+            sources: the rows to read, before any is written.
+            targets: the rows to write, as many.
+        """
+        read, written = np.asarray(sources), np.asarray(targets)
+        lengths = [self.lengths[row] for row in sources]
+        valid = slice(0, max(lengths))
+        for state, buffer in zip(self._states, self._buffers, strict=True):
+            part = buffer if state.update == "replace" else buffer[_along(state, "capacity", valid)]
+            part[written] = part[read]
+        for row, length in zip(targets, lengths, strict=True):
+            self.lengths[row] = length
+
+    def move(self, slot: int, to: int) -> None:
+        """Put a whole slot, its source included, into another, and release the first."""
+        beams = range(self.beams)
+        self.copy_rows(
+            [slot * self.beams + beam for beam in beams], [to * self.beams + beam for beam in beams]
+        )
+        self.release(slot)
+        if self._source is not None:
+            self._source.lengths[to] = self._source.lengths[slot]
+            for values in self._source.states:
+                values[to] = values[slot]
+
+    def put_sources(self, slots: Sequence[int], encoded: Encoded) -> None:
+        """Give slots their sources, in this order."""
+        if list(slots) == list(range(self.count)):
+            self._source = encoded  # every slot has its own: nothing to copy
+            self.version += 1
+            return
+        held = self._source
+        if held is None:
+            nothing = tuple(values[:0] for values in encoded.states)
+            held = Encoded(lengths=np.ones(self.count, np.int32), states=nothing)
+        states = []
+        for state, values, new in zip(self._read, held.states, encoded.states, strict=True):
+            if not _has_room(values, new, self.count):
+                values = _enlarged(values, new, self.count)
+                self.version += 1
+            axis = state.shape.index("source")
+            for index, slot in enumerate(slots):
+                values[slot] = 0
+                values[slot][_along(state, "source", slice(0, new.shape[axis]))[1:]] = new[index]
+            states.append(values)
+        held.lengths[list(slots)] = encoded.lengths
+        self._source = Encoded(lengths=held.lengths, states=tuple(states))
+
+    # --- keeping and restoring --------------------------------------------------------------------
+
+    def snapshot(self, *, row: int = 0) -> Snapshot:
+        """Copy the valid part of a row."""
+        length = self.lengths[row]
+        return Snapshot(
+            identity=self.identity,
+            length=length,
+            buffers=tuple(
+                buffer[row : row + 1][_along(state, "capacity", slice(0, length))].copy()
+                for state, buffer in zip(self._states, self._buffers, strict=True)
+            ),
+        )
+
+    def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
+        """Put a snapshot, of these slots or of others of the same bundle, into a row.
+
+        Raises:
+            InputError: the snapshot is of another bundle, or of other states.
+            ContextLengthError: the snapshot is beyond the context.
+            MemoryError: there is no memory; everything is as it was.
+        """
+        self._check_origin(snapshot)
+        self.reserve(snapshot.length)
+        valid = slice(0, snapshot.length)
+        for state, buffer, kept in zip(self._states, self._buffers, snapshot.buffers, strict=True):
+            buffer[row : row + 1][_along(state, "capacity", valid)] = kept
+        self.lengths[row] = snapshot.length
+
+    @contextmanager
+    def unchanged_on_error(self, *, row: int = 0) -> Iterator[None]:
+        """Take back what was appended to a row when the block raises."""
+        length = self.lengths[row]
+        fixed = {number: self._buffers[number][row].copy() for number in self._fixed}
+        try:
+            yield
+        except BaseException:
+            self.lengths[row] = length
+            for number, kept in fixed.items():
+                self._buffers[number][row] = kept
+            raise
+
+    def _allocate(self, state: State, capacity: int) -> Buffer:
+        # Zeros, not whatever memory holds: a portable body multiplies what follows the valid
+        # part by 0, and 0 times NaN is NaN.
+        if state.dtype not in _DTYPES:
+            raise DeviceError(
+                f"state {state.name!r}: expected a type that the CPU has, got {state.dtype}. "
+                "Run the bundle on the device that it was made for."
+            )
+        allocate: Callable[..., Buffer] = np.zeros
+        return allocate(_sizes(state, len(self.lengths), capacity), _DTYPES[state.dtype])
+
+    def _check_origin(self, snapshot: Snapshot) -> None:
+        expected = [
+            (_sizes(s, 1, snapshot.length), np.dtype(_DTYPES[s.dtype])) for s in self._states
+        ]
+        got = [(buffer.shape, buffer.dtype) for buffer in snapshot.buffers]
+        if snapshot.identity != self.identity or got != expected:
+            raise InputError(
+                "restore: expected a snapshot of the same bundle, got one of another. "
+                "Restore it with the model that it was taken from."
+            )
+
+
+def _sizes(state: State, rows: int, capacity: int) -> tuple[int, ...]:
+    sizes = {"batch": rows, "capacity": capacity}
+    return tuple(sizes[size] if isinstance(size, str) else size for size in state.shape)
+
+
+def _along(state: State, axis: str, part: slice) -> tuple[slice, ...]:
+    """An index that takes a part of the axis of that name and all of the others."""
+    return tuple(part if size == axis else slice(None) for size in state.shape)
+
+
+def _has_room(values: NDArray[Any], new: NDArray[Any], count: int) -> bool:
+    return len(values) == count and all(
+        has >= needed for has, needed in zip(values.shape[1:], new.shape[1:], strict=True)
+    )
+
+
+def _enlarged(values: NDArray[Any], new: NDArray[Any], count: int) -> NDArray[Any]:
+    """A copy of some sources with room for `count` sources as long as the new ones."""
+    pairs = zip(values.shape[1:], new.shape[1:], strict=True)
+    larger: NDArray[Any] = np.zeros((count, *(max(pair) for pair in pairs)), new.dtype)
+    larger[tuple(slice(0, size) for size in values.shape)] = values
+    return larger
+
+
+def _round_up(length: int) -> int:
+    return -(-length // CAPACITY_STEP) * CAPACITY_STEP

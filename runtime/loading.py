@@ -1,0 +1,86 @@
+"""From the folder of a bundle to a model that is ready to use."""
+
+import os
+from typing import Any, TypeVar, overload
+
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.decoder import Decoder
+from ortolan.runtime.encoder import Encoder
+from ortolan.runtime.engine.memory_plan import check_load
+from ortolan.runtime.engine.session import Engine, onnxruntime_version
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.model import Model, check_kind
+from ortolan.runtime.seq2seq import Seq2Seq
+
+__all__ = ["load"]
+
+_MODELS: dict[str, type[Model]] = {model.kind: model for model in (Decoder, Encoder, Seq2Seq)}
+
+M = TypeVar("M", bound=Model)
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    kind: type[M],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    full_check: bool = False,
+) -> M: ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    full_check: bool = False,
+) -> Any: ...
+
+
+def load(
+    path: str | os.PathLike[str],
+    kind: type[Model] | None = None,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    full_check: bool = False,
+) -> Any:
+    """Open a bundle and make it ready to use.
+
+    The weights are mapped, not copied: a bundle in use may be replaced file by file, and never
+    changed in place. What `ortolan pack` prepared for this machine is used; when it does not
+    fit, a warning of the logger `ortolan.runtime` says why.
+
+    Args:
+        path: folder of the bundle.
+        kind: `Decoder`, which continues texts; `Seq2Seq`, which writes texts from sources;
+            `Encoder`. `None` for the kind of the bundle; a class makes the type of the result
+            known, and refuses a bundle of another kind.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`. This version computes on the CPU.
+        threads: threads within one operator; `None` for the physical cores that this process
+            may use, or 1 for a small translator, whose decoder takes 1 in any case.
+        full_check: read all weights once more than needed and compare their hash.
+
+    Returns:
+        A `Decoder`, a `Seq2Seq` or an `Encoder`.
+
+    Raises:
+        BundleError: the bundle is missing, damaged, or does what bundles may not do.
+        BundleKindError: it is of another kind than asked for.
+        DeviceError: the device is unknown, absent, or not one the bundle was made for.
+        InputError: `threads` is not a number of threads, or `kind` no kind of model.
+        MemoryPlanError: what loading takes is more than the memory that is left.
+        MissingExtraError: onnxruntime is not installed.
+    """
+    if kind is not None and kind not in _MODELS.values():
+        raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {kind!r}.")
+    bundle = open_bundle(path, full_check=full_check)
+    chosen = _MODELS[bundle.manifest.kind] if kind is None else kind
+    check_kind(bundle.manifest, chosen)  # before its weights are touched
+    packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
+    check_load(bundle, is_packed=packed is not None)
+    return chosen(bundle, Engine(bundle, device=device, threads=threads, packed=packed))

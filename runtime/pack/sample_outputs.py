@@ -1,0 +1,55 @@
+"""Outputs of a bundle for made-up inputs, to compare two ways to run it."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.slots import Encoded
+
+__all__ = ["sample_outputs"]
+
+_TOKENS = 32
+
+
+def sample_outputs(engine: Engine) -> list[NDArray[np.float32]]:
+    """Run every graph but the maps of attention, for one and for several tokens."""
+    manifest = engine.manifest
+    kind = manifest.model_kind
+    if not kind.has_decoder:
+        return list(engine.encode(_source(manifest)).values())
+    source = engine.encode_source(_source(manifest)) if kind.has_encoder else None
+    return _decoded(engine, source)
+
+
+def _decoded(engine: Engine, source: Encoded | None) -> list[NDArray[np.float32]]:
+    slots = engine.slots()
+    if source is not None:
+        slots.put_sources([0], source)
+    runner = Runner(engine, slots)
+    context, vocabulary = engine.manifest.context_length, engine.manifest.vocab_size
+    ids = _ids(min(_TOKENS, context), vocabulary)
+    logits = [runner.chunk(0, ids, positions=range(len(ids)))]
+    if len(ids) < context:
+        logits.append(runner.chunk(0, ids[:1], positions=[0]))
+    return logits
+
+
+def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
+    match manifest.source:
+        case ImageSource(channels=channels, height=height, width=width):
+            values = np.linspace(-1, 1, channels * height * width, dtype=np.float32)
+            return {PIXELS: values.reshape(1, channels, height, width)}
+        case TextSource(max_tokens=most):
+            ids = _ids(min(_TOKENS, most), manifest.vocab_size)
+        case _:
+            ids = _ids(min(_TOKENS, manifest.context_length), manifest.vocab_size)
+    return {IDS: np.array([ids], np.int64), LENGTHS: np.array([len(ids)], np.int32)}
+
+
+def _ids(count: int, vocabulary: int) -> list[int]:
+    return [index % vocabulary for index in range(count)]

@@ -1,0 +1,194 @@
+"""Whole models against Hugging Face transformers: the same checkpoint, the same logits."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.modeling.tiny_models import (
+    GPT2,
+    LLAMA,
+    MARIAN,
+    MISTRAL,
+    QWEN2,
+    STABLELM,
+    assert_same_logits,
+    random_text,
+    reference_logits,
+    reference_model,
+)
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ortolan.modeling import Decoder, load
+from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
+
+CHUNKS = (9, 6, 1)
+"""How the first tokens enter the cache; 64 steps of one token follow."""
+
+TEXT = sum(CHUNKS) + 64
+
+NEAR_TIE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A config of transformers, and how long a text to compare.
+
+    Attributes:
+        generates: whether transformers' own cache agrees with its uncached forward.
+    """
+
+    values: dict[str, Any]
+    length: int = TEXT
+    max_context: int | None = None
+    generates: bool = True
+
+
+def scaled(kind: str, **rope: object) -> dict[str, Any]:
+    """A Llama with wide heads, whose channels turn at many rates, and a scaling of them."""
+    wide = {"head_dim": 32, "rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **rope}}
+    return LLAMA | wide
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 24}
+
+CASES = {
+    # attention
+    "llama-grouped": Case(values=LLAMA),
+    "llama-multi-head": Case(values=LLAMA | {"num_key_value_heads": 4}),
+    "llama-multi-query": Case(values=LLAMA | {"num_key_value_heads": 1}),
+    "llama-head-dim": Case(values=LLAMA | {"head_dim": 24}),
+    "llama-tied": Case(values=LLAMA | {"tie_word_embeddings": True}),
+    "llama-attention-bias": Case(values=LLAMA | {"attention_bias": True}),
+    "llama-mlp-bias": Case(values=LLAMA | {"mlp_bias": True}),
+    "llama-eps": Case(values=LLAMA | {"rms_norm_eps": 0.5}),
+    # activations
+    **{
+        f"llama-{name}": Case(values=LLAMA | {"hidden_act": name})
+        for name in ("relu", "gelu", "gelu_new", "silu")
+    },
+    # rotary positions
+    "rope-theta": Case(values=LLAMA | {"rope_parameters": {"rope_theta": 100.0}}),
+    "rope-linear": Case(values=scaled("linear", factor=3.0)),
+    "rope-llama3": Case(
+        values=scaled(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=48,
+        )
+    ),
+    "rope-yarn": Case(values=scaled("yarn", **YARN)),
+    "rope-yarn-untruncated": Case(values=scaled("yarn", truncate=False, **YARN)),
+    "rope-yarn-betas": Case(values=scaled("yarn", beta_fast=4.0, beta_slow=0.5, **YARN)),
+    "rope-yarn-factor": Case(values=scaled("yarn", attention_factor=1.3, **YARN)),
+    "rope-yarn-mscale": Case(values=scaled("yarn", mscale=1.5, mscale_all_dim=0.7, **YARN)),
+    "rope-dynamic-long": Case(
+        values=scaled("dynamic", factor=2.0) | {"max_position_embeddings": 40},
+        max_context=TEXT,
+        # transformers stretches the angles again at every step, and so disagrees with itself.
+        generates=False,
+    ),
+    "rope-dynamic-short": Case(
+        values=scaled("dynamic", factor=2.0) | {"max_position_embeddings": 40}, length=40
+    ),
+    # families
+    "gpt2": Case(values=GPT2),
+    "gpt2-untied": Case(values=GPT2 | {"tie_word_embeddings": False}),
+    "gpt2-inner": Case(values=GPT2 | {"n_inner": 56, "activation_function": "relu"}),
+    "gpt2-unscaled": Case(values=GPT2 | {"scale_attn_weights": False}),
+    "gpt2-short": Case(values=GPT2, length=40, max_context=40),
+    "mistral": Case(values=MISTRAL),
+    "mistral-window": Case(values=MISTRAL | {"sliding_window": 7}),
+    # The cache of transformers keeps `window - 1` tokens as `[-0:]`, which is all of them.
+    "mistral-window-1": Case(values=MISTRAL | {"sliding_window": 1}, generates=False),
+    "qwen2": Case(values=QWEN2),
+    "qwen2-window-unused": Case(values=QWEN2 | {"sliding_window": 7}),
+    "qwen2-windowed": Case(
+        values=QWEN2 | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    ),
+    "qwen2-layer-types": Case(
+        values=QWEN2
+        | {
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        }
+    ),
+    # families of the tests
+    "marian": Case(values=MARIAN),
+    "marian-unscaled": Case(values=MARIAN | {"scale_embedding": False}),
+    "stablelm": Case(values=STABLELM),
+    "stablelm-quarter": Case(
+        values=STABLELM | {"hidden_size": 64, "partial_rotary_factor": 0.25, "use_qkv_bias": True}
+    ),
+}
+
+
+@pytest.mark.usefixtures("extra_families")
+@pytest.mark.parametrize("name", CASES)
+def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    reference = reference_model(case.values)
+    reference.save_pretrained(tmp_path)
+    module = load(tmp_path, max_context=case.max_context)
+    ids = random_text(case.length)
+    expected = reference_logits(reference, ids)
+
+    with torch.inference_mode():
+        assert_same_logits(module(ids), expected)
+        assert_same_logits(cached_logits(module, ids), expected)
+        if case.generates:
+            assert near_ties(module, reference, ids[:, :8]) <= 1
+
+
+def cached_logits(module: Decoder, ids: Tensor) -> Tensor:
+    """Logits `(1, S, V)` of a text that enters a cache in chunks, then token by token."""
+    length = ids.shape[1]
+    cache = empty_cache(module.config, batch=1, capacity=length + 3)
+    pieces, start = [], 0
+    for size in [*CHUNKS, *[1] * (length - sum(CHUNKS))]:
+        logits, cache = step(module, ids[:, start : start + size], start + size, cache)
+        pieces.append(logits)
+        start += size
+    return torch.cat(pieces, 1)
+
+
+def step(
+    module: Decoder, ids: Tensor, length: int, cache: list[LayerCache]
+) -> tuple[Tensor, list[LayerCache]]:
+    lengths = StepLengths(
+        torch.tensor([length - 1], dtype=torch.int32), torch.tensor(length, dtype=torch.int32)
+    )
+    return module.step(ids, lengths, cache)
+
+
+def near_ties(module: Decoder, reference: PreTrainedModel, prompt: Tensor) -> int:
+    """How often both generate different tokens because two are as likely (then it stops).
+
+    Raises AssertionError where they differ and the tokens are not.
+    """
+    count = 24
+    generated = reference.generate(  # type: ignore[operator]
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        max_new_tokens=count,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    expected = generated.sequences[0, prompt.shape[1] :].tolist()
+    assert len(expected) == count
+    cache = empty_cache(module.config, batch=1, capacity=prompt.shape[1] + count)
+    logits, cache = step(module, prompt, prompt.shape[1], cache)
+    for i, token in enumerate(expected):
+        chosen = int(logits[0, -1].argmax())
+        if chosen != token:
+            gap = generated.logits[i][0, token] - generated.logits[i][0, chosen]
+            assert gap < NEAR_TIE, f"token {i}: expected {token}, got {chosen}, gap {gap:.2e}"
+            return 1
+        logits, cache = step(module, torch.tensor([[token]]), prompt.shape[1] + i + 1, cache)
+    return 0

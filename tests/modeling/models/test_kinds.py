@@ -1,0 +1,242 @@
+"""Every kind of position, placement, value and mlp against a plain second implementation."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.modeling.kinds import (
+    BLOCKS,
+    POSITIONS,
+    VOCAB,
+    decoder,
+    decoder_config,
+    encoder,
+    encoder_config,
+    seq2seq,
+    seq2seq_config,
+)
+from tests.modeling.plain_transformer import Array, Weights, stack
+from torch import Tensor
+
+from ortolan.modeling import Decoder
+from ortolan.modeling.config import AlibiPositions, NoPositions, TransformerConfig
+from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
+from ortolan.modeling.models.stack import Stack
+
+CHUNKS = (3, 1, 2, 1, 1, 4)
+
+MIXED = {
+    # What the parts do together: capped scores and biases, grouped heads and distances.
+    f"{positions}-{block}": (POSITIONS[positions], BLOCKS[block])
+    for positions in ("relative-bias", "relative-key", "alibi", "rotary")
+    for block in ("grouped", "softcap", "wide-values", "readout-sum", "pre-residual")
+}
+
+CASES = {
+    **{f"positions-{name}": (kind, BLOCKS["pre"]) for name, kind in POSITIONS.items()},
+    **{f"block-{name}": (POSITIONS["learned"], block) for name, block in BLOCKS.items()},
+    **MIXED,
+}
+
+
+def text(length: int, *, batch: int = 1, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCAB, (batch, length), generator=generator)
+
+
+def assert_close(got: Tensor, expected: object, tolerance: float = 2e-5) -> None:
+    wanted = torch.as_tensor(expected).double()
+    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def after(*lengths: int) -> StepLengths:
+    return StepLengths(
+        torch.tensor(lengths, dtype=torch.int32) - 1,
+        torch.tensor(max(lengths), dtype=torch.int32),
+    )
+
+
+def garbage(config: TransformerConfig, *, batch: int, capacity: int) -> list[LayerCache]:
+    """Buffers whose unwritten places hold numbers that would be noticed."""
+    empty = empty_cache(config, batch=batch, capacity=capacity)
+    return [LayerCache(layer.key + 1e3, layer.value - 1e3) for layer in empty]
+
+
+# --- against the plain implementation -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_decoder_equals_the_formulas(name: str) -> None:
+    config = decoder_config(*CASES[name])
+    module, ids = decoder(config), text(12)
+    plain = stack(Weights(module), config, ids[0].tolist(), None)
+    expected = plain @ head_of(module)
+    with torch.inference_mode():
+        assert_close(module(ids)[0], expected)
+        assert_close(in_chunks(module, ids)[0], expected)
+
+
+def head_of(module: Decoder) -> Array:
+    """The matrix from the stream to logits, `(E, V)`."""
+    head = module.embedding if module.head is None else module.head
+    return head.weight.detach().double().numpy().T
+
+
+def in_chunks(module: Decoder, ids: Tensor) -> Tensor:
+    """Logits of one text that enters a cache in chunks."""
+    cache = garbage(module.config, batch=1, capacity=ids.shape[1] + 2)
+    pieces, start = [], 0
+    for size in CHUNKS:
+        logits, cache = module.step(ids[:, start : start + size], after(start + size), cache)
+        pieces.append(logits)
+        start += size
+    assert start == ids.shape[1]
+    return torch.cat(pieces, 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_some_tokens_are_those_of_all(name: str) -> None:
+    # The last layer computes only what is asked for: every token enters the cache all the same.
+    module, ids = decoder(decoder_config(*CASES[name])), text(9)
+    asked = torch.tensor([[8, 0, 5]])
+    with torch.inference_mode():
+        empty = garbage(module.config, batch=1, capacity=12)
+        every, cache = module.step(ids, after(9), empty)
+        some, same = module.step(ids, after(9), empty, asked)
+        assert_close(some, every[:, asked[0]])
+        for whole, part in zip(cache, same, strict=True):
+            assert_close(part.key, whole.key)
+            assert_close(part.value, whole.value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_encoder_equals_the_formulas_whatever_pads_it(name: str) -> None:
+    config = encoder_config(*CASES[name])
+    module = encoder(config)
+    lengths, ids = (8, 1, 5), text(8, batch=3)
+    with torch.inference_mode():
+        batch = module(ids, torch.tensor(lengths))
+        assert_close(module(ids[:1]), batch[:1])
+    for row, length in enumerate(lengths):
+        expected = stack(Weights(module), config, ids[row, :length].tolist(), None)
+        assert_close(batch[row, :length], expected)
+
+
+@pytest.mark.parametrize("name", [*MIXED, "positions-concatenated-learned", "block-post"])
+def test_an_encoder_decoder_equals_the_formulas(name: str) -> None:
+    config = seq2seq_config(*CASES[name])
+    module, ids = seq2seq(config), text(6, seed=1)
+    lengths, sources = (7, 3), text(7, batch=2)
+    with torch.inference_mode():
+        logits = module(sources, ids.expand(2, -1), torch.tensor(lengths))
+    for row, length in enumerate(lengths):
+        source = stack(
+            Weights(module, "encoder."), config.encoder, sources[row, :length].tolist(), None
+        )
+        plain = stack(Weights(module, "decoder."), config.decoder, ids[0].tolist(), source)
+        assert_close(logits[row], plain @ head_of(module.decoder))
+
+
+def test_every_kind_computes_something_else() -> None:
+    # The cases above would agree, too, if no kind did anything.
+    outputs = {}
+    with torch.inference_mode():
+        for name, positions in POSITIONS.items():
+            outputs[name] = encoder(encoder_config(positions))(text(8))
+    for one, other in itertools.combinations(outputs, 2):
+        assert not torch.allclose(outputs[one], outputs[other], atol=1e-3), (one, other)
+
+
+# --- the incremental property -------------------------------------------------------------------
+
+
+def layers(module: Stack, run: Callable[[], object]) -> list[Tensor]:
+    """What leaves each layer of a stack while `run` runs."""
+    found: list[Tensor] = []
+    hooks = [
+        block.register_forward_hook(lambda *call: found.append(call[2])) for block in module.blocks
+    ]
+    with torch.inference_mode():
+        run()
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_old_tokens_stay_as_they_are_when_one_is_appended(name: str) -> None:
+    module, ids = decoder(decoder_config(*CASES[name])).double(), text(11)
+    short = layers(module, lambda: module(ids[:, :10]))
+    long = layers(module, lambda: module(ids))
+    assert len(short) == len(long) == 2
+    # Scores that are capped are computed in float32.
+    tolerance = 5e-6 if "softcap" in name else 1e-12
+    for old, new in zip(short, long, strict=True):
+        assert_close(new[:, :10], old, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_old_tokens_behind_a_source_stay_as_they_are(name: str) -> None:
+    module, ids = seq2seq(seq2seq_config(POSITIONS[name])).double(), text(11)
+    source = module.source(text(5, batch=1, seed=2))
+    short = layers(module.decoder, lambda: module.decoder.behind(source, ids[:, :10]))
+    long = layers(module.decoder, lambda: module.decoder.behind(source, ids))
+    for old, new in zip(short, long, strict=True):
+        assert_close(new[:, :10], old, tolerance=1e-12)
+
+
+def test_old_tokens_of_an_encoder_do_not() -> None:
+    # What is measured above is not always so.
+    module, ids = encoder(encoder_config(POSITIONS["alibi"])), text(11)
+    short = layers(module, lambda: module(ids[:, :10]))
+    long = layers(module, lambda: module(ids))
+    assert float((long[0][:, :10] - short[0]).abs().max()) > 0.01
+
+
+# --- the cache ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_ragged_batch_of_a_decoder_equals_its_rows_alone(name: str) -> None:
+    module, ids = decoder(decoder_config(*CASES[name])), text(9, batch=3)
+    lengths = (4, 6, 1)
+    with torch.inference_mode():
+        cache = garbage(module.config, batch=3, capacity=12)
+        prompt, cache = module.step(ids[:, :6], after(*lengths), cache)
+        decoded = []
+        for i in range(3):
+            new = ids.gather(1, torch.tensor(lengths)[:, None] + i)
+            grown = after(*(length + i + 1 for length in lengths))
+            logits, cache = module.step(new, grown, cache, torch.zeros(3, 1, dtype=torch.int64))
+            decoded.append(logits)
+        for row, length in enumerate(lengths):
+            alone = module(ids[row : row + 1, : length + 3])[0]
+            together = torch.cat([prompt[row, :length], torch.cat(decoded, 1)[row]])
+            assert_close(together, alone)
+
+
+@pytest.mark.parametrize("name", [*(f"positions-{name}" for name in POSITIONS), *MIXED])
+def test_an_encoder_decoder_in_steps_equals_the_whole(name: str) -> None:
+    module = seq2seq(seq2seq_config(*CASES[name]))
+    ids, sources, lengths = text(7, batch=3, seed=1), text(6, batch=3), torch.tensor([6, 2, 4])
+    with torch.inference_mode():
+        whole = module(sources, ids, lengths)
+        source = module.source(sources, lengths)
+        cache, pieces = garbage(module.config.decoder, batch=3, capacity=9), []
+        for start, stop in [(0, 3), (3, 4), (4, 5), (5, 6), (6, 7)]:
+            now = after(*[stop] * 3)
+            logits, cache = module.step(ids[:, start:stop], now, cache, source)
+            pieces.append(logits)
+    assert_close(torch.cat(pieces, 1), whole)
+
+
+def test_a_layer_gets_a_source_if_and_only_if_it_attends_to_one() -> None:
+    module, plain = (
+        seq2seq(seq2seq_config(AlibiPositions())),
+        decoder(decoder_config(NoPositions())),
+    )
+    with pytest.raises(TypeError, match="needs a source"):
+        module.decoder(text(3))
+    with pytest.raises(TypeError, match="another takes none"):
+        plain.behind(module.source(text(3)), text(3))

@@ -1,0 +1,252 @@
+"""Recipes of tiny models, each with a data module of its own."""
+
+from pathlib import Path
+
+LANGUAGE_MODEL = """
+[task]
+name = "language-model"
+
+[model]
+model_type = "llama"
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+max_position_embeddings = 64
+tie_word_embeddings = true
+
+[tokenizer]
+vocab_size = 300
+
+[data]
+source = "data.py:read"
+held_out = 3
+
+[training]
+steps = 24
+batch_size = 4
+sequence_length = 32
+learning_rate = 1e-2
+warmup_steps = 4
+evaluate_every = 12
+"""
+
+LINE = "def add(first, second):\n    return first + second\n"
+
+TEXTS = f"""
+from ortolan.modeling.training import Texts
+
+LINE = {LINE!r}
+
+def read(*, held_out: int, train: int = 20) -> Texts:
+    return Texts(
+        train=[LINE * train, LINE.replace("add", "sum") * train],
+        held_out=[LINE] * held_out,
+        figures=lambda: {{"lines": train}},
+    )
+"""
+
+BERT = """
+[model]
+model_type = "bert"
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 64
+type_vocab_size = 1
+"""
+
+TOKENIZER = """
+[tokenizer]
+vocab_size = 400
+"""
+
+BERT_TRAINING = """
+[training]
+steps = 150
+batch_size = 16
+sequence_length = 48
+learning_rate = 3e-3
+warmup_steps = 10
+evaluate_every = 75
+"""
+
+MASKED = (
+    '[task]\nname = "masked-language-model"\n'
+    + BERT
+    + TOKENIZER
+    + '[data]\nsource = "data.py:read_texts"\n'
+    + BERT_TRAINING
+)
+
+SCRATCH = (
+    '[task]\nname = "text-classification"\n'
+    + BERT
+    + TOKENIZER
+    + '[data]\nsource = "data.py:read_labelled"\n'
+    + BERT_TRAINING
+)
+
+STARTED = SCRATCH.replace(TOKENIZER, "").replace(
+    '"text-classification"', '"text-classification"\nstart = "pretrained"'
+)
+
+LABELS = tuple(f"label{number}" for number in range(20))
+
+LABELLED = f"""
+from ortolan.modeling.training import LabelledTexts, Texts
+
+LABELS = {LABELS!r}
+WORDS = ("tree", "sea", "sun", "rock", "bird")
+
+def text(label: int, number: int) -> str:
+    first, second = WORDS[label % 5], WORDS[label // 5]
+    lines = [f"def {{first}}_{{second}}(x{{n}}):\\n    return {{number + n}}" for n in range(4)]
+    return "\\n".join(lines) + "\\n"
+
+TRAIN = [(text(label, number), label) for label in range(20) for number in range(12)]
+HELD_OUT = [(text(label, 50 + number), label) for label in range(20) for number in range(3)]
+
+def read_texts() -> Texts:
+    train, held_out = (["".join(text for text, _ in part)] for part in (TRAIN, HELD_OUT))
+    return Texts(train=train, held_out=held_out)
+
+def read_labelled(*, whole: bool = False) -> LabelledTexts:
+    unlabelled = [text.upper() for text in read_texts().train] if whole else ()
+    return LabelledTexts(labels=LABELS, train=TRAIN, held_out=HELD_OUT, unlabelled=unlabelled)
+"""
+
+IMAGE_CLASSIFICATION = """
+[task]
+name = "image-classification"
+
+[model]
+model_type = "vit"
+hidden_size = 32
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+image_size = 8
+patch_size = 2
+num_channels = 3
+
+[data]
+source = "data.py:read"
+
+[training]
+steps = 60
+batch_size = 32
+learning_rate = 4e-3
+warmup_steps = 5
+evaluate_every = 30
+"""
+
+IMAGES = """
+import numpy as np
+from ortolan.modeling.training import Images, LabelledImages
+
+def images(count: int, seed: int) -> Images:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, count)
+    pixels = rng.integers(0, 100, (count, 8, 8, 3))
+    pixels[..., 2] += 100 * labels[:, None, None]
+    return Images(pixels=pixels.astype(np.uint8), labels=labels)
+
+def read(*, augmented: bool = False) -> LabelledImages:
+    return LabelledImages(
+        labels=("dark", "blue"),
+        train=images(200, 0),
+        held_out=images(40, 1),
+        augment=(lambda pixels, generator: -pixels) if augmented else None,
+    )
+"""
+
+TRANSLATION = """
+[task]
+name = "translation"
+
+[model]
+model_type = "marian"
+architectures = ["MarianMTModel"]
+d_model = 32
+encoder_layers = 2
+decoder_layers = 1
+encoder_attention_heads = 4
+decoder_attention_heads = 4
+encoder_ffn_dim = 48
+decoder_ffn_dim = 48
+activation_function = "relu"
+scale_embedding = true
+static_position_embeddings = true
+is_encoder_decoder = true
+tie_word_embeddings = true
+max_position_embeddings = 96
+
+[tokenizer]
+vocab_size = 400
+end_of_text = "</s>"
+
+[data]
+source = "data.py:read"
+
+[training]
+steps = 100
+batch_size = 8
+learning_rate = 1e-2
+warmup_steps = 5
+schedule = "inverse_sqrt"
+average_last = 3
+label_smoothing = 0.1
+weight_decay = 0.01
+beta2 = 0.98
+evaluate_every = 100
+"""
+
+PAIRS = """
+import random
+
+from ortolan.modeling.training import Pairs, equal_share
+
+NAMES = ("Paul", "Emma", "My sister", "Anna", "The old man", "He")
+THINGS = (("apples", "pommes"), ("cats", "chats"), ("red hats", "chapeaux rouges"))
+
+def sentences(count: int, seed: int) -> list[tuple[str, str]]:
+    rng = random.Random(seed)
+    found = {}
+    while len(found) < count:
+        name = rng.choice(NAMES)
+        counted = [(rng.randint(2, 9999), rng.choice(THINGS)) for _ in range(rng.randint(1, 4))]
+        english, french = (
+            " + ".join(f"{number} {thing[side]}" for number, thing in counted) for side in (0, 1)
+        )
+        found[f"{name} has {english} today."] = f"{name} a {french} aujourd'hui."
+    return list(found.items())
+
+def read(*, pairs: int = 400) -> Pairs:
+    return Pairs(
+        train=sentences(pairs, 0),
+        held_out={"numbers": sentences(12, 1)},
+        metrics={"equal": equal_share},
+    )
+"""
+
+DATA = {
+    LANGUAGE_MODEL: TEXTS,
+    MASKED: LABELLED,
+    SCRATCH: LABELLED,
+    STARTED: LABELLED,
+    IMAGE_CLASSIFICATION: IMAGES,
+    TRANSLATION: PAIRS,
+}
+
+
+def write_recipe(folder: Path, recipe: str, old: str = "", new: str = "") -> Path:
+    """A recipe, with one change, and its data module beside it."""
+    assert old in recipe
+    folder.mkdir(exist_ok=True)
+    (folder / "data.py").write_text(DATA[recipe])
+    path = folder / "recipe.toml"
+    path.write_text(recipe.replace(old, new) if old else recipe + new)
+    return path

@@ -1,0 +1,113 @@
+"""The data module beside a recipe: how its function is found, called and checked."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.training.data import Images, Pairs, Texts, equal_share, read_data
+from ortolan.modeling.training.recipe import LanguageModel, OptimizerRecipe, Recipe
+
+READ = """
+from ortolan.modeling.training import Texts
+
+def read(*, words: tuple[str, ...], times: int = 1) -> Texts:
+    return Texts(train=[word * times for word in words], held_out=words)
+
+def wrong():
+    return 3
+
+number = 3
+"""
+
+TRAINING = OptimizerRecipe(steps=1, batch_size=1, learning_rate=1.0, warmup_steps=0)
+
+
+def recipe(source: object = "data.py:read", **options: object) -> Recipe:
+    data = {"source": source, **options}
+    return Recipe(task=LanguageModel(), model={}, data=data, training=TRAINING)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data.py").write_text(READ)
+    return tmp_path
+
+
+def test_the_other_keys_of_the_table_are_the_arguments(folder: Path) -> None:
+    data = read_data(recipe(words=["a", "b"], times=2), folder, Texts)
+    assert data == Texts(train=["aa", "bb"], held_out=("a", "b"))
+    assert read_data(recipe(words=["a"]), folder, Texts).train == ["a"]
+
+
+def test_a_data_module_imports_its_neighbours(folder: Path) -> None:
+    (folder / "grammar").mkdir()
+    (folder / "grammar" / "nouns.py").write_text("NOUNS = ('tree', 'sea')\n")
+    (folder / "data.py").write_text(
+        "from ortolan.modeling.training import Texts\n"
+        "from .grammar.nouns import NOUNS\n"
+        "def read(): return Texts(train=NOUNS, held_out=NOUNS)\n"
+    )
+    assert read_data(recipe(), folder, Texts).train == ("tree", "sea")
+
+
+def test_a_recipe_in_a_folder_below_shares_the_module(folder: Path) -> None:
+    (folder / "below").mkdir()
+    data = read_data(recipe("../data.py:read", words=["a"]), folder / "below", Texts)
+    assert data.train == ["a"]
+
+
+def test_a_changed_module_is_read_again(folder: Path) -> None:
+    assert read_data(recipe(words=["a"]), folder, Texts).train == ["a"]
+    (folder / "data.py").write_text(READ.replace("word * times", "word + word"))
+    assert read_data(recipe(words=["a"]), folder, Texts).train == ["aa"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (recipe(None), r"data\.source: expected a file and a function in it, .* got None"),
+        (recipe("data.py"), r"data\.source: .* got 'data\.py'"),
+        (recipe("stdlib"), r"data\.source: .* got 'stdlib'"),
+        (recipe("other.py:read"), r"data\.source: expected a file .*other\.py, got none"),
+        (recipe("data.py:reed"), r"data\.source: expected a function reed in .*data\.py, got none"),
+        (recipe("data.py:number"), r"expected a function number"),
+        (recipe("data.py:wrong"), r"expected Texts from data\.py:wrong, .* got int"),
+        (recipe(), r"data: expected the arguments of read\(\), .*missing required field `words`"),
+        (recipe(words=["a"], word=1), r"data: .* unknown field `word`"),
+        (recipe(words=["a"], times="2"), r"data: .*Expected `int`, got `str` - at `\$\.times`"),
+        (recipe(words=[]), r"something to measure on, got 0 and 0"),
+    ],
+)
+def test_a_wrong_table_is_an_error_that_names_the_key(
+    folder: Path, wrong: Recipe, message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        read_data(wrong, folder, Texts)
+
+
+def test_data_of_another_task_is_an_error(folder: Path) -> None:
+    with pytest.raises(RecipeError, match=r"expected Pairs from data\.py:read, .* got Texts"):
+        read_data(recipe(words=["a"]), folder, Pairs)
+
+
+def test_a_package_that_the_module_imports_and_that_is_absent_is_named(folder: Path) -> None:
+    (folder / "data.py").write_text("import no_such_package\n")
+    with pytest.raises(RecipeError, match=r"data\.py: expected the package no_such_package"):
+        read_data(recipe(), folder, Texts)
+
+
+def test_images_that_are_not_bytes_are_an_error() -> None:
+    labels = np.zeros(2, np.int64)
+    wrong: list[Any] = [np.zeros((2, 8, 8, 1), np.float32), np.zeros((2, 8, 8), np.uint8)]
+    for pixels in wrong:
+        with pytest.raises(RecipeError, match="expected pixels as bytes"):
+            Images(pixels=pixels, labels=labels)
+    with pytest.raises(RecipeError, match="and N labels"):
+        Images(pixels=np.zeros((3, 8, 8, 1), np.uint8), labels=labels)
+
+
+def test_the_equal_share_counts_whole_sentences() -> None:
+    assert equal_share(["a b", "a"], ["a b", "b"]) == 0.5

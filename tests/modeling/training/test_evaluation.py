@@ -1,0 +1,71 @@
+"""Bits per byte of a model."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ortolan.modeling import Decoder
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.training.evaluation import bits_per_byte
+
+
+@pytest.fixture
+def small_model() -> Decoder:
+    torch.manual_seed(0)
+    recipe: dict[str, Any] = {
+        "model_type": "llama",
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    return Decoder(config_from_hf(recipe))
+
+
+def document(length: int) -> list[int]:
+    return torch.randint(50, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+def test_bits_per_byte_of_one_window_is_the_cross_entropy(small_model: Decoder) -> None:
+    documents = [document(12), document(5)]
+    nats = 0.0
+    for ids in documents:
+        logits = small_model(torch.tensor([ids]))[0].detach().double()
+        for position, token in enumerate(ids[1:]):
+            nats -= float(logits[position].log_softmax(-1)[token])
+    measured = bits_per_byte(small_model, documents, 37, window=16)
+    assert measured == pytest.approx(nats / math.log(2) / 37)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize("length", [0, 1, 2, 5, 8, 9, 17, 30])
+def test_every_token_but_the_first_is_predicted_once(length: int, window: int) -> None:
+    # A model without an opinion pays log2(50) bits for each token it is asked about.
+    class Indifferent(Decoder):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            assert input_ids.shape[1] <= window
+            return torch.zeros(*input_ids.shape, 50)
+
+    bits = bits_per_byte(Indifferent(), [document(length)], 1, window=window)
+    assert bits == pytest.approx(max(length - 1, 0) * math.log2(50))
+
+
+def test_overlapping_windows_see_at_least_half_a_window(small_model: Decoder) -> None:
+    ids, window = document(20), 8
+    nats = 0.0
+    for target in range(1, 20):
+        # 1 to 8 in the first window, then four more in each that starts four later.
+        start = 0 if target <= window else 4 * math.ceil((target - window) / 4)
+        assert target - start >= min(target, window // 2)
+        logits = small_model(torch.tensor([ids[start:target]]))[0, -1].detach()
+        nats += float(F.cross_entropy(logits, torch.tensor(ids[target])))
+    measured = bits_per_byte(small_model, [ids], 1, window=window)
+    assert measured == pytest.approx(nats / math.log(2), rel=1e-5)

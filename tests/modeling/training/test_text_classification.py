@@ -1,0 +1,151 @@
+"""Classification of texts: batches, starts, figures, trainings of seconds."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tests.modeling.classifiers import assert_like_transformers
+from tests.modeling.training.recipes import LABELS, MASKED, SCRATCH, STARTED, write_recipe
+from tokenizers import Tokenizer
+
+from ortolan.modeling import CheckpointError, ConfigError, Encoder, load
+from ortolan.modeling.config import ClassifierHead
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.training.recipe import TextClassification, read_recipe
+from ortolan.modeling.training.tasks.bert import MASK_ID, PAD_ID, SPECIAL
+from ortolan.modeling.training.tasks.text_classification import (
+    TextClassificationTask,
+    accuracies,
+    padded,
+)
+from ortolan.modeling.training.trainer import train
+
+
+def task_of(path: Path) -> TextClassificationTask:
+    recipe = read_recipe(path)
+    assert isinstance(recipe.task, TextClassification)
+    return TextClassificationTask(recipe, recipe.task, path.parent)
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def test_accuracy_counts_texts_and_its_mean_counts_labels() -> None:
+    found = accuracies([0, 0, 0, 1], [0, 0, 0, 0])
+    assert found == {"held_out_accuracy": 0.75, "held_out_balanced_accuracy": 0.5}
+
+
+def test_rows_are_padded_on_the_right() -> None:
+    ids, lengths = padded([[5, 6], [7, 8, 9]], 4)
+    assert ids.tolist() == [[5, 6, PAD_ID, PAD_ID], [7, 8, 9, PAD_ID]]
+    assert lengths.tolist() == [2, 3]
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def test_a_classifier_goes_on_from_what_was_pre_trained(tmp_path: Path) -> None:
+    pretrained = train(write_recipe(tmp_path, MASKED), tmp_path / "pretrained")
+    task = task_of(write_recipe(tmp_path, STARTED))
+    body = load(pretrained, Encoder).state_dict()
+    own = task.module.state_dict()
+    same = {name for name in body if not name.startswith("head.")}
+    assert len(same) > 15
+    assert all(torch.equal(body[name], own[name]) for name in same)
+    assert task.tokenizer.to_str() == Tokenizer.from_file(f"{pretrained}/tokenizer.json").to_str()
+
+    folder = train(tmp_path / "recipe.toml", tmp_path / "out")
+    assert {path.name for path in folder.iterdir()} == {
+        "calibration.txt",
+        "config.json",
+        "loss.png",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "training.json",
+    }
+    figures = json.loads((folder / "training.json").read_text())
+    # A guess is right one time in twenty.
+    assert figures["held_out_accuracy"] > 0.3
+    assert figures["start"] == "pretrained"
+    assert figures["held_out_texts"] == 60
+    module = load(folder, Encoder)
+    assert isinstance(module.config.head, ClassifierHead)
+    assert module.config.head.labels == LABELS
+    assert_like_transformers(folder, [text for text, _ in task.data.held_out[::8]], window=48)
+
+
+def test_a_classifier_from_random_weights_learns(tmp_path: Path) -> None:
+    task = task_of(write_recipe(tmp_path, SCRATCH))
+    batches = task.batches()
+    optimizer = torch.optim.AdamW(task.module.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        loss = task.loss(next(batches))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(math.log(20), rel=0.2)
+    assert sum(losses[-10:]) / 10 < 0.8 * losses[0]
+
+
+def test_batches_are_the_same_for_the_same_seed_and_hide_some_tokens(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, SCRATCH, '-classification"', '-classification"\nhidden = 0.25')
+    task = task_of(recipe)
+    batches = task.batches()
+    same = task.batches()
+    hidden = whole = 0
+    for _ in range(10):
+        ids, lengths, labels = next(batches)
+        for one, other in zip((ids, lengths, labels), next(same), strict=True):
+            assert torch.equal(one, other)
+        inside = torch.arange(48) < lengths[:, None]
+        assert torch.equal(inside, ids != PAD_ID)
+        words = inside & ((ids == MASK_ID) | (ids >= len(SPECIAL)))
+        hidden += int((ids == MASK_ID).sum())
+        whole += int(words.sum())
+        assert labels.min() >= 0
+        assert labels.max() < 20
+    assert hidden / whole == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "error", "message"),
+    [
+        (STARTED, "", "", CheckpointError, "expected a checkpoint with tokenizer.json in"),
+        (SCRATCH, "[tokenizer]\nvocab_size = 400\n", "", RecipeError, "got neither"),
+        (SCRATCH, 'fication"', 'fication"\nstart = "x"', RecipeError, "got both"),
+        (SCRATCH, "sequence_length = 48", "sequence_length = 65", RecipeError, "64, got 65"),
+        (SCRATCH, "sequence_length = 48\n", "", RecipeError, "sequence_length: expected a value"),
+        (SCRATCH, '"bert"', '"bert"\narchitectures = ["BertModel"]', ConfigError, "20 labels"),
+        (SCRATCH, '"bert"', '"bert"\nid2label = { 0 = "a" }', ConfigError, "20 labels"),
+    ],
+)
+def test_a_recipe_of_a_classifier_that_cannot_be_followed_is_an_error_before_any_work(
+    tmp_path: Path, text: str, old: str, new: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        train(write_recipe(tmp_path, text, old, new), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_start_of_another_shape_is_an_error(tmp_path: Path) -> None:
+    short = write_recipe(tmp_path, MASKED, "steps = 150", "steps = 11")
+    train(short, tmp_path / "pretrained")
+    recipe = write_recipe(tmp_path, STARTED, "intermediate_size = 48", "intermediate_size = 64")
+    with pytest.raises(RecipeError, match=r"expected the recipe's model up to its head"):
+        train(recipe, tmp_path / "out")
+
+
+def test_without_unlabelled_texts_the_tokenizer_learns_the_labelled_ones(tmp_path: Path) -> None:
+    read = ':read_labelled"'
+    one, other = (
+        task_of(write_recipe(tmp_path / whole, SCRATCH, read, f"{read}\nwhole = {whole}"))
+        for whole in ("true", "false")
+    )
+    assert "ĠRETURN" in one.tokenizer.get_vocab()
+    assert "Ġreturn" in other.tokenizer.get_vocab()
+    assert "ĠRETURN" not in other.tokenizer.get_vocab()

@@ -1,0 +1,192 @@
+"""Training by a recipe: what is refused before any work, the schedule, and a run of seconds."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.modeling.tiny_models import assert_same_logits, reference_logits
+from tests.modeling.training.recipes import LANGUAGE_MODEL, LINE, write_recipe
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from ortolan.modeling import ConfigError, load
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.training.evaluation import bits_per_byte
+from ortolan.modeling.training.recipe import OptimizerRecipe
+from ortolan.modeling.training.tokenizer import encode
+from ortolan.modeling.training.trainer import learning_rate, train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    return train(write_recipe(folder, LANGUAGE_MODEL), folder / "out")
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("warmup_steps = 4", "warmup_steps = 24", "warmup_steps below steps, got 24 and 24"),
+        ("sequence_length = 32", "sequence_length = 65", "to the model's 64, got 65"),
+        ("sequence_length = 32", "", r"training\.sequence_length: expected a value for language"),
+        ("[tokenizer]\nvocab_size = 300", "", "tokenizer: expected a value for language-model"),
+        ("steps = 24", "steps = 24\naverage_last = 25", "average_last up to steps, got 25 and 24"),
+        ("held_out = 3", "held_out = 0", "something to measure on, got 2 and 0"),
+    ],
+)
+def test_a_recipe_that_cannot_be_followed_is_an_error_before_any_work(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        train(write_recipe(tmp_path, LANGUAGE_MODEL, old, new), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_shorter_than_a_window_is_an_error(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "held_out = 3", "held_out = 3\ntrain = 0")
+    with pytest.raises(RecipeError, match=r"sequence_length below the \d+ tokens of the text"):
+        train(recipe, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('model_type = "llama"', 'model_type = "mamba"'),
+        ("hidden_size = 32", "hidden_sizes = 32"),
+        ("num_key_value_heads = 2", "num_key_value_heads = 3"),
+    ],
+)
+def test_a_model_that_ortolan_does_not_have_is_an_error_before_any_work(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    with pytest.raises(ConfigError):
+        train(write_recipe(tmp_path, LANGUAGE_MODEL, old, new), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_fusing_without_a_compiler_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "steps = 24", "steps = 24\ncompile = true")
+    with pytest.raises(RecipeError, match=r"expected a C\+\+ compiler on PATH"):
+        train(recipe, tmp_path / "out")
+
+
+# --- learning rate ------------------------------------------------------------------------------
+
+
+def optimizer(**changes: Any) -> OptimizerRecipe:
+    values: dict[str, Any] = {
+        "steps": 100,
+        "batch_size": 1,
+        "sequence_length": 8,
+        "learning_rate": 2.0,
+        "warmup_steps": 10,
+    }
+    return OptimizerRecipe(**values | changes)
+
+
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_nothing() -> None:
+    rates = [learning_rate(optimizer(), step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[4] == pytest.approx(1.0)
+    assert rates[9] == rates[10] == 2.0
+    assert rates[55] == pytest.approx(1.0)
+    assert 0 < rates[99] < 0.001
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_the_inverse_square_root_is_the_schedule_of_the_paper() -> None:
+    recipe = optimizer(schedule="inverse_sqrt", learning_rate=(512 * 10) ** -0.5)
+    for step in range(1, 101):
+        published = 512**-0.5 * min(step**-0.5, step * 10**-1.5)
+        assert learning_rate(recipe, step - 1) == pytest.approx(published)
+
+
+def test_without_warm_up_the_learning_rate_starts_at_its_peak() -> None:
+    assert learning_rate(optimizer(warmup_steps=0), 0) == 2.0
+
+
+# --- a training of seconds ----------------------------------------------------------------------
+
+
+def test_a_training_writes_a_checkpoint_that_learned(trained: Path) -> None:
+    folder = trained
+    assert {path.name for path in folder.iterdir()} == {
+        "calibration.txt",
+        "config.json",
+        "generation_config.json",
+        "loss.png",
+        "model.safetensors",
+        "tokenizer.json",
+        "training.json",
+    }
+    figures = json.loads((folder / "training.json").read_text())
+    assert figures["lines"] == 20  # of the data module
+    assert figures["tokens_seen"] == 24 * 4 * 32
+    assert [step for step, _ in figures["measured"]] == [12, 24, 24]
+    first, last = figures["measured"][0][1], figures["measured"][-1][1]
+    untrained = math.log2(300) * figures["held_out_tokens"] / figures["held_out_bytes"]
+    assert last < first < untrained
+    assert last < 0.7 * untrained
+    assert figures["held_out_bits_per_byte"] == last
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+    module = load(folder)
+    assert figures["parameters"] == sum(p.numel() for p in module.parameters())
+    end = module.config.bos_token_id
+    assert module.config.eos_token_ids == (end,)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation == {"bos_token_id": end, "eos_token_id": [end]}
+
+    ids = torch.tensor([[end, 5, 7, 11]])
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        assert_same_logits(module(ids), reference_logits(reference, ids))
+
+
+def test_what_is_measured_is_the_rounded_checkpoint(trained: Path) -> None:
+    figures = json.loads((trained / "training.json").read_text())
+    tokenizer = Tokenizer.from_file(str(trained / "tokenizer.json"))
+    documents = encode(tokenizer, [LINE] * 3, "<|endoftext|>")
+    measured = bits_per_byte(load(trained), documents, 3 * len(LINE), window=32)
+    assert measured == pytest.approx(figures["held_out_bits_per_byte"], rel=1e-6)
+
+
+def test_the_same_recipe_gives_the_same_model(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "steps = 24", 'steps = 6\nprecision = "bf16"')
+    one, other = (train(recipe, tmp_path / name) for name in ("one", "other"))
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+def test_the_mean_of_the_last_weights_is_what_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    zero_grad = torch.optim.AdamW.zero_grad
+
+    def spy(self: torch.optim.AdamW, **options: bool) -> None:
+        zero_grad(self, **options)
+        seen.append(self.param_groups[0]["params"][0].detach().clone())
+
+    monkeypatch.setattr(torch.optim.AdamW, "zero_grad", spy)
+    recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "steps = 24", "steps = 8\naverage_last = 3")
+    module = load(train(recipe, tmp_path / "out"))
+    mean = torch.stack(seen[-3:]).mean(0)
+    assert (mean - seen[-1]).abs().max() > 1e-3
+    first = next(iter(module.parameters()))
+    assert first.shape == mean.shape
+    assert (first - mean.bfloat16().float()).abs().max() <= 2**-8 * mean.abs().max()
+
+
+def test_without_a_folder_the_checkpoint_lies_beside_the_recipe(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "steps = 24", "steps = 5")
+    assert train(recipe) == tmp_path
+    assert (tmp_path / "model.safetensors").is_file()

@@ -1,0 +1,390 @@
+"""Numbers, dates, times and prices in two languages, and what is held out of them."""
+
+import random
+import re
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from num2words import num2words
+
+from numerals.data import read
+from numerals.grammar import english, french
+from numerals.grammar.clauses import (
+    ADDITIONS,
+    GENDERED,
+    HELD_OUT,
+    IMPERSONAL,
+    PERSONAL,
+)
+from numerals.grammar.draw import Draw, is_held_out
+from numerals.grammar.sentences import make, sentences, templates
+from numerals.grammar.slots import SLOTS
+from numerals.grammar.vocabulary import SUBJECTS, THINGS
+from ortolan.modeling.training.data import Pairs
+
+NUMBERS = (
+    *range(1101),
+    *random.Random(0).sample(range(1_000_000), 500),
+    *(80_000, 80_080, 200_000, 200_200, 999_999, 1_000_000),
+)
+
+
+# --- French --------------------------------------------------------------------------------------
+
+
+def test_cardinals_are_those_of_the_library() -> None:
+    for number in NUMBERS:
+        assert french.cardinal(number) == num2words(number, lang="fr")
+        assert english.cardinal(number) == num2words(number, lang="en")
+
+
+@pytest.mark.parametrize(
+    ("number", "masculine", "feminine"),
+    [
+        (0, "zéro", "zéro"),
+        (1, "un", "une"),
+        (11, "onze", "onze"),
+        (21, "vingt et un", "vingt et une"),
+        (71, "soixante et onze", "soixante et onze"),
+        (80, "quatre-vingts", "quatre-vingts"),
+        (81, "quatre-vingt-un", "quatre-vingt-une"),
+        (99, "quatre-vingt-dix-neuf", "quatre-vingt-dix-neuf"),
+        (200, "deux cents", "deux cents"),
+        (201, "deux cent un", "deux cent une"),
+        (1_000, "mille", "mille"),
+        (21_000, "vingt et un mille", "vingt et un mille"),
+        (80_000, "quatre-vingt mille", "quatre-vingt mille"),
+        (200_300, "deux cent mille trois cents", "deux cent mille trois cents"),
+        (1_000_000, "un million", "un million"),
+    ],
+)
+def test_cardinals_agree(number: int, masculine: str, feminine: str) -> None:
+    assert french.cardinal(number) == masculine
+    assert french.cardinal(number, feminine=True) == feminine
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (1, "premier"),
+        (2, "deuxième"),
+        (5, "cinquième"),
+        (9, "neuvième"),
+        (21, "vingt et unième"),
+        (80, "quatre-vingtième"),
+        (100, "centième"),
+        (200, "deux centième"),
+    ],
+)
+def test_ordinals(number: int, expected: str) -> None:
+    assert french.ordinal(number) == expected
+
+
+def test_only_the_first_has_a_feminine() -> None:
+    assert french.ordinal(1, feminine=True) == "première"
+    assert french.ordinal(21, feminine=True) == "vingt et unième"
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (80, "quatre-vingt"),
+        (200, "deux cent"),
+        (1900, "mille neuf cent"),
+        (1980, "mille neuf cent quatre-vingt"),
+        (3, "trois"),
+        (2_000, "deux mille"),
+    ],
+)
+def test_a_number_that_names_one_thing_takes_no_s(number: int, expected: str) -> None:
+    assert french.numbered(number) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (0, "zéro étoile"),
+        (1, "une étoile"),
+        (2, "deux étoiles"),
+        (21, "vingt et une étoiles"),
+        (1_000_000, "un million de étoiles"),
+    ],
+)
+def test_counted_things(number: int, expected: str) -> None:
+    assert french.counted(number, "étoile", "étoiles", feminine=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("je habite à Orléans", "j'habite à Orléans"),
+        ("Je ai un million de étoiles", "J'ai un million d'étoiles"),
+        ("de Orléans", "d'Orléans"),
+        ("de Athènes", "d'Athènes"),
+        ("besoin de une pomme", "besoin d'une pomme"),
+        ("besoin de onze pommes", "besoin de onze pommes"),
+        ("besoin de huit pommes", "besoin de huit pommes"),
+        ("un million de habitants", "un million d'habitants"),
+        ("le onze mai", "le onze mai"),
+        ("elle part", "elle part"),
+        ("une étoile", "une étoile"),
+    ],
+)
+def test_elision(text: str, expected: str) -> None:
+    assert french.elided(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("day", "month", "year", "expected"),
+    [
+        (1, 5, None, "premier mai"),
+        (11, 4, None, "onze avril"),
+        (14, 7, 1789, "quatorze juillet mille sept cent quatre-vingt-neuf"),
+        (31, 12, 2000, "trente et un décembre deux mille"),
+        (1, 1, 1900, "premier janvier mille neuf cent"),
+    ],
+)
+def test_dates_in_french(day: int, month: int, year: int | None, expected: str) -> None:
+    assert french.date(day, month, year) == expected
+
+
+@pytest.mark.parametrize(
+    ("hour", "minute", "expected"),
+    [
+        (0, 0, "minuit"),
+        (0, 15, "zéro heure quinze"),
+        (1, 0, "une heure"),
+        (1, 1, "une heure une"),
+        (12, 0, "midi"),
+        (12, 30, "douze heures trente"),
+        (17, 30, "dix-sept heures trente"),
+        (21, 41, "vingt et une heures quarante et une"),
+    ],
+)
+def test_times_in_french(hour: int, minute: int, expected: str) -> None:
+    assert french.clock(hour, minute) == expected
+
+
+@pytest.mark.parametrize(
+    ("hour", "minute", "said", "dit"),
+    [
+        (3, 0, "three o'clock", "trois heures"),
+        (3, 15, "a quarter past three", "trois heures et quart"),
+        (3, 30, "half past three", "trois heures et demie"),
+        (3, 45, "a quarter to four", "quatre heures moins le quart"),
+        (3, 50, "ten to four", "quatre heures moins dix"),
+        (1, 5, "five past one", "une heure cinq"),
+        (11, 40, "twenty to twelve", "midi moins vingt"),
+    ],
+)
+def test_times_of_conversation(hour: int, minute: int, said: str, dit: str) -> None:
+    assert english.spoken_clock(hour, minute) == said
+    assert french.spoken_clock(hour, minute) == dit
+
+
+# --- English -------------------------------------------------------------------------------------
+
+
+def test_cardinals_in_digits() -> None:
+    assert english.cardinal(12345, "digits") == "12345"
+    assert english.cardinal(12345, "grouped") == "12,345"
+
+
+@pytest.mark.parametrize(
+    ("hour", "minute", "expected"),
+    [
+        (0, 5, ("0:05", "12:05 a.m.", "twelve oh five a.m.")),
+        (9, 0, ("9:00", "9 a.m.", "nine a.m.")),
+        (12, 30, ("12:30", "12:30 p.m.", "twelve thirty p.m.")),
+        (17, 45, ("17:45", "5:45 p.m.", "five forty-five p.m.")),
+    ],
+)
+def test_times_in_english(hour: int, minute: int, expected: tuple[str, str, str]) -> None:
+    written = (
+        english.clock(hour, minute, form="24"),
+        english.clock(hour, minute, form="12"),
+        english.clock(hour, minute, form="words"),
+    )
+    assert written == expected
+
+
+def test_dates_in_english() -> None:
+    assert [english.date(1, 5, "2021", form=form) for form in range(english.DATE_FORMS)] == [
+        "May 1, 2021",
+        "May 1st, 2021",
+        "1 May 2021",
+        "the 1st of May 2021",
+        "the first of May 2021",
+        "May first, 2021",
+    ]
+    assert english.date(1, 5, None, form=0) == "May 1"
+
+
+# --- sentences -----------------------------------------------------------------------------------
+
+
+class Fixed(random.Random):
+    """Takes what it is told to, then the first of all choices."""
+
+    def __init__(self, *numbers: int, choose: Callable[[str], bool] = lambda _: False) -> None:
+        super().__init__(0)
+        self.numbers, self.choose = list(numbers), choose
+
+    def choice(self, seq):  # type: ignore[no-untyped-def]
+        return next((item for item in seq if self.choose(repr(item))), seq[0])
+
+    def randint(self, a: int, b: int) -> int:
+        return self.numbers.pop(0) if self.numbers else a
+
+    def random(self) -> float:
+        return 0.9
+
+
+def said(name: str, *numbers: int, of: str = "'I'") -> tuple[str, str]:
+    draw = Draw(rng=Fixed(*numbers, choose=lambda item: of in item))
+    return make(name, draw).pair
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "of", "source", "target"),
+    [
+        ("live", (), "'I'", "I live in Paris.", "J'habite à Paris."),
+        ("age", (1,), "'she'", "She is 1 year old.", "Elle a un an."),
+        ("age", (80,), "'we'", "We are 80 years old.", "Nous avons quatre-vingts ans."),
+        ("have", (21,), "'you'", "You have 21 apples.", "Vous avez vingt et une pommes."),
+        ("need", (1,), "'they'", "They need 1 apple.", "Ils ont besoin d'une pomme."),
+        ("rise:day", (7,), "'I'", "I get up at 7:00 every day.", None),
+        (
+            "age and live",
+            (30,),
+            "my sister",
+            "My sister is 30 years old and she lives in Paris.",
+            "Ma sœur a trente ans et elle habite à Paris.",
+        ),
+        (
+            "page",
+            (80,),
+            "'I'",
+            "Open the book at page 80.",
+            "Ouvrez le livre à la page quatre-vingt.",
+        ),
+        ("finished", (1,), "'I'", None, "J'ai terminé à la première place."),
+        ("paid", (2,), "'I'", None, "J'ai payé deux euros pour la pomme."),
+        ("number", (342,), "'I'", "342", "trois cent quarante-deux"),
+    ],
+)
+def test_sentences(
+    name: str, numbers: tuple[int, ...], of: str, source: str | None, target: str | None
+) -> None:
+    made = said(name, *numbers, of=of)
+    assert source is None or made[0] == source
+    assert target is None or made[1] == target
+
+
+@pytest.mark.parametrize(
+    ("of", "english_verb", "french_verb"),
+    [("'he'", "was", "né"), ("'she'", "was", "née"), ("my parents", "were", "nés")],
+)
+def test_a_participle_agrees(of: str, english_verb: str, french_verb: str) -> None:
+    source, target = said("born", 1999, of=of)
+    assert f" {english_verb} born in 1999" in source
+    assert f" {french_verb} en mille neuf cent quatre-vingt-dix-neuf" in target
+
+
+def test_french_does_not_say_what_english_leaves_open() -> None:
+    rng = random.Random(0)
+    sources = [make("born", Draw(rng=rng)).pair[0] for _ in range(200)]
+    assert not any(re.match(r"(I|You|We) ", source) for source in sources)
+
+
+def test_an_article_is_elided_before_a_vowel() -> None:
+    articles = dict(THINGS)
+    assert articles["the orange"] == "l'orange"
+    assert articles["the key"] == "la clé"
+    assert articles["the egg"] == "l'œuf"
+    assert articles["the hat"] == "le chapeau"
+
+
+def test_every_verb_has_a_form_for_every_person() -> None:
+    for clause in (PERSONAL | GENDERED).values():
+        for forms in re.findall(r"\[([^]]*)\]", clause.french):
+            assert len(forms.split("|")) == 5
+        for forms in re.findall(r"\[([^]]*)\]", clause.english):
+            assert len(forms.split("|")) in (2, 5)
+    assert {subject.person for subject in SUBJECTS} == set(range(5))
+
+
+def test_both_languages_have_the_same_slots_in_the_same_order() -> None:
+    clauses = (PERSONAL | GENDERED | IMPERSONAL).values()
+    for source, target in [clause[:2] for clause in clauses] + list(ADDITIONS.values()):
+        names = [[slot for slot in re.findall(r"\{(\w+)\}", text) if slot in SLOTS]
+                 for text in (source, target)]  # fmt: skip
+        assert names[0] == names[1]
+
+
+# --- what is held out ----------------------------------------------------------------------------
+
+
+@cache
+def corpus() -> Pairs:
+    return read(pairs=4000, held_out=500, seed=3)
+
+
+def test_the_corpus_follows_from_its_recipe() -> None:
+    again = read(pairs=4000, held_out=500, seed=3)
+    assert (again.train, again.held_out) == (corpus().train, corpus().held_out)
+    assert [len(part) for part in (corpus().train, corpus().held_out["numbers"])] == [4000, 500]
+    assert len(set(corpus().held_out["templates"])) == 500
+    fewer = read(pairs=100, held_out=50, seed=3)
+    assert fewer.train == corpus().train[:100]
+    assert read(pairs=100, held_out=50, seed=4).train != fewer.train
+
+
+def test_no_sentence_is_learned_and_measured() -> None:
+    sources = {source for source, _ in corpus().train}
+    for held_out in corpus().held_out.values():
+        assert not sources & {source for source, _ in held_out}
+
+
+def test_a_tenth_of_the_numbers_is_held_out_but_none_that_is_a_word() -> None:
+    assert not any(map(is_held_out, range(21)))
+    assert 0.05 < sum(map(is_held_out, range(21, 100))) / 79 < 0.25
+    assert 0.09 < sum(map(is_held_out, range(100, 10_100))) / 10_000 < 0.11
+
+
+def test_training_never_sees_a_held_out_number() -> None:
+    """Checked on the text: a number that stands in digits is none of those held out."""
+    for source, _ in corpus().train:
+        # Only what stands alone: 0:07 and £12.50 are two numbers, 12,345 is one.
+        for text in re.findall(r"(?<![\d:.,])\d+(?:,\d{3})?(?![\d:.,]*\d)", source):
+            assert not is_held_out(int(text.replace(",", ""))), source
+
+
+def test_every_sentence_of_held_out_numbers_has_one() -> None:
+    made = sentences("x", templates()[0], lambda _: True, held_out=True)
+    taken = [next(made) for _ in range(500)]
+    share = sum(any(map(is_held_out, sentence.numbers)) for sentence in taken) / len(taken)
+    assert share > 0.8  # some templates have no number above 20
+    for source, target in corpus().held_out["numbers"]:
+        assert source != target
+
+
+def test_held_out_templates_are_whole_templates() -> None:
+    seen, unseen = templates()
+    assert set(unseen) == HELD_OUT
+    assert not set(seen) & HELD_OUT
+    made = sentences("x", unseen, lambda _: True)
+    assert {next(made).template for _ in range(2000)} == HELD_OUT
+
+
+def test_held_out_templates_need_no_word_that_training_lacks() -> None:
+    data = read(pairs=20_000, held_out=500)
+    for side in (0, 1):
+        known = {word for pair in data.train for word in re.findall(r"[^\W\d]+", pair[side])}
+        asked = {
+            word
+            for pair in data.held_out["templates"]
+            for word in re.findall(r"[^\W\d]+", pair[side])
+        }
+        assert asked <= known

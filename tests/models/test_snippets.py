@@ -1,0 +1,254 @@
+"""models/snippets: its files, their split, their lines, the baseline, and the trained model."""
+
+import json
+import math
+import sys
+import sysconfig
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.modeling.classifiers import assert_like_transformers
+from tests.models.stdlib_of_packages import write_stdlib
+from tokenizers import Tokenizer
+
+from ortolan.modeling import Encoder, load
+from ortolan.modeling.config import ClassifierHead
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.training.data import LabelledTexts, read_data
+from ortolan.modeling.training.recipe import read_recipe
+from ortolan.modeling.training.tasks.text_classification import accuracies, encode_texts, padded
+from snippets import snippets as corpus
+from snippets.baseline import tfidf_guesses
+from snippets.data import read_labelled, read_texts
+from snippets.snippets import (
+    LINES,
+    MOST_HELD_OUT,
+    PACKAGES,
+    Snippet,
+    cut,
+    names_package,
+    package_of,
+    read_snippets,
+)
+
+MODEL = Path(__file__).parents[2] / "models" / "snippets"
+
+EXCLUDE = ("vendored/*",)
+
+
+@pytest.fixture
+def stdlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = write_stdlib(tmp_path / "stdlib")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(root) if name == "stdlib" else "")
+    return root
+
+
+def options_of(recipe: str) -> dict[str, Any]:
+    data = dict(read_recipe(MODEL / recipe).data)
+    del data["source"]
+    return data
+
+
+@pytest.mark.usefixtures("stdlib")
+def test_no_file_is_on_both_sides_of_the_split() -> None:
+    found = read_snippets(exclude=EXCLUDE)
+    learned, measured = ({s.file for s in side} for side in (found.train, found.held_out))
+    assert not learned & measured
+    assert {s.label for s in found.train} == set(range(20)) == {s.label for s in found.held_out}
+    files = defaultdict(set)
+    for snippet in found.held_out:
+        files[PACKAGES[snippet.label]].add(snippet.file)
+    # One of four files of the same size, two of which would be more than a quarter.
+    assert all(len(names) == 1 for names in files.values())
+
+
+def test_no_file_of_this_standard_library_is_on_both_sides() -> None:
+    found = read_snippets(**options_of("recipe.toml"))
+    assert not {s.file for s in found.train} & {s.file for s in found.held_out}
+    counts = Counter(s.label for s in found.held_out)
+    assert set(counts) == set(range(20))
+    assert max(counts.values()) <= MOST_HELD_OUT
+    # No text of a held-out file is pre-trained on.
+    assert not set(found.texts) & {text for text in found.held_out_texts if len(text) > 200}
+
+
+@pytest.mark.usefixtures("stdlib")
+def test_the_split_of_files_is_that_of_the_seed() -> None:
+    one, same, other = (read_snippets(seed=seed) for seed in (1, 1, 2))
+    assert one == same
+    assert {s.file for s in one.held_out} != {s.file for s in other.held_out}
+
+
+@pytest.mark.usefixtures("stdlib")
+def test_texts_to_learn_from_are_all_files_but_the_held_out_ones() -> None:
+    found = read_snippets(exclude=EXCLUDE)
+    assert "value = 1\nother = 2\n" * 40 in found.texts
+    # 80 files of packages and three that are tests; one of each package is held out.
+    assert len(found.texts) + len(found.held_out_texts) == 80 + 4
+    assert len(found.held_out_texts) == len({s.file for s in found.held_out})
+    assert not any("import asyncio\n" * 5 in text for text in found.texts)
+
+
+def test_the_three_recipes_share_their_files() -> None:
+    one, *others = (
+        options_of(f"{name}.toml") for name in ("recipe", "from_scratch", "pretrained/recipe")
+    )
+    assert others == [one, one]
+
+
+def test_a_package_without_files_is_an_error(stdlib: Path) -> None:
+    for path in (stdlib / "xmlrpc").iterdir():
+        path.unlink()
+    with pytest.raises(RecipeError, match=r"files of xmlrpc to learn from .* got 0"):
+        read_snippets(exclude=EXCLUDE)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("asyncio/base.py", "asyncio"),
+        ("xml/etree/tree.py", "xml"),
+        ("json.py", None),
+        ("re/_parser.py", "re"),
+        ("test/test_re.py", "re"),
+        ("test/test_readline.py", None),
+        ("test/test_json/test_one.py", "json"),
+        ("test/test_urllib2.py", "urllib"),
+        ("test/test_xmlrpc.py", "xmlrpc"),
+        ("test/test_xmlrpc_net.py", "xmlrpc"),
+        ("test/test_xml_etree.py", "xml"),
+        ("test/test_importlib/data/one.py", "importlib"),
+        ("test/test_import/one.py", None),
+        ("argparse.py", None),
+        ("curses/panel.py", None),
+    ],
+)
+def test_a_file_belongs_to_its_package_or_to_the_one_it_tests(
+    name: str, package: str | None
+) -> None:
+    assert package_of(name) == package
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import json",
+        "    import json.decoder as decoder",
+        "from json import loads",
+        "from test.test_json import PyTest",
+        "from . import near",
+        "from .decoder import one",
+        "import os, json",
+    ],
+)
+def test_an_import_from_the_package_itself_is_left_out(line: str) -> None:
+    code = [f"line_{i} = {i}" for i in range(LINES)]
+    assert cut([line, *code], "json", stride=LINES) == ["\n".join(code) + "\n"]
+
+
+@pytest.mark.parametrize(
+    "line", ["import os", "from jsonlike import x", "json.loads('1')", "a = 1"]
+)
+def test_other_lines_stay(line: str) -> None:
+    code = [f"line_{i} = {i}" for i in range(LINES - 1)]
+    assert cut([line, *code], "json", stride=LINES) == ["\n".join([line, *code]) + "\n"]
+
+
+def test_snippets_start_every_stride_and_are_whole() -> None:
+    lines = [f"line_{i}" for i in range(2 * LINES + 3)]
+    assert [text.split("\n")[0] for text in cut(lines, "re", stride=LINES)] == [
+        "line_0",
+        f"line_{LINES}",
+    ]
+    assert len(cut(lines, "re", stride=1)) == LINES + 4
+    assert all(text.count("\n") == LINES for text in cut(lines, "re", stride=3))
+    assert cut(lines[: LINES - 1], "re", stride=1) == []
+
+
+def test_a_snippet_that_names_its_package_is_known() -> None:
+    label = PACKAGES.index("json")
+    for text, named in [
+        ("x = json.loads(y)", True),
+        ("class JSONDecodeError", True),
+        ("from_json(x)", True),
+        ("jsonlike", False),
+        ("myjson", False),
+        ("JSONIFY", False),
+        ("x = 1", False),
+    ]:
+        assert names_package(Snippet(text=text, label=label, file="f")) is named, text
+
+
+def test_held_out_snippets_are_thinned_evenly(
+    monkeypatch: pytest.MonkeyPatch, stdlib: Path
+) -> None:
+    assert stdlib.is_dir()
+    every = read_snippets(exclude=EXCLUDE).held_out
+    monkeypatch.setattr(corpus, "MOST_HELD_OUT", 3)
+    few = read_snippets(exclude=EXCLUDE).held_out
+    assert set(few) < set(every)
+    assert max(Counter(s.label for s in few).values()) == 3
+    first = [s for s in every if s.label == 0]
+    kept = [first.index(s) for s in few if s.label == 0]
+    assert kept == [0, len(first) // 3, 2 * len(first) // 3]
+
+
+@pytest.mark.usefixtures("stdlib")
+def test_the_data_of_both_tasks_is_that_of_the_split() -> None:
+    found = read_snippets(exclude=EXCLUDE)
+    labelled, texts = read_labelled(exclude=EXCLUDE), read_texts(exclude=EXCLUDE)
+    assert labelled.labels == PACKAGES
+    assert labelled.train == [(snippet.text, snippet.label) for snippet in found.train]
+    assert labelled.held_out == [(snippet.text, snippet.label) for snippet in found.held_out]
+    assert labelled.unlabelled == texts.train == found.texts
+    assert texts.held_out == found.held_out_texts
+    figures = labelled.figures()
+    assert figures["held_out_files"] == 20
+    # A guess is right one time in twenty.
+    assert isinstance(accuracy := figures["tfidf_held_out_accuracy"], float)
+    assert accuracy > 0.3
+
+
+def test_the_baseline_tells_texts_apart_by_their_words() -> None:
+    words = [["tree", "leaf"], ["sea", "wave"], ["sun", "moon"]]
+    train_on = [
+        Snippet(text=f"{word} = {pair[0]}(x)", label=label, file=f"{label}{number}")
+        for label, pair in enumerate(words)
+        for number in range(6)
+        for word in pair
+    ]
+    held_out = [Snippet(text=f"y({pair[1]})", label=0, file="f") for pair in words]
+    assert tfidf_guesses(train_on, held_out).tolist() == [0, 1, 2]
+
+
+# --- the trained model --------------------------------------------------------------------------
+
+
+def test_the_trained_model_names_packages_as_its_card_says() -> None:
+    figures = json.loads((MODEL / "training.json").read_text())
+    card = (MODEL / "README.md").read_text()
+    assert f"{figures['held_out_accuracy']:.3f}" in card
+    assert f"{figures['tfidf_held_out_accuracy']:.3f}" in card
+    held_out = read_data(read_recipe(MODEL / "recipe.toml"), MODEL, LabelledTexts).held_out
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("another standard library: some of these files were learned from")
+    part = held_out[::5]
+    module = load(MODEL, Encoder)
+    assert isinstance(module.config.head, ClassifierHead)
+    assert module.config.head.labels == PACKAGES
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    with torch.inference_mode():
+        ids, lengths = padded(encode_texts(tokenizer, [text for text, _ in part], 160), 160)
+        guesses = module(ids, lengths).argmax(-1).tolist()
+    accuracy = accuracies([label for _, label in part], guesses)["held_out_accuracy"]
+    # Three standard deviations of a fifth of them.
+    deviation = math.sqrt(0.25 / len(part))
+    assert accuracy == pytest.approx(figures["held_out_accuracy"], abs=3 * deviation)
+
+
+def test_the_trained_model_is_the_same_in_transformers() -> None:
+    texts = ["import os\nprint(os.getcwd())\n", "loop = get_event_loop()\nawait future\n" * 4]
+    assert_like_transformers(MODEL, texts, window=160)
