@@ -26,7 +26,7 @@ class OptionError(ExportError):
 
 
 class OutputError(ExportError):
-    """The bundle cannot be put where it was asked for; what stood there is untouched."""
+    """The bundle cannot be written to its place; what is there is untouched."""
 
     code: ClassVar[str] = "output"
 

@@ -26,10 +26,10 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
 
     Args:
         target: where the bundle goes.
-        force: replace a bundle that stands there.
+        force: replace a bundle that is there.
 
     Raises:
-        OutputError: something else stands there, another export is writing there, or the
+        OutputError: something else is there, another export is writing there, or the
             place cannot be written to.
     """
     place = place_of(target)
@@ -39,7 +39,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
         with staged(place) as folder:
             _check_target(target, force)
             yield folder
-            # The export took its time: somebody may have put something there.
+            # Something may have been put there during the export.
             _check_target(target, force)
     except BusyError as error:
         raise OutputError(

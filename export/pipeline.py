@@ -140,7 +140,7 @@ def _reference(
 ) -> Certificate:
     """What PyTorch computes, and the bounds that the bundle has to keep to."""
     output = "logits" if model.gives is None else model.gives.kind
-    bounds = thresholds(settings.precision, given=output, max_kl=settings.options.max_kl)
+    bounds = thresholds(settings.precision, output=output, max_kl=settings.options.max_kl)
     return certify(
         model,
         make_probes(model, data),

@@ -1,7 +1,4 @@
-"""PyTorch: what a transformer is, and the checkpoints it is read from.
-
-Knows nothing of ONNX Runtime, bundles or generation.
-"""
+"""PyTorch: what a transformer is, and the checkpoints it is read from."""
 
 from ortolan.modeling.checkpoint.folder import load, read_config, save
 from ortolan.modeling.config import (

@@ -1,8 +1,8 @@
 """The weights of a model by our names, wherever they come from.
 
 A family's table maps the names of a published checkpoint to ours; several published tensors
-may fill the rows of one of ours, in the order of the table. `Weights` hides this, and hands
-out any rows of any weight without holding another. Knows no files.
+may fill the rows of one of ours, in the order of the table. `Weights` hides this, and reads any
+rows of any weight without holding another.
 """
 
 import math
@@ -30,7 +30,7 @@ class Target(NamedTuple):
     """Where a published tensor goes.
 
     Attributes:
-        name: our parameter, `{}` standing for the layer.
+        name: our parameter, with `{}` for the layer.
         transposed: the checkpoint stores `(in, out)`, as GPT-2 does.
         leading: the checkpoint stores it with one more axis, of length 1, in front.
         spare: of a head; a checkpoint may hold it though this model has another head, or none.
@@ -46,7 +46,7 @@ Table = Mapping[str, Target | None]
 """From a published name (`{}` for the layer) to ours; None for dropped on purpose."""
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
-"""How checkpoints of the first BERTs call the parameters of norms, and what tables call them."""
+"""Names of the parameters of norms in checkpoints of the first BERTs, and in tables."""
 
 
 class Piece(NamedTuple):
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
         return rows.T if self.transposed else rows[None] if self.leading else rows
 
     def ours(self, stored: Tensor) -> Tensor:
-        """What the checkpoint stores as our rows."""
+        """Our rows, from those that the checkpoint stores."""
         return stored.T if self.transposed else stored[0] if self.leading else stored
 
 
@@ -158,8 +158,8 @@ def map_weights(
         table: the family's table.
         expected: the shape of every parameter of the model, by our names.
         parts: rows of each projection in the parameters that hold several.
-        base_model_prefix: what a checkpoint of the model without its head leaves out of names.
-        tied: our names of weights that are another; a checkpoint may hold copies of that.
+        base_model_prefix: of names, which a checkpoint without the head leaves out.
+        tied: our names of weights that share another's values, which a checkpoint may repeat.
 
     Raises:
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
@@ -267,7 +267,7 @@ def _template(name: str) -> tuple[str, str]:
 
 
 def _table_names(published: Shapes, table: Table, prefix: str) -> dict[str, str]:
-    """What the table calls each published tensor: one without a head leaves out the prefix."""
+    """The table's name of each published tensor; without a head, the prefix is left out."""
     bare = not any(name.startswith(f"{prefix}.") for name in published)
     names = {}
     for name in published:
@@ -284,7 +284,7 @@ def _modern(name: str) -> str:
 
 
 def _check_tied(source: TensorSource, head: str, weights: Weights, original: str) -> None:
-    """Raise WeightError unless what shall be another weight (the embedding) is a copy of it."""
+    """Raise WeightError unless a tied weight is a copy of the other (the embedding)."""
     rows = weights.shape(original)[0]
     for start in range(0, rows, ROWS_AT_ONCE):
         stop = min(start + ROWS_AT_ONCE, rows)

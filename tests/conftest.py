@@ -1,8 +1,6 @@
 """What every test needs: no telemetry, no network, and less waiting."""
 
-import contextlib
-import functools
-import importlib
+import gc
 import os
 import sys
 
@@ -12,12 +10,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def pytest_collection_finish() -> None:
-    """Make traces faster, of which there are more than a hundred."""
-    if "torch" not in sys.modules:
-        return
-    # `torch.onnx.export` reads the sources of some 500 functions at each call. Another version may
-    # have them elsewhere: then tests are slower, and not wrong.
-    with contextlib.suppress(ImportError, AttributeError):
-        registration = importlib.import_module("torch.onnx._internal.exporter._registration")
-        library = registration.onnxscript_apis
-        library.get_torchlib_ops = functools.cache(library.get_torchlib_ops)
+    """Make exports quick, unless no test here can export."""
+    if "torch" in sys.modules:
+        from tests import quick_exports
+
+        quick_exports.install()
+    # Millions of objects of the packages that are imported by now: none of them is garbage.
+    gc.collect()
+    gc.freeze()

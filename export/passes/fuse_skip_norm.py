@@ -49,7 +49,7 @@ def _rewrite(graph: ir.Graph, node: ir.Node) -> bool:
     graph.insert_before(add, fused)
     replace_value(node.outputs[0], fused.outputs[0])
     replace_value(add.outputs[0], fused.outputs[3])
-    # Mean and inverse deviation, which nobody reads: a name would make them outputs.
+    # Mean and inverse deviation, which have no reader: a name would make them outputs.
     fused.outputs[1].name = fused.outputs[2].name = ""
     graph.remove(node, safe=True)
     graph.remove(add, safe=True)

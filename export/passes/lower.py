@@ -42,7 +42,7 @@ def lower(graphs: Mapping[str, ir.Model], settings: Settings) -> Lowered:
     channels: list[str] = []
     if settings.options.prefill_precision is not None:
         channels = _quantize_products(graphs, settings, schemes)
-    # What only products of integers read has no codes besides.
+    # Weights that only products of integers read are not stored as codes too.
     read = {name for model in models for name in model.graph.initializers}
     schemes = {name: scheme for name, scheme in schemes.items() if name in read}
     rewrite = _REWRITES[settings.options.attention](schemes)

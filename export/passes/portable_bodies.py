@@ -91,8 +91,8 @@ _ROTARY = """
     k = Concat <axis = 3> (k_turned, k_rest)
 """
 
-# A text without a cache, all of it at once: queries and keys stand at the same positions, and
-# those behind a row's length are seen by none.
+# A text without a cache, all of it at once: queries and keys have the same positions, and those
+# after a row's length are seen by none.
 _WHOLE = """
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()

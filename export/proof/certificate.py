@@ -1,7 +1,7 @@
 """What PyTorch computes for the probes, with one layer's weights in memory at a time.
 
 The reference is the uncached forward pass in float32, of each probe alone. A decoder's bundle has
-to give the same logits in one go, in chunks, and token by token behind its cache, an encoder's the
+to give the same logits in one go, in chunks, and token by token with its cache, an encoder's the
 same output alone and in a padded batch (`ortolan.runtime.certificate`).
 
 Shape letters: S tokens of a probe, E model width.
@@ -49,25 +49,28 @@ Progress = Callable[[int, int], None]
 """Called with layers done and layers in all."""
 
 
-def thresholds(precision: str, *, given: str = "logits", max_kl: float | None = None) -> Thresholds:
+def thresholds(
+    precision: str, *, output: str = "logits", max_kl: float | None = None
+) -> Thresholds:
     """What a bundle of a precision has to keep to.
 
     Args:
         precision: of the weights.
-        given: what is compared.
+        output: what is compared (`runtime.bundle.kinds.OUTPUTS`).
         max_kl: the user's own bound on the divergence of logits.
 
     Raises:
         OptionError: a bound on logits where there are none.
     """
     bounds = THRESHOLDS[precision]
-    if OUTPUTS[given].are_logits:
+    if OUTPUTS[output].are_logits:
         if max_kl is not None:
             bounds = msgspec.structs.replace(bounds, mean_kl=max(max_kl, SMALLEST_BOUND))
         return msgspec.structs.replace(bounds, mean_cosine=None)
     if max_kl is not None:
         raise OptionError(
-            f"max_kl: expected a model that gives logits, got one that gives {given}. Leave it out."
+            f"max_kl: expected a model that gives logits, got one that gives {output}. "
+            "Leave it out."
         )
     return msgspec.structs.replace(bounds, mean_kl=None, near_tie=None)
 
@@ -90,13 +93,13 @@ def certify(
     Raises:
         ExportError: PyTorch itself computes outputs that are not finite.
     """
-    given = "logits" if model.gives is None else model.gives.kind
+    output = "logits" if model.gives is None else model.gives.kind
     with torch.inference_mode():
         layers, streams = _run(model, probes, progress)
-        reference = reference_of(layers, streams, given, _next_ids(model, probes))
+        reference = reference_of(layers, streams, output, _next_ids(model, probes))
     if not all(bool(np.isfinite(values).all()) for values in _numbers(reference)):
         raise ExportError(
-            f"reference: expected finite {given} from PyTorch, got others. "
+            f"reference: expected finite {output} from PyTorch, got others. "
             "The checkpoint is damaged, or its training diverged."
         )
     images = [probe.image for probe in probes if probe.image is not None]
@@ -116,7 +119,7 @@ def certify(
         source_ids=_joined([probe.source for probe in probes]),
         images=np.stack(images) if images else None,
         kind=model.sides.kind,
-        output=given,
+        output=output,
     )
 
 
@@ -124,7 +127,7 @@ def passed(certificate: Certificate, measured: Report) -> Certificate:
     """The certificate with what was measured on export.
 
     Where only the mean counts, the bound comes down to what was measured and some leeway: a
-    device whose kernels are wrong shall not hide behind a generous bound.
+    device with wrong kernels must not pass because of a generous bound.
     """
     bounds, least = certificate.thresholds, THRESHOLDS["fp16"]
     if bounds.max_abs_delta is None:
@@ -138,14 +141,13 @@ def passed(certificate: Certificate, measured: Report) -> Certificate:
 def describe_failure(measured: Report, certificate: Certificate) -> str:
     """Why a bundle was refused, with its figures."""
     bounds, where = certificate.thresholds, measured.first_divergence
-    given = measured.output
     place = f" First at {where.probe}, position {where.position}, {where.phase}." if where else ""
     if measured.mean_kl is None or measured.top1_agreement is None:
         mean, got = "cosine distance", measured.mean_cosine or 0.0
         most, top, agreement = bounds.mean_cosine or 0.0, "", ""
     else:
         mean, got, most = "KL divergence", measured.mean_kl, bounds.mean_kl or 0.0
-        what = "labels" if given == "labels" else "tokens"
+        what = "labels" if measured.output == "labels" else "tokens"
         top = f" and the same most probable {what}"
         agreement = f", {measured.top1_agreement:.2%} of the most probable {what} equal"
     found = f" and {measured.non_finite} positions not finite.{place} The bundle was not kept."
@@ -157,13 +159,13 @@ def describe_failure(measured: Report, certificate: Certificate) -> str:
         )
     delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)
     return (
-        f"parity: expected {given} within {delta:.3g} of PyTorch's, a mean {mean} of at most "
-        f"{most:.3g}{top}, got {measured.max_abs_delta:.3g}, {got:.3g}{agreement}{found}"
+        f"parity: expected {measured.output} within {delta:.3g} of PyTorch's, a mean {mean} of at "
+        f"most {most:.3g}{top}, got {measured.max_abs_delta:.3g}, {got:.3g}{agreement}{found}"
     )
 
 
 def _reached(bound: float | None, measured: float | None, least: float | None) -> float | None:
-    """A bound brought down to what was measured, and some leeway."""
+    """A bound lowered to what was measured, and some leeway."""
     if bound is None or measured is None or least is None:
         return None
     return min(bound, max(measured, least) * LEEWAY)
@@ -215,6 +217,6 @@ def _numbers(reference: Logits | Vectors) -> Iterator[NDArray[np.float32]]:
 
 
 def _joined(ids: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int32]:
-    """One behind the other, where there are any."""
-    given = [each for each in ids if each is not None]
-    return np.concatenate(given or [np.empty(0, np.int64)]).astype(np.int32)
+    """All ids in one array, in order."""
+    there = [each for each in ids if each is not None]
+    return np.concatenate(there or [np.empty(0, np.int64)]).astype(np.int32)

@@ -1,7 +1,7 @@
 """Whether a device has a kernel for every node that computes.
 
-Knows graphs that are about to be written, and what the runtime's table says of them. Asks no
-device. Shape arithmetic (ids, lengths, positions) may be computed anywhere.
+By the runtime's table of kernels, without the device. Shape arithmetic (ids, lengths, positions)
+may be computed anywhere.
 """
 
 from collections.abc import Mapping

@@ -85,7 +85,7 @@ wall, where it is still a short phrase, a pause, another last note. If you stand
 for the third repetition: it is the one that differs, and the one that the others will copy. What is
 copied most is not what is simplest, and not what is loudest, but what comes just before silence.
 '''
-"""What the probes are cut from when the checkpoint has a tokenizer and no other text is given."""
+"""What the probes are cut from by default, where the checkpoint has a tokenizer."""
 
 
 _CHARACTERS = 64
@@ -109,7 +109,7 @@ class ProbeInput:
 
 
 Probes = Callable[[Exportable, Calibration | None], list[ProbeInput]]
-"""Makes the probes of a model, from the held-out part of calibration data where it is given.
+"""Makes the probes of a model, from the held-out part of calibration data if there is some.
 
 Otherwise they come from a text of ours, or from random images; without a tokenizer, they are random
 ids. The seed is fixed. Raises OptionError where there is too little data.
@@ -173,7 +173,7 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
 
 
 def _images(source: ImageSource, data: Calibration | None) -> list[NDArray[np.uint8]]:
-    """Given images; or noise of growing coarseness, `(H, W, C)` each."""
+    """Calibration images, or noise of growing coarseness, `(H, W, C)` each."""
     if isinstance(data, CalibrationImages):
         return list(data.held_out[spread(len(data.held_out), IMAGES)])
     random, images = np.random.default_rng(0), []

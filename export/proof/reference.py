@@ -1,7 +1,5 @@
 """What a certificate keeps of what PyTorch computes, from the stream that leaves the last layer.
 
-Knows heads. Does not know how the stream was computed (`ortolan.export.proof.certificate`).
-
 Shape letters: S tokens of a probe, E model width, R rows of all probes, V vocabulary, N rows of the
 vocabulary in one chunk, K kept logits.
 """
@@ -13,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ortolan.export.source.layers import CHUNK_ROWS, Layers, Output
+from ortolan.export.source.layers import CHUNK_ROWS, Layers, LogitsProduct
 from ortolan.modeling.weights import read_weight
 from ortolan.runtime.certificate import Logits, Vectors, summarize
 from ortolan.runtime.certificate.fields import kept_positions
@@ -24,21 +22,21 @@ TOP_K = 32
 
 
 def reference_of(
-    layers: Layers, streams: Sequence[Tensor], given: str, next_ids: Tensor | None
+    layers: Layers, streams: Sequence[Tensor], output: str, next_ids: Tensor | None
 ) -> Logits | Vectors:
     """What is kept of the output of some probes.
 
     Args:
         layers: the last stack of the model.
         streams: what its head reads of each probe, `(S, E)`.
-        given: what the head gives.
+        output: what the head gives (`runtime.bundle.kinds.OUTPUTS`).
         next_ids: the token that follows each position, `(R,)`; `None` where none follows.
     """
-    output = layers.output()
-    match given:
-        case "logits" if output is not None:
+    product = layers.logits_product()
+    match output:
+        case "logits" if product is not None:
             x_RE = layers.run_transform(torch.cat(list(streams)))
-            return _logits(layers, output, x_RE, next_ids)
+            return _logits(layers, product, x_RE, next_ids)
         case "labels":
             logits = widened(_pooled(layers, streams))
             top_ids, top_logits, sums = summarize(logits, min(TOP_K, logits.shape[-1]))
@@ -56,20 +54,22 @@ def _pooled(layers: Layers, streams: Sequence[Tensor]) -> np.ndarray:
     return torch.stack([layers.run_pooled_head(x_SE) for x_SE in streams]).numpy()
 
 
-def _logits(layers: Layers, output: Output, x_RE: Tensor, next_ids: Tensor | None) -> Logits:
+def _logits(
+    layers: Layers, product: LogitsProduct, x_RE: Tensor, next_ids: Tensor | None
+) -> Logits:
     """The highest logits `(R, K)`, those of the next tokens and log-sum-exp `(R,)`, in chunks."""
     weights = layers.weights
-    vocab = weights.shape(output.weight)[0]
-    bias_V = torch.zeros(vocab) if output.bias is None else read_weight(weights, output.bias)
+    vocab = weights.shape(product.weight)[0]
+    bias_V = torch.zeros(vocab) if product.bias is None else read_weight(weights, product.bias)
     following = torch.zeros(len(x_RE), dtype=torch.int64) if next_ids is None else next_ids
-    x_RE = x_RE * output.scale if output.scale != 1.0 else x_RE
+    x_RE = x_RE * product.scale if product.scale != 1.0 else x_RE
     top_ids = torch.empty(len(x_RE), 0, dtype=torch.int64)
     top_logits = torch.empty(len(x_RE), 0)
     next_logits = torch.empty(len(x_RE))
     log_sum_exp = torch.full((len(x_RE),), float("-inf"), dtype=torch.float64)
     for start in range(0, vocab, CHUNK_ROWS):
         stop = min(start + CHUNK_ROWS, vocab)
-        rows_NE = weights.rows(output.weight, start, stop).float()
+        rows_NE = weights.rows(product.weight, start, stop).float()
         logits_RN = F.linear(x_RE, rows_NE, bias_V[start:stop])
         log_sum_exp = torch.logaddexp(log_sum_exp, logits_RN.double().logsumexp(-1))
         inside = (following >= start) & (following < stop)

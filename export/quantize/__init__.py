@@ -2,6 +2,6 @@
 
 `blocks` has the format of codes with one scale per group of inputs. Three modules choose such
 codes: `rtn` rounds, `hqq` fits the numbers of the weight, and `gptq` fits what the weight computes.
-`channel` is another format: int8 with one scale per output. These five take tensors; they know no
-files, no graphs and no names of weights.
+`channel` is another format: int8 with one scale per output. These five take tensors alone. `plan`
+says which weights of some graphs are quantized, and `calibrate` runs the model for `gptq`.
 """

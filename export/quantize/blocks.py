@@ -1,8 +1,7 @@
 """Weights as small integers with one scale per group of inputs, and their layouts.
 
-Knows the format: what a code means, and the bytes that onnxruntime's `MatMulNBits` and
-`GatherBlockQuantized` and the standard `DequantizeLinear` read. Does not know how codes are chosen
-(`rtn`, `hqq`, `gptq`), graphs or files.
+The format: what a code means, and the bytes that onnxruntime's `MatMulNBits` and
+`GatherBlockQuantized` and the standard `DequantizeLinear` read.
 
 Shape letters: N outputs, K inputs, G groups of inputs: K / group, rounded up. Groups run along K;
 the last one may be shorter.
@@ -138,7 +137,7 @@ def pack_zeros(codes: Codes) -> Tensor | None:
 
 
 def pack_columns(codes: Codes) -> Columns:
-    """The initializers of a blocked `DequantizeLinear` of axis 0 in front of a MatMul.
+    """The initializers of a blocked `DequantizeLinear` of axis 0 before a MatMul.
 
     onnxruntime turns the two into one `MatMulNBits`, if nothing else reads the three tensors.
     """
@@ -153,7 +152,7 @@ def pack_columns(codes: Codes) -> Columns:
 
 
 def check_finite(weight: Tensor) -> None:
-    """Refuse a weight that no code can stand for.
+    """Refuse a weight that cannot be quantized.
 
     Raises:
         ExportError: a number is infinite or not a number.

@@ -50,7 +50,7 @@ def calibrated_weights(
         progress: told after every layer.
 
     Yields:
-        Each weight once; its parts are to be read before the next is asked for.
+        Each weight once; read its parts before the next weight.
     """
     sides = stacks(skeleton(config, tables), weights)
     done, total = 0, sum(map(len, sides))
@@ -124,22 +124,22 @@ def _round_layer(
 def _round_head(
     layers: Layers, streams: Sequence[Tensor], plan: Mapping[str, Scheme]
 ) -> Iterator[QuantizedWeight]:
-    """The codes of the products behind the blocks."""
-    output = layers.output()
-    yield from _round_small_head(layers, streams, plan, None if output is None else output.weight)
-    if output is None or output.weight not in plan:
+    """The codes of the products after the blocks."""
+    product = layers.logits_product()
+    yield from _round_small_head(layers, streams, plan, None if product is None else product.weight)
+    if product is None or product.weight not in plan:
         return
     with torch.inference_mode():
-        x_SE = layers.run_transform(torch.cat(list(streams))) * output.scale
-        is_table = output.weight == layers.name(EMBEDDING)
+        x_SE = layers.run_transform(torch.cat(list(streams))) * product.scale
+        is_table = product.weight == layers.name(EMBEDDING)
         damping = TIED_DAMPING if is_table else gptq.DAMPING
         factor = gptq.factorize(x_SE.T @ x_SE, damping=damping)
-    scheme = plan[output.weight]
+    scheme = plan[product.weight]
     parts = (
         Part(rows=rows, codes=_round(rows, factor, scheme))
-        for rows in row_chunks(layers.weights, output.weight)
+        for rows in row_chunks(layers.weights, product.weight)
     )
-    yield QuantizedWeight(name=output.weight, scheme=scheme, method="gptq", parts=parts)
+    yield QuantizedWeight(name=product.weight, scheme=scheme, method="gptq", parts=parts)
 
 
 def _round_small_head(

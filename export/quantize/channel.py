@@ -1,7 +1,6 @@
 """Weights in 8 bits with one scale per output, for products of 8-bit integers.
 
-Knows the format of `DynamicQuantizeMatMul`, which quantizes the inputs itself, at each call. Does
-not know graphs or files.
+This is the format of `DynamicQuantizeMatMul`, which quantizes the inputs itself, at each call.
 """
 
 import torch

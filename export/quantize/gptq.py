@@ -1,7 +1,7 @@
 """GPTQ: codes that fit what a weight computes, from statistics of its inputs.
 
-Knows the Hessian of the squared error of the outputs: the sum of `x x^T` over calibration tokens.
-Does not know where the tokens come from, or what the outputs are for.
+The statistics are the Hessian of the squared error of the outputs: the sum of `x x^T` over
+calibration tokens.
 
 Shape letters: N outputs, K inputs, G groups of inputs.
 

@@ -1,7 +1,6 @@
 """Half-quadratic quantization: scales that fit most numbers of a group, not its outliers.
 
-Knows one group at a time, and no inputs: it needs no calibration. Does not know what an error
-costs (`gptq`).
+It looks at one group at a time and needs no calibration.
 """
 
 import torch
@@ -20,17 +19,17 @@ from ortolan.export.quantize.rtn import extremes, in_steps, refit, row_chunks
 ITERATIONS = 20
 
 STIFFNESS = 6.0
-"""What it costs to let an error stand; those above about 0.3 of a step stand in part."""
+"""What it costs to leave an error; those above about 0.3 of a step are left in part."""
 
 STIFFENING = 1.01
 """Factor of the stiffness after each iteration."""
 
 
 def quantize(weight: Tensor, scheme: Scheme) -> Codes:
-    """Alternate between which errors to let stand, and the scale that fits the rest.
+    """Alternate between which errors to leave, and the scale that fits the rest.
 
     The loss is the sum of the roots of the errors, which forgives a few large ones. It is split in
-    halves: numbers that errors are let stand in, found by shrinking each error, and a scale that
+    halves: numbers in which errors are left, found by shrinking each error, and a scale that
     fits the rest by least squares. Of all iterations, each group keeps the one of least squared
     error, so that no group is worse than by `rtn`.
 
@@ -73,6 +72,6 @@ def _fit(steps: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
 
 
 def _shrink(errors: Tensor, stiffness: float) -> Tensor:
-    """The part of each error to let stand: the paper's rule for its exponent p = 0.5."""
+    """The part of each error to leave: the paper's rule for its exponent p = 0.5."""
     size = errors.abs()
     return (size - size.rsqrt() / stiffness).clamp_(min=0).mul_(errors.sign())

@@ -1,7 +1,4 @@
-"""Which weights are stored in how many bits.
-
-Knows roles: what a product reads, what is looked up. Does not know how codes are found.
-"""
+"""Which weights are stored in how many bits."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

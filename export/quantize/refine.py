@@ -4,8 +4,6 @@ GPTQ rounds every column once, with scales that were chosen before. Here each gr
 that suits its codes best, then each of its columns the code that suits all others best, and so
 on, several times over. No step can raise the error of the outputs.
 
-Knows the factor of the Hessian (`gptq.Factor`). Does not know how the codes were found.
-
 Shape letters: N outputs, K inputs, C columns of a group.
 
 Notes:

@@ -18,7 +18,7 @@ CHUNK_ELEMENTS = 1 << 21
 """Elements of a weight in flight."""
 
 TRIM_CHUNKS = 16
-"""Chunks of a weight after which what was freed is given back: malloc would keep it."""
+"""Chunks of a weight after which freed memory is returned to the system: malloc would keep it."""
 
 Round = Callable[[Tensor, Scheme], Codes]
 
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
-    """A weight on its way; `parts` holds all of its rows, in order, and can be read once."""
+    """A weight with its codes; `parts` holds all of its rows, in order, and can be read once."""
 
     name: str
     scheme: Scheme

@@ -1,7 +1,7 @@
 """Round to nearest: every number of a group becomes the code next to it.
 
-Knows one group at a time: its extremes give the scale, or a search around them does. Does not move
-the error of one number to another (`gptq`).
+The extremes of a group give its scale, or a search around them does. The error of one number is not
+moved to another, as in `gptq`.
 """
 
 from collections.abc import Iterator
@@ -117,7 +117,7 @@ def in_steps(blocks: Tensor, scales: Tensor) -> Tensor:
 
 
 def refit(steps: Tensor, importance: Tensor, distances: Tensor, ratios: Tensor) -> Tensor:
-    """The ratios by which given codes fit best, in the sense of least squares.
+    """The ratios by which codes fit best, in the sense of least squares.
 
     Args:
         steps: float32 `(N, G, group)`, the numbers.

@@ -1,7 +1,4 @@
-"""What a quantized bundle is calibrated on, and what it is judged on: texts, pairs or images.
-
-Knows where they come from and how ids are cut from them. Does not know what is done with them.
-"""
+"""What a quantized bundle is calibrated on, and what it is judged on: texts, pairs or images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +37,7 @@ class CalibrationText:
     """A text in two parts.
 
     Attributes:
-        origin: where it comes from, for messages.
+        origin: the file, for messages.
         learn: what to calibrate on.
         held_out: what to judge by.
     """
@@ -203,7 +200,7 @@ def _cut(text: str, encode: Callable[[str], list[int]], count: int, length: int)
 
 
 def _split(count: int, *, is_learned_from: bool) -> int:
-    """How many of some things are learned from; the others are held out, one at least."""
+    """How many of some things are learned from; the rest, one at least, is held out."""
     return count - max(count // _HELD_OUT, 1) if is_learned_from else 0
 
 

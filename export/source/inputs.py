@@ -1,8 +1,4 @@
-"""What a model takes, as tensors: of probes and of what is calibrated on.
-
-Knows texts, pairs and images. Does not know where they come from
-(`ortolan.export.source.calibration`), nor which are probes (`ortolan.export.proof.probes`).
-"""
+"""What a model takes, as tensors: texts, pairs and images, to calibrate on or to prove with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +13,12 @@ from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 _WORD = "a"
-"""Tokens that stand around it are those that stand around every text."""
+"""The special tokens around it are those around every text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Inputs of a model, one behind the other.
+    """Inputs of a model, in order.
 
     Attributes:
         sources: what the encoder takes of each: ids `(T,)` or pixels `(C, H, W)`; none where there
@@ -43,7 +39,7 @@ def text_inputs(model: Exportable, texts: Sequence[NDArray[np.int64]]) -> Inputs
 def pair_inputs(
     pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> Inputs:
-    """Sources, and what a decoder takes behind each."""
+    """Sources, and what a decoder takes after each."""
     return Inputs(
         sources=[torch.from_numpy(source) for source, _ in pairs],
         ids=[torch.from_numpy(ids) for _, ids in pairs],
@@ -74,7 +70,7 @@ def pixels(images: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32
 def encode_pair(
     model: Exportable, tokenizer: Tokenizer, pair: tuple[str, str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A source, and its target behind the start token: what a decoder is taught with."""
+    """A source, and its target after the start token: what a decoder is trained with."""
     source, target = (np.array(tokenizer.encode(text), np.int64) for text in pair)
     start = [] if model.tokens.start is None else [model.tokens.start]
     ids = np.concatenate((np.array(start, np.int64), target))
@@ -91,7 +87,7 @@ def longest_source(model: Exportable) -> int:
 
 
 def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special tokens that a tokenizer sets before and behind a text."""
+    """The special tokens that a tokenizer adds before and after a text."""
     bare = tokenizer.encode(_WORD, add_special_tokens=False)
     whole = tokenizer.encode(_WORD)
     for start in range(len(whole) - len(bare) + 1):
@@ -104,8 +100,8 @@ def wrapped(
     body: NDArray[np.int64], length: int, special: tuple[list[int], list[int]]
 ) -> NDArray[np.int64]:
     """The first ids of a text between its special tokens, `length` in all."""
-    before, behind = (np.array(ids, np.int64) for ids in special)
-    room = length - len(before) - len(behind)
+    before, after = (np.array(ids, np.int64) for ids in special)
+    room = length - len(before) - len(after)
     if room < 1:
         return body[:length]
-    return np.concatenate((before, body[:room], behind))
+    return np.concatenate((before, body[:room], after))

@@ -1,8 +1,5 @@
 """A model run a layer at a time, so that only one layer's weights are in memory.
 
-Knows which weights a layer needs and how to call it with them. Does not know what the results
-are for.
-
 Shape letters: S tokens of a text, T tokens of a source, E model width, V vocabulary, L labels.
 """
 
@@ -37,7 +34,7 @@ def skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> Model:
     return module
 
 
-class Output(NamedTuple):
+class LogitsProduct(NamedTuple):
     """The product that gives logits, by the names of its weights in the model.
 
     Attributes:
@@ -124,10 +121,10 @@ class Layers:
         """
         call = _Layer(self.stack, index)
         given = {f"stack.blocks.{index}.{name}": value for name, value in layer.items()}
-        behind = [None] * len(streams) if sources is None else [each[None] for each in sources]
+        attended = [None] * len(streams) if sources is None else [each[None] for each in sources]
         return [
             torch.func.functional_call(call, self._shared | given, (x_SE[None], source))[0]
-            for x_SE, source in zip(streams, behind, strict=True)
+            for x_SE, source in zip(streams, attended, strict=True)
         ]
 
     def run_final_norm(self, x_SE: Tensor) -> Tensor:
@@ -157,17 +154,17 @@ class Layers:
         out_BL: Tensor = torch.func.functional_call(head, state, (x_SE[None], None))
         return out_BL[0]
 
-    def output(self) -> Output | None:
+    def logits_product(self) -> LogitsProduct | None:
         """The product that gives logits; None where there is none."""
         stack = self.stack
         match stack:
             case Decoder(head=head, head_bias=bias):
                 weight = EMBEDDING if head is None else HEAD
                 name = None if bias is None else self.name("head_bias")
-                return Output(self.name(weight), name, stack.config.head_scale)
+                return LogitsProduct(self.name(weight), name, stack.config.head_scale)
             case Encoder(head=LanguageModel(weight=weight, bias=bias)):
                 name = None if bias is None else self.name("head.bias")
-                return Output(self.name(EMBEDDING if weight is None else HEAD), name, 1.0)
+                return LogitsProduct(self.name(EMBEDDING if weight is None else HEAD), name, 1.0)
             case _:
                 return None
 
@@ -180,7 +177,7 @@ class Layers:
                 case "embedding.weight":
                     continue
                 case "position_embedding.weight":
-                    # Rows that no token reads, those of an offset, stand before the others.
+                    # Rows that no token reads, those of an offset, come before the others.
                     spare = len(parameter) - self.stack.config.context_length
                     rows = len(parameter) if self._has_patches() else spare + longest
                     state[name] = self.weights.rows(self.name(name), 0, rows).float()
@@ -211,7 +208,7 @@ def stacks(model: Model, weights: Weights) -> list[Layers]:
 
 
 class _Embed(nn.Module):
-    """What stands before the blocks, as a module that can be called with few rows of a table."""
+    """What comes before the blocks, as a module that can be called with few rows of a table."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__()

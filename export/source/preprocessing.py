@@ -1,7 +1,6 @@
 """How an image becomes pixels, from the preprocessor_config.json beside a checkpoint.
 
-Knows the keys of Hugging Face's image processors. Does not open images
-(`ortolan.runtime.inputs.images`).
+The keys are those of Hugging Face's image processors.
 """
 
 import math
@@ -98,7 +97,7 @@ def _read(path: Path) -> _Preprocessor:
 
 
 def _size(given: int | dict[str, int] | None, size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width, those of the config where nothing is given."""
+    """Height and width; those of the config by default."""
     match given:
         case None:
             return size

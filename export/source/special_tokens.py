@@ -1,8 +1,7 @@
-"""Ids with a meaning: which they are, from a config and from what stands beside it.
+"""Ids with a meaning, from a config and from the files beside it.
 
-`generation_config.json` knows more than a model's config: every end of a turn, tokens that are
-forced, and tokens that are never chosen. Does not know how they are used
-(`ortolan.runtime.generation.generate`).
+`generation_config.json` has more of them than a model's config: every end of a turn, tokens that
+are forced, and tokens that are never chosen.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""An encoder-decoder as two graphs: a source to keys and values, and a step behind them."""
+"""An encoder-decoder as two graphs: a source to keys and values, and a step that reads them."""
 
 from typing import cast
 
@@ -33,7 +33,7 @@ class _SourceGraph(Entry):
 
 
 class _TargetGraph(Entry):
-    """A decoder's step behind sources, each of which has as many rows as any other."""
+    """A decoder's step after its sources, each of which has as many rows as any other."""
 
     def forward(
         self,
@@ -110,7 +110,7 @@ def _cross_example(
     made = []
     for block in config.blocks:
         if block.cross_attention is None:
-            raise TypeError("expected a decoder behind an encoder")
+            raise TypeError("expected a decoder with cross-attention")
         heads, keys, values = (
             block.cross_attention.num_kv_heads,
             block.cross_attention.head_dim,

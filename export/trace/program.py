@@ -1,15 +1,16 @@
 """A module to a graph, without weights.
 
 The module is built and traced under FakeTensorMode: tensors have shapes and no memory, so a
-model larger than this machine's memory can be traced. `weights.py` fills the initializers.
+model larger than this machine's memory can be traced. `ortolan.export.weights` fills the
+initializers.
 """
 
 import contextlib
-import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 
 import onnx_ir as ir
 import torch
@@ -73,13 +74,13 @@ def trace(
     """
     with FakeTensorMode(), _quiet():
         model = _model(config, dtype)
-        given = signature()
+        io = signature()
         program = torch.onnx.export(
             entry(model).eval(),
-            given.arguments,
-            dynamic_shapes=given.axes,
-            input_names=list(given.inputs),
-            output_names=list(given.outputs),
+            io.arguments,
+            dynamic_shapes=io.axes,
+            input_names=list(io.inputs),
+            output_names=list(io.outputs),
             opset_version=OPSET,
             dynamo=True,
             optimize=False,
@@ -106,7 +107,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -10,13 +10,13 @@ from ortolan.runtime.bundle.manifest import State, StateType
 def cache_states(decoder: TransformerConfig, dtype: StateType) -> Iterator[State]:
     """What a decoder extends, two a layer."""
     layers = len(decoder.blocks)
-    read, given = state_names(PAST, layers), state_names(PRESENT, layers)
+    inputs, outputs = state_names(PAST, layers), state_names(PRESENT, layers)
     shapes = _shapes(block.attention for block in decoder.blocks)
-    for one, other, (heads, width) in zip(read, given, shapes, strict=True):
+    for taken, given, (heads, width) in zip(inputs, outputs, shapes, strict=True):
         yield State(
-            name=one.removeprefix(f"{PAST}."),
-            input=one,
-            output=other,
+            name=taken.removeprefix(f"{PAST}."),
+            input=taken,
+            output=given,
             shape=("batch", heads, "capacity", width),
             dtype=dtype,
             update="append",

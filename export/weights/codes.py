@@ -80,7 +80,7 @@ def write_portable(
             if columns.zeros is not None:
                 writer.add(f"{name}{COLUMN_ZEROS}", [raw(columns.zeros)])
         if f"{name}{ROWS}" in wanted:
-            # Signed codes stand for themselves where there are no zero points.
+            # Without zero points, codes are signed.
             middle = weight.scheme.middle if codes.zeros is None else 0
             writer.add(f"{name}{ROWS}", [raw(codes.values - middle)])
             writer.add(f"{name}{ROW_SCALES}", [raw(scales)])

@@ -1,7 +1,4 @@
-"""Every weight of some graphs into one file, each in the form that its graphs read.
-
-Knows which weights are floats, which are codes, and who finds the codes.
-"""
+"""Every weight of some graphs into one file, each in the form that its graphs read."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -175,7 +175,7 @@ def load(path: str | Path, kind: type[Model] = Decoder, *, max_context: int | No
         name: weights.rows(name, 0, parameter.shape[0]).to(torch.float32)
         for name, parameter in module.named_parameters()
     }
-    # Not strict: what is shared has other names besides, and all names were checked above.
+    # Not strict: shared weights have other names besides, and all names were checked above.
     module.load_state_dict(state, assign=True, strict=False)
     for stack in module.modules():
         if isinstance(stack, Stack):
@@ -249,7 +249,7 @@ def save(module: Model, path: str | Path, *, dtype: torch.dtype | None = None) -
     match module.config:
         case EncoderConfig(head=EmbeddingHead() | None as head, hidden_size=width):
             write_sentence_head(folder, head, width)
-    # Renamed when complete: training saves over the checkpoint it would lose otherwise.
+    # Renamed when complete: training saves over an earlier checkpoint, which must not be lost.
     partial = folder / "model.safetensors.partial"
     save_file(tensors, str(partial), metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
@@ -260,7 +260,7 @@ def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
     """Raise ConfigError if a published config would be read as another model."""
     match config:
         case EncoderConfig(head=EmbeddingHead()):
-            # It stands in files of its own.
+            # It has files of its own.
             config = replace(config, head=None)
     read = config_from_hf(values, type(config))
     changed = [f.name for f in fields(config) if getattr(read, f.name) != getattr(config, f.name)]
@@ -272,7 +272,7 @@ def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
 
 
 def checkpoint_sha256(path: str | Path) -> str:
-    """A hash over every file that decides what a model computes, names and contents."""
+    """A hash over the names and contents of every file that a model's output depends on."""
     folder = Path(path)
     digest = sha256()
     weights = SafetensorsFolder(folder).files()

@@ -130,7 +130,7 @@ def read_json(file: Path, limit: int) -> dict[str, object]:
 
 
 def read_json_value(file: Path, limit: int) -> object:
-    """What a JSON file of at most `limit` bytes holds.
+    """The content of a JSON file of at most `limit` bytes.
 
     Raises:
         CheckpointError: the file is larger, or no JSON.

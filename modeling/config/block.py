@@ -1,4 +1,4 @@
-"""One layer as data: attention, feed-forward, and where their norms stand."""
+"""One layer as data: attention, feed-forward, and the placement of their norms."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,9 +13,9 @@ class AttentionConfig:
 
     Attributes:
         scale: factor on the scores; usually `head_dim ** -0.5`.
-        sliding_window: how many tokens one sees, itself included; None for all before it.
+        sliding_window: tokens that each attends to, itself included; None for all before it.
         softcap: scores become `softcap * tanh(scores / softcap)`; None for plain scores.
-        causal: tokens see those before them alone; else all of the text, or of the source.
+        causal: tokens attend only to those before them; else to the whole text, or source.
         value_dim: channels of each value; None for as many as a key's.
         readout: `projection` maps the heads, side by side, by one more matrix. `sum` adds them
             up: with values as wide as the model, the map of head h is `V_h X A_h`.

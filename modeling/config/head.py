@@ -1,4 +1,4 @@
-"""What stands behind the blocks, as data; and the names of norms and activations."""
+"""The heads of a model, as data; and the names of norms and activations."""
 
 from dataclasses import dataclass
 from typing import Literal

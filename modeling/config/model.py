@@ -56,9 +56,9 @@ class PatchInput:
 
     Attributes:
         image_size: height and width in pixels.
-        patch_size: of each patch; what is left of the image at its edges is not seen.
+        patch_size: of each patch; pixels left over at the edges are ignored.
         channels: numbers of each pixel.
-        class_token: a trained vector stands before the patches.
+        class_token: a trained vector comes before the patches.
     """
 
     image_size: tuple[int, int]
@@ -82,14 +82,14 @@ class PatchInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What every model has.
+    """The fields of every model.
 
     Attributes:
         model_type: the family whose checkpoint format this model is saved in. It names a
-            format and never decides what is computed.
+            format and never changes the computation.
         bos_token_id: the token that starts a text, if there is one.
         eos_token_ids: the tokens that end one.
-        pad_token_id: the token that fills batches; never decides what is computed.
+        pad_token_id: the token that pads batches; never changes the computation.
     """
 
     model_type: str
@@ -100,13 +100,13 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig(ModelConfig):
-    """Blocks, and what stands before and behind them, in an encoder as in a decoder.
+    """Blocks, their embeddings and their final norm, in encoders and decoders alike.
 
     Attributes:
         context_length: tokens that fit; rows of every position table.
         final_norm: the norm before the head; None where the blocks already end in one.
         embedding_scale: multiplies the token embeddings, not the position embeddings.
-        embedding_norm: a norm of what enters the first block, positions included.
+        embedding_norm: a norm of the input of the first block, positions included.
     """
 
     hidden_size: int
@@ -119,7 +119,7 @@ class StackConfig(ModelConfig):
 
     @property
     def embedding_width(self) -> int:
-        """Channels of a token's embedding: all of the stream, or what a position leaves."""
+        """Channels of a token's embedding: all of the stream, or all but those of a position."""
         match self.positions:
             case ConcatenatedPositions(dim=dim):
                 return self.hidden_size - dim
@@ -142,12 +142,12 @@ class StackConfig(ModelConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig(StackConfig):
-    """A decoder: a language model, by itself or behind an encoder.
+    """A decoder: a language model, alone or after an encoder.
 
     Attributes:
         tied_head: the head is the embedding's table.
         head_bias: the logits have one.
-        head_scale: multiplies what enters the head.
+        head_scale: multiplies the input of the head.
     """
 
     vocab_size: int
@@ -208,7 +208,7 @@ class EncoderDecoderConfig(ModelConfig):
 
     Attributes:
         shared_embedding: both have the same table.
-        decoder_start_token_id: what the decoder's text begins with.
+        decoder_start_token_id: the first token of the decoder's text.
     """
 
     encoder: EncoderConfig

@@ -1,7 +1,4 @@
-"""Where a token stands, as data: every kind of position that a stack of blocks may have.
-
-Knows no tables and no attention: `positions.py` computes the one, `ops.py` the other.
-"""
+"""Positions, as data: every kind that a stack of blocks may have."""
 
 import math
 from dataclasses import dataclass
@@ -148,7 +145,7 @@ class ConcatenatedPositions:
 
     Attributes:
         dim: channels of the stream that hold the position; the token's embedding has the rest.
-        table: what the rows are.
+        table: the kind of its rows.
     """
 
     dim: int

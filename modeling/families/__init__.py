@@ -29,7 +29,7 @@ C = TypeVar("C", bound=ModelConfig)
 
 
 class Family(Protocol[C]):
-    """What a family's file holds."""
+    """The parts of a family's file."""
 
     @property
     def WEIGHTS(self) -> Table | Callable[[C], Table]:  # noqa: N802 - a module's constant

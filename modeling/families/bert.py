@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019): an encoder with norms behind the residuals, and three heads.
+"""BERT (Devlin et al. 2019): an encoder with norms after the residuals, and three heads.
 
 `bert_like` serves every family that differs from BERT by values alone.
 """
@@ -75,7 +75,7 @@ WEIGHTS: Table = {
     "cls.predictions.decoder.weight": Target("head.weight", spare=True),
     # A second name of cls.predictions.bias.
     "cls.predictions.decoder.bias": None,
-    # Which of two sentences comes first: a task of the pre-training that nobody serves.
+    # Which of two sentences comes first: a task of the pre-training alone.
     "cls.seq_relationship.weight": None,
     "cls.seq_relationship.bias": None,
 }
@@ -107,7 +107,7 @@ def _norm(hf: ConfigReader) -> NormConfig:
 def bert_like(
     hf: ConfigReader, *, model_type: str, offset: int, head: Head | None
 ) -> EncoderConfig:
-    """A bidirectional, post-norm encoder with learned positions behind `offset` rows.
+    """A bidirectional, post-norm encoder with learned positions after `offset` rows.
 
     Raises:
         ConfigError: positions of another kind, or widths that do not fit.
@@ -152,7 +152,7 @@ def bert_like(
 def encoder_block(
     *, width: int, heads: int, hidden: int, activation: str, norm: NormConfig
 ) -> BlockConfig:
-    """A layer as all these families have it: every matrix biased, norms behind residuals."""
+    """A layer as all these families have it: every matrix biased, norms after residuals."""
     return BlockConfig(
         attention=AttentionConfig(
             num_heads=heads,

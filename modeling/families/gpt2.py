@@ -42,7 +42,7 @@ WEIGHTS: dict[str, Target | None] = {
 def config(hf: ConfigReader) -> TransformerConfig:
     """A `GPT2Config` of Hugging Face as a `TransformerConfig`."""
     hf.refuse("scale_attn_by_inverse_layer_idx")
-    # Upcasting changes how half precision rounds, not what is computed.
+    # Upcasting changes the rounding of half precision only.
     hf.skip("reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj")
     hf.skip("summary_activation", "summary_proj_to_labels", "summary_first_dropout")
     width, heads = hf.size("n_embd"), hf.size("n_head")

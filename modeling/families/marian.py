@@ -22,7 +22,7 @@ def config(hf: ConfigReader) -> EncoderDecoderConfig:
     """A `MarianConfig` of Hugging Face as an `EncoderDecoderConfig`.
 
     Raises:
-        ConfigError: two vocabularies behind one table.
+        ConfigError: two vocabularies for one table.
     """
     hf.refuse("normalize_embedding")
     hf.require("static_position_embeddings")
@@ -31,7 +31,7 @@ def config(hf: ConfigReader) -> EncoderDecoderConfig:
     shared = hf.get("share_encoder_decoder_embeddings", bool, True)
     if shared and target_size != vocab_size:
         raise ConfigError(
-            f"config.json: expected one vocabulary behind a shared embedding, got {vocab_size} "
+            f"config.json: expected one vocabulary for a shared embedding, got {vocab_size} "
             f"and {target_size}. Correct decoder_vocab_size."
         )
     return bart.bart_like(

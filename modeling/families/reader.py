@@ -1,7 +1,7 @@
-"""Reads a Hugging Face `config.json` and notices what nobody read.
+"""Reads a Hugging Face `config.json` and notices the keys that were not read.
 
 A key that is not understood may change what the model computes (a new kind of rope scaling,
-say), so it is an error, never dropped. Knows no family.
+say), so it is an error, never dropped.
 """
 
 import math

@@ -26,7 +26,7 @@ def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> Rota
     """
     # A config with both is ambiguous: the second stays unread, which is an error.
     rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
-    # What stands beside the scaling is the default of what may stand in it.
+    # Keys beside the scaling are the defaults of those in it.
     theta = rope.get("rope_theta", float, hf.get("rope_theta", float, 10_000.0))
     fraction = hf.get("partial_rotary_factor", float, 1.0)
     fraction = rope.get("partial_rotary_factor", float, fraction)

@@ -33,7 +33,7 @@ class SelfAttention(nn.Module):
     """Queries, keys and values in one matrix, attention, and the readout of the heads.
 
     Args:
-        config: what it computes.
+        config: its shape and scores.
         width: of the stream.
         distances: rows of a table of vectors added to the keys; None without one.
     """
@@ -80,7 +80,7 @@ class SelfAttention(nn.Module):
         relative: Relative | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """What `forward` takes of each token for each, float32 `(B, H, S, S)`."""
+        """The attention weights of `forward`, float32 `(B, H, S, S)`."""
         qkv = self.qkv(x_BSE)
         own = self._own(relative)
         return attention_weights(qkv, rotary, spec=self.config, relative=own, lengths=lengths)
@@ -94,9 +94,9 @@ class SelfAttention(nn.Module):
         relative: Relative | None = None,
         pick: Callable[[Tensor], Tensor] = same,
     ) -> tuple[Tensor, LayerCache]:
-        """The same for new tokens behind a cache, which comes back extended.
+        """The same for new tokens after a cache, which comes back extended.
 
-        Of what attention gives, `(B, S, H * U)`, only the tokens that `pick` takes are read out.
+        Of the attention output, `(B, S, H * U)`, only the tokens that `pick` selects are read out.
         """
         attended, present = cached_attention(
             self.qkv(x_BSE), past, step, rotary, spec=self.config, relative=self._own(relative)
@@ -104,7 +104,7 @@ class SelfAttention(nn.Module):
         return self.out(pick(attended)), present
 
     def _own(self, relative: Relative | None) -> Relative | None:
-        """What the stack knows of distances, with this layer's table."""
+        """The stack's relative positions, with this layer's table."""
         if relative is None or self.relative_key is None:
             return relative
         return relative._replace(keys=self.relative_key.weight)
@@ -134,7 +134,7 @@ class CrossAttention(nn.Module):
         return out
 
     def weights(self, x_BSE: Tensor, states: LayerCache, lengths: Tensor | None) -> Tensor:
-        """What `forward` takes of each token of the source, float32 `(B, H, S, T)`."""
+        """The attention weights of `forward`, float32 `(B, H, S, T)`."""
         return cross_attention_weights(self.q(x_BSE), states, lengths, spec=self.config)
 
 
@@ -151,7 +151,7 @@ class HeadSum(nn.Module):
 
 
 def readout(config: AttentionConfig, width: int) -> nn.Module:
-    """What makes one stream of the heads."""
+    """The layer that joins the heads into one stream."""
     if config.readout == "sum":
         return HeadSum(config.num_heads)
     return nn.Linear(config.num_heads * config.value_width, width, bias=config.out_bias)

@@ -20,7 +20,7 @@ class Block(nn.Module):
     """Attention and feed-forward, each in a residual, each with its norm.
 
     Args:
-        config: what it computes.
+        config: its parts.
         width: of the stream.
         distances: rows of its attention's table of distances; None without one.
     """
@@ -52,7 +52,7 @@ class Block(nn.Module):
         Args:
             x_BSE: the stream.
             rotary: the stack's tables, if it has them.
-            relative: what the stack knows of distances.
+            relative: the stack's relative positions.
             lengths: int `(B,)`; valid tokens of each row; None where all are.
             source: keys and values to attend to, if this layer does.
             source_lengths: int `(B,)`; valid tokens of the source; None where all are.
@@ -74,7 +74,7 @@ class Block(nn.Module):
         source_lengths: Tensor | None = None,
         pick: Callable[[Tensor], Tensor] = same,
     ) -> tuple[Tensor, LayerCache]:
-        """The same for new tokens behind a cache, which comes back extended.
+        """The same for new tokens after a cache, which comes back extended.
 
         With `pick`, which takes `(B, N, ...)` from `(B, S, ...)`, all tokens enter the cache and
         what follows is computed for these alone: `(B, S, E)` to `(B, N, E)`.

@@ -1,7 +1,6 @@
 """What a decoder carries from step to step.
 
-Knows buffers and lengths. Updates are functional: a step takes the old buffers and returns
-new ones, which is what a traced graph can express.
+Updates are functional: a step takes the old buffers and returns new ones, as a traced graph does.
 
 Shape letters: B batch, S new tokens, T tokens of the source, K key/value heads, C capacity,
 D head width.
@@ -26,10 +25,10 @@ class LayerCache(NamedTuple):
 
 
 class CrossCache(NamedTuple):
-    """What a decoder attends to beside its own text; computed once, the same at every step.
+    """The source that a decoder attends to beside its own text; computed once, for every step.
 
     A batch whose rows are several continuations of each text (beams) has one source a text:
-    the rows of a text stand one after the other.
+    the rows of a text follow one another.
 
     Attributes:
         layers: keys and values of each layer, `(B, K, T, D)`.
@@ -42,12 +41,12 @@ class CrossCache(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepLengths:
-    """How long each row is when a step is done.
+    """How long each row is after a step.
 
     Attributes:
         seqlens_k: int32 `(B,)`; valid tokens of each row after this step, minus one.
         total: int32 `()`; the longest row after this step.
-        seen: `total` as a number, if it is known: no slot behind it has a part in this step.
+        seen: `total` as a number, if it is known: no slot after it takes part in this step.
     """
 
     seqlens_k: Tensor

@@ -1,4 +1,4 @@
-"""What stands before the blocks: tokens, or patches of an image, to vectors.
+"""Embeddings: tokens, or patches of an image, to vectors.
 
 Shape letters: B batch, T tokens, E model width, C channels of a pixel, Y height and X width of an
 image, N patches.
@@ -52,7 +52,7 @@ class PatchEmbedding(nn.Module):
 
 
 def input_embedding(config: EncoderConfig) -> nn.Module:
-    """The layer that takes what an encoder's `input` describes."""
+    """The embedding of an encoder's `input`."""
     if isinstance(config.input, PatchInput):
         return PatchEmbedding(config.input, config.embedding_width)
     return nn.Embedding(config.input.vocab_size, config.embedding_width)

@@ -1,4 +1,4 @@
-"""What stands behind the blocks of an encoder.
+"""The heads of encoders.
 
 Shape letters: B batch, T tokens, E model width, V vocabulary, L labels.
 """
@@ -20,7 +20,7 @@ from ortolan.modeling.layers.norms import norm
 
 
 def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
-    """One vector of each text, `(B, E)`; what lies behind its length does not count.
+    """One vector of each text, `(B, E)`; tokens after its length do not count.
 
     Sums and lengths are float32: bfloat16 counts to 256 only, and float16 reaches 65504.
     """

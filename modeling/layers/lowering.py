@@ -2,11 +2,10 @@
 
 Self-attention is one `com.microsoft::GroupQueryAttention` wherever its kernel takes it, with a
 cache and without one; attention to a source, and what that kernel does not take, is the standard
-`Attention`, and what neither takes is spelled out by `ops.py`. `export/portable.py` gives the
-first a body of standard operators.
+`Attention`; `ops.py` spells out the rest. `export/passes/portable_bodies.py` gives the first a body
+of standard operators.
 
-Knows the contracts of these nodes (onnxruntime, docs/ContribOperators.md; onnx, Attention-24 and
-TensorScatter-24). Knows no layers and no weights.
+Their contracts: onnxruntime, docs/ContribOperators.md; onnx, Attention-24 and TensorScatter-24.
 
 Shape letters: B batch, S new tokens, T tokens attended to, C cache capacity, H query heads,
 K key/value heads, D head width, U value width, G rows of a source.
@@ -81,7 +80,7 @@ def cached_group_query_attention(
     *,
     spec: AttentionConfig,
 ) -> tuple[Tensor, LayerCache]:
-    """Self-attention behind a cache as one node; present keeps the capacity of past."""
+    """Self-attention after a cache as one node; present keeps the capacity of past."""
     batch, new_tokens, _ = qkv.shape
     cache_shape = (batch, *past.key.shape[1:])
     out, key, value = torch.onnx.ops.symbolic_multi_out(
@@ -157,16 +156,16 @@ def standard_attention(
 def fold(q: Tensor, sources: Tensor, *, spec: AttentionConfig) -> Tensor:
     """Queries `(G * B, S, H * D)` as those of longer rows, `(B, H, G * S, D)`.
 
-    By a node that asks for no proof that B divides the rows.
+    The node needs no proof that B divides the rows.
 
     Args:
-        q: queries; the G rows of a source stand one after the other.
+        q: queries; the G rows of a source follow one another.
         sources: of shape `(B, ...)`.
         spec: heads and width.
     """
     batch = sources.shape[0]
     if is_one(q.shape[1]) and is_same(q.shape[0], batch):
-        # One query a source: with nothing to fold, nothing has to change places either.
+        # One query a source: with nothing to fold, no axes have to be swapped either.
         one = (batch, spec.num_heads, 1, spec.head_dim)
         return _reshape(q, _constant([-1, *one[1:]]), one)
     heads = [-1, spec.num_heads, spec.head_dim]
@@ -204,7 +203,7 @@ def _tables(rotary: Rotary | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _given(*inputs: Tensor | None) -> list[Tensor | None]:
-    """Inputs up to the last that is there."""
+    """Inputs up to the last one given."""
     given = list(inputs)
     while given and given[-1] is None:
         given.pop()

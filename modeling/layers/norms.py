@@ -1,4 +1,4 @@
-"""Normalisation layers. Where they stand in a block is the business of `transformer.py`."""
+"""Normalisation layers."""
 
 from torch import nn
 

@@ -2,7 +2,6 @@
 
 Each function is ordinary PyTorch, and that is its definition. While `torch.onnx.export` traces, it
 becomes one node if there is one that computes the same, and standard operators if there is none.
-Knows no layers and no weights.
 
 Shape letters: B batch, S new tokens, T tokens attended to, C cache capacity, H query heads,
 K key/value heads, D head width, U value width (D unless the spec says otherwise), P rows of the
@@ -54,7 +53,7 @@ def attention(
         spec: heads, widths, scale, window, softcap, and whether it is causal.
         relative: the part of distances in the scores, for T = S.
         lengths: int `(B,)`; valid tokens of each row, right padded; None where all are. Causal
-            attention needs none: what pads a row stands behind it.
+            attention needs none: padding comes after the row.
 
     Returns:
         `(B, S, H * U)`, without meaning at padded positions.
@@ -111,7 +110,7 @@ def cached_attention(
 
     Args:
         qkv: projections of the new tokens, `(B, S, H * D + K * D + K * U)`, right padded.
-        past: keys `(B, K, C, D)` and values `(B, K, C, U)` so far; what lies behind a row's
+        past: keys `(B, K, C, D)` and values `(B, K, C, U)` so far; what lies after a row's
             length is ignored, as long as it is finite.
         step: lengths after this step, and T. With more than one new token and a past, B must
             be 1 (the fused kernel's rule).
@@ -354,7 +353,7 @@ def _weights(
     if added is not None:
         scores = scores + added.float()
     if spec.softcap is not None:
-        # The cap bounds what queries and keys say; a bias stands outside of it.
+        # The cap bounds the product of queries and keys; a bias is added after it.
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if relative is not None and relative.bias is not None:
         scores = scores + relative.bias.float()

@@ -1,7 +1,6 @@
-"""Where a token stands: the tables that every kind of position needs.
+"""The tables that every kind of position needs.
 
-Knows angles, distances and tables. Does not know attention: `ops.py` applies the rotation and
-adds what distances change.
+`ops.py` applies the rotation and adds what distances change.
 
 Shape letters: P positions (the context), R rotated channels of a head, E model width,
 H heads, M distances in a table, B batch, S tokens, T tokens attended to.
@@ -56,12 +55,12 @@ def relative_index(positions_BS: Tensor, keys: int, most: int) -> Tensor:
     """The distance from each query to each of `keys` keys, as a row of a table.
 
     Args:
-        positions_BS: int `(B, S)`; where the queries stand.
-        keys: T; they stand at 0, 1, ...
+        positions_BS: int `(B, S)`; of the queries.
+        keys: T; their positions are 0, 1, ...
         most: distances beyond it count as it.
 
     Returns:
-        int64 `(B, S, T)`: 0 for `most` or more before the query, `2 * most` for as many behind.
+        int64 `(B, S, T)`: 0 for `most` or more before the query, `2 * most` for as many after it.
     """
     slots_T = torch.arange(keys, device=positions_BS.device)
     return (slots_T - positions_BS[..., None]).clamp(-most, most) + most

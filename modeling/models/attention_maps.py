@@ -1,7 +1,4 @@
-"""What each token attends to: the weights of every attention of a model, for looking at.
-
-Knows the order of the layers. Does not draw anything.
-"""
+"""What each token attends to: the weights of every attention layer of a model."""
 
 from torch import Tensor, nn
 
@@ -19,13 +16,13 @@ def attention_maps(
     """The weights of each attention, `(B, H, queries, keys)` in float32, in the order of layers.
 
     Of an encoder-decoder: those of the encoder, then each layer's of the decoder, to its own
-    text and to the source. Rows of padding have no meaning; what is padding gets nothing.
+    text and to the source. Rows of padding have no meaning; no token attends to padding.
 
     Args:
         model: of any kind.
-        inputs: ids `(B, T)`, or what else it takes.
+        inputs: ids `(B, T)`, or images.
         lengths: int `(B,)`; valid tokens of each row, where the model takes lengths.
-        target_ids: what the decoder of an encoder-decoder takes, `(B, S)`.
+        target_ids: the input of the decoder of an encoder-decoder, `(B, S)`.
     """
     maps: list[Tensor] = []
 

@@ -27,7 +27,7 @@ from ortolan.modeling.layers.positions import relative_index, tables
 
 
 class Model(nn.Module):
-    """What every model has: a config, and names that stand for another's weight."""
+    """A model: a config, and weights that have more than one name."""
 
     config: ModelConfig
 
@@ -38,11 +38,11 @@ class Model(nn.Module):
 
 
 class Stack(Model):
-    """Blocks, and what stands before and behind them in an encoder as in a decoder.
+    """Embeddings, blocks and a final norm: what encoders and decoders share.
 
     Args:
-        config: what it computes.
-        embedding: what makes vectors of its input.
+        config: its parts.
+        embedding: makes vectors of its input.
     """
 
     config: StackConfig
@@ -88,8 +88,8 @@ class Stack(Model):
         """What distances change in the scores, if the positions are relative.
 
         Args:
-            positions_BS: int `(B, S)` or `(1, S)`; where the queries stand.
-            keys: tokens attended to, which stand at 0, 1, ...
+            positions_BS: int `(B, S)` or `(1, S)`; of the queries.
+            keys: tokens attended to; their positions are 0, 1, ...
         """
         match self.config.positions:
             case RelativeBiasPositions(max_distance=most) if self.position_bias is not None:
@@ -110,8 +110,8 @@ class Stack(Model):
         """Inputs at positions `(B, S)` or `(1, S)` to the stream that enters the blocks.
 
         Args:
-            inputs: int64 ids `(B, S)`, or what else the embedding takes.
-            positions: int; where each stands.
+            inputs: int64 ids `(B, S)`, or pixels.
+            positions: int; of each token.
             added: vectors to add, `(B, S, E)` or `(1, 1, E)`.
         """
         x_BSE: Tensor = self.embedding(inputs)

@@ -30,13 +30,13 @@ from ortolan.modeling.weights import EMBEDDING, HEAD
 
 
 class Decoder(Stack):
-    """A language model, by itself or behind an encoder.
+    """A language model, alone or after an encoder.
 
-    `module(ids)` gives the logits of whole texts; `step` continues texts behind a cache and is
+    `module(ids)` gives the logits of whole texts; `step` continues texts after a cache and is
     what `export` traces.
 
     Args:
-        config: what it computes.
+        config: its parts.
         embedding: a table that it shares; one of its own by default.
     """
 
@@ -63,10 +63,10 @@ class Decoder(Stack):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Logits of whole texts: int64 `(B, S)` to `(B, S, V)`."""
-        return self.behind(None, input_ids)
+        return self.with_source(None, input_ids)
 
-    def behind(self, source: CrossCache | None, input_ids: Tensor) -> Tensor:
-        """Logits of whole texts behind their sources: int64 `(B, S)` to `(B, S, V)`."""
+    def with_source(self, source: CrossCache | None, input_ids: Tensor) -> Tensor:
+        """Logits of whole texts, given their sources: int64 `(B, S)` to `(B, S, V)`."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         x_BSE = self.embed(input_ids, positions)
         relative = self.relative(positions, input_ids.shape[1])
@@ -111,7 +111,7 @@ class Decoder(Stack):
                 relative,
                 source=states,
                 source_lengths=lengths,
-                # Behind the keys and values of the last layer, nobody asks for the other tokens.
+                # After the keys and values of the last layer, only these tokens are needed.
                 pick=pick if number == len(self.blocks) else same,
             )
             present.append(extended)
@@ -129,15 +129,15 @@ class Decoder(Stack):
         return F.linear(x_BSE, head.weight, self.head_bias)
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
-        """What each layer attends to."""
+        """The keys and values of the source for each layer."""
         return [None] * len(self.blocks) if source is None else source.layers
 
 
 class Encoder(Stack):
-    """Texts or images to a vector for each token, or to what its head makes of them.
+    """Texts or images to a vector for each token, or to the output of its head.
 
     Args:
-        config: what it computes.
+        config: its parts.
         embedding: a table that it shares; a layer of its own by default.
     """
 
@@ -163,7 +163,7 @@ class Encoder(Stack):
     def forward(
         self, inputs: Tensor, lengths: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """What the head makes of whole texts or images.
+        """The output of the head for whole texts or images.
 
         Args:
             inputs: int64 ids `(B, T)`, right padded, or pixels `(B, channels, height, width)`.
@@ -172,8 +172,8 @@ class Encoder(Stack):
 
         Returns:
             `(B, T, V)` from a language model's head, `(B, labels)` from a classifier,
-            `(B, E)` from an embedding, `(B, T, E)` without a head. What stands at positions of
-            padding has no meaning.
+            `(B, E)` from an embedding, `(B, T, E)` without a head. Positions of padding hold
+            no meaning.
         """
         x_BTE = self.states(inputs, lengths, types)
         match self.head:
@@ -250,17 +250,17 @@ class EncoderDecoder(Model):
         }
 
     def forward(self, inputs: Tensor, input_ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Logits of whole texts behind whole sources (teacher forcing).
+        """Logits of whole texts, given whole sources (teacher forcing).
 
         Args:
-            inputs: what the encoder takes, `(B, T)`, right padded.
-            input_ids: int64 `(B, S)`; what the decoder takes, its start token first.
+            inputs: of the encoder, `(B, T)`, right padded.
+            input_ids: int64 `(B, S)`; of the decoder, its start token first.
             lengths: int `(B,)`; valid tokens of each source, at least one; None where all are.
 
         Returns:
             `(B, S, V)`.
         """
-        return self.decoder.behind(self.source(inputs, lengths), input_ids)
+        return self.decoder.with_source(self.source(inputs, lengths), input_ids)
 
     def source(self, inputs: Tensor, lengths: Tensor | None = None) -> CrossCache:
         """All that the decoder needs of sources `(B, T)`: `encode`, then `cross`."""
@@ -285,7 +285,7 @@ class EncoderDecoder(Model):
         source: CrossCache,
         logit_positions: Tensor | None = None,
     ) -> tuple[Tensor, list[LayerCache]]:
-        """Continue texts behind their sources; see `Decoder.step`."""
+        """Continue texts, given their sources; see `Decoder.step`."""
         return self.decoder.step(input_ids, step, cache, logit_positions, source)
 
 

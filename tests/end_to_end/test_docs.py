@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 NOT_RUN = {
     "pip install": "installs; tests/end_to_end/test_install.py does it in a venv of its own",
-    "ortolan train": "takes an hour; tests/modeling/test_training.py trains a smaller recipe",
+    "ortolan train": "takes an hour; tests/modeling/training trains smaller recipes",
 }
 """Commands that other tests run, and why not here."""
 

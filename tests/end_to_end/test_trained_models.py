@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 from sacrebleu import corpus_bleu
-from tests.traces import traced_once
 
 import digits.data
 import numerals.data
@@ -25,8 +24,7 @@ Precision = Literal["fp32", "int8"]
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
     held_out = digits.data.read().held_out
-    with traced_once():
-        ortolan.export(MODELS / "digits", tmp_path / "bundle", precision=precision)
+    ortolan.export(MODELS / "digits", tmp_path / "bundle", precision=precision)
     named = ortolan.load(tmp_path / "bundle", Encoder).classify(list(held_out.pixels))
     right = np.array([int(each.label) for each in named]) == held_out.labels
     assert len(right) == 449
@@ -36,8 +34,7 @@ def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_sentences_with_unseen_numbers_are_translated(precision: Precision, tmp_path: Path) -> None:
     held_out = numerals.data.read(pairs=1, held_out=100).held_out["numbers"]
-    with traced_once():
-        ortolan.export(MODELS / "numerals", tmp_path / "bundle", precision=precision)
+    ortolan.export(MODELS / "numerals", tmp_path / "bundle", precision=precision)
     done = ortolan.load(tmp_path / "bundle", Seq2Seq).generate([source for source, _ in held_out])
     references = [target for _, target in held_out]
     assert corpus_bleu([each.text for each in done], [references]).score >= 95

@@ -1,15 +1,12 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 from tests.export import tiny_models
-from tests.traces import traced_once
 
 import ortolan
-from ortolan.export import pipeline
-from ortolan.export.kinds import trace_graph
 from ortolan.modeling import Decoder
 from ortolan.runtime import Bundle, load
 
@@ -42,10 +39,7 @@ def exported(
         module = tiny_models.decoder(case.config(), case.dtype)
         source = checkpoint if name == "llama" else module
         out = tmp_path_factory.mktemp("bundles") / name
-        with pytest.MonkeyPatch.context() as patch:
-            # The first to ask may be a test with `traced_once`; these are the real thing.
-            patch.setattr(pipeline, "trace_graph", trace_graph)
-            bundle = ortolan.export(source, out, **case.options)
+        bundle = ortolan.export(source, out, **case.options)
         return Exported(
             module=module,
             reference=tiny_models.reference(module, case.options.get("max_context")),
@@ -54,10 +48,3 @@ def exported(
         )
 
     return export
-
-
-@pytest.fixture(name="traced_once")
-def _traced_once() -> Iterator[None]:
-    """See `tests.traces`."""
-    with traced_once():
-        yield

@@ -53,7 +53,7 @@ HEADS: dict[str, Head | None] = {
 
 def certified(model: Exportable) -> Certificate:
     given = "logits" if model.gives is None else model.gives.kind
-    return certify(model, make_probes(model), thresholds=thresholds("fp32", given=given))
+    return certify(model, make_probes(model), thresholds=thresholds("fp32", output=given))
 
 
 def outputs(model: Exportable, module: Model) -> list[NDArray[np.float32]]:
@@ -176,14 +176,14 @@ def test_weights_that_are_not_finite_are_an_error(config: Any) -> None:
 
 
 def test_what_is_compared_decides_which_mean_is_bounded() -> None:
-    logits, states = (thresholds("int8", given=given) for given in ("labels", "states"))
+    logits, states = (thresholds("int8", output=given) for given in ("labels", "states"))
     assert (logits.mean_cosine, states.mean_kl) == (None, None)
     assert logits.mean_kl == thresholds("int8").mean_kl
     assert states.mean_cosine is not None
-    assert thresholds("fp32", given="embedding").near_tie is None
-    assert thresholds("int4", given="labels", max_kl=0.25).mean_kl == 0.25
+    assert thresholds("fp32", output="embedding").near_tie is None
+    assert thresholds("int4", output="labels", max_kl=0.25).mean_kl == 0.25
     with pytest.raises(OptionError, match="max_kl: expected a model that gives logits"):
-        thresholds("int4", given="states", max_kl=0.25)
+        thresholds("int4", output="states", max_kl=0.25)
 
 
 def report(**changes: Any) -> Report:
@@ -215,7 +215,7 @@ def test_bound_comes_down_to_what_was_measured_and_some_leeway() -> None:
     model = source_of(encoder_config())
     probes = make_probes(model)
     for precision, bound in (("fp32", 1e-8), ("int4", 0.03), ("int8", 0.01)):
-        certificate = certify(model, probes, thresholds=thresholds(precision, given="states"))
+        certificate = certify(model, probes, thresholds=thresholds(precision, output="states"))
         kept = passed(certificate, report()).thresholds
         assert kept.mean_cosine == pytest.approx(bound)
         assert (kept.max_abs_delta is not None) == (precision == "fp32")
@@ -246,6 +246,6 @@ def test_message_of_a_bundle_that_failed_fits_what_was_compared(
 ) -> None:
     head = HEADS["labels"] if given == "labels" else None
     model = source_of(encoder_config(head=head))
-    bounds = thresholds(precision, given=given)
+    bounds = thresholds(precision, output=given)
     certificate = certify(model, make_probes(model), thresholds=bounds)
     assert describe_failure(report(**measured), certificate).startswith(message)

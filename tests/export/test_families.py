@@ -1,6 +1,6 @@
 """Bundles of the families beyond decoders against Hugging Face transformers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import ortolan
+from ortolan.export import pipeline
+from ortolan.export.kinds import trace_graph
 from ortolan.export.options import ExportOptions
 from ortolan.runtime import Bundle
 
@@ -58,6 +60,14 @@ class Exported:
             options=ExportOptions(attention="portable", attention_maps=name in MAPPED),
         )
         self.graphs = sessions(self.bundle)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traced_anew() -> Iterator[None]:
+    """What `tests.quick_exports` leaves out: a trace of its own for each export."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "trace_graph", trace_graph)
+        yield
 
 
 @pytest.fixture(scope="module")

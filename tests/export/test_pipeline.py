@@ -15,10 +15,12 @@ from torch import Tensor
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
+from ortolan.export.kinds import trace_graph
 from ortolan.export.options import ExportOptions
 from ortolan.export.passes import tidy
 from ortolan.export.precision import Int4
 from ortolan.export.proof.certificate import thresholds
+from ortolan.export.proof.replay import replay
 from ortolan.export.weights import blob as weights
 from ortolan.export.weights import store
 from ortolan.modeling.weights import Weights
@@ -79,7 +81,12 @@ DAMAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-@pytest.mark.usefixtures("traced_once")
+@pytest.fixture
+def replayed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of its own that `tests.quick_exports` leaves out."""
+    monkeypatch.setattr(pipeline, "replay", replay)
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_bundle_fails_the_export_and_is_not_kept(
     damage: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -90,7 +97,7 @@ def test_damaged_bundle_fails_the_export_and_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("traced_once")
+@pytest.mark.usefixtures("replayed_apart")
 def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
     exported: Export, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +111,7 @@ def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.usefixtures("traced_once")
+@pytest.mark.usefixtures("replayed_apart")
 def test_weights_that_the_disk_does_not_give_back_fail_the_export(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +150,6 @@ def test_bundle_is_whole_and_tells_what_it_is(exported: Export) -> None:
     assert on_disk == {"manifest.json", *(file.name for file in manifest.files)}
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     ortolan.export(
@@ -230,7 +236,6 @@ def test_target_that_is_taken_is_refused_before_any_work(
     assert told == []
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_weight_too_large_for_half_precision_fails_the_export(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
     module.get_parameter("blocks.0.feed_forward.gate.weight").data[5, 5] = 7e4
@@ -247,9 +252,11 @@ ortolan.export(sys.argv[1], sys.argv[2])
 
 
 def test_two_exports_are_equal_byte_for_byte_whatever_the_place_and_the_hash_seed(
-    exported: Export, checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = exported("llama").bundle.path, tmp_path / "another" / "place"
+    one, other = tmp_path / "one", tmp_path / "another" / "place"
+    monkeypatch.setattr(pipeline, "trace_graph", trace_graph)  # not its earlier result
+    ortolan.export(checkpoint, one)
     done = subprocess.run(
         [sys.executable, "-c", EXPORT, str(checkpoint), str(other)],
         env=os.environ

@@ -27,8 +27,6 @@ from ortolan.modeling import Decoder, TransformerConfig
 from ortolan.runtime import Bundle, load
 from ortolan.runtime.certificate import read
 
-pytestmark = pytest.mark.usefixtures("traced_once")
-
 Array = NDArray[Any]
 
 MODELS: dict[str, Callable[[], TransformerConfig]] = {

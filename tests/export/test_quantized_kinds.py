@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 from tests.export.graph_runs import Steps, run, sessions
 from tests.modeling import kinds
-from tests.traces import traced_once
 
 import ortolan
 from ortolan.export.errors import OptionError
@@ -66,9 +65,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle
     def export(name: str) -> Bundle:
         module = encoder() if name.startswith("encoder") else seq2seq()
         out = tmp_path_factory.mktemp("bundles") / name
-        with traced_once():
-            bundle: Bundle = ortolan.export(module, out, **FORMS[name])
-        return bundle
+        return ortolan.export(module, out, **FORMS[name])
 
     return export
 

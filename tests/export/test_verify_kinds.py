@@ -41,8 +41,6 @@ from ortolan.runtime.certificate import Report, replay, verify
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded
 
-pytestmark = pytest.mark.usefixtures("traced_once")
-
 NORM = NormConfig(kind="layer", eps=1e-5)
 
 CONFIGS: dict[str, Callable[[], Any]] = {

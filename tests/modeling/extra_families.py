@@ -1,6 +1,6 @@
 """Families that Ortolan does not ship, added as CONTRIBUTING.md says.
 
-They reach the switches that no shipped family sets: norms behind the residual, sinusoidal
+They reach the switches that no shipped family sets: norms after the residual, sinusoidal
 positions, a scaled embedding, rotation of some channels only, layer norms around a gate.
 """
 

@@ -231,7 +231,7 @@ def turned(x: Array, position: int, dim: int, theta: float) -> Array:
 
 
 def bucket(distance: int, buckets: int, most: int, *, causal: bool) -> int:
-    """Raffel et al. 2020, section 2.1, for a key `distance` tokens behind the query."""
+    """Raffel et al. 2020, section 2.1, for a key `distance` tokens after the query."""
     if causal:
         first, side, away = 0, buckets, max(0, -distance)
     else:

@@ -27,12 +27,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def folder(family: str) -> Path:
         # these import PyTorch
+        from tests import quick_exports
         from tests.runtime.tiny_translators import write_bundle
-        from tests.traces import traced_once
 
+        quick_exports.install()
         made = tmp_path_factory.mktemp(family)
-        with traced_once():
-            write_bundle(family, made)
+        write_bundle(family, made)
         return made
 
     return folder

@@ -335,7 +335,7 @@ def test_what_encoder_configs_say() -> None:
         ("vit-base-patch16-224", {"num_attention_heads": 5}, "divisible by num_attention_heads"),
         ("opus-mt-en-de", {"normalize_before": True}, "normalize_before false, got true"),
         ("opus-mt-en-de", {"static_position_embeddings": False}, "static_position_embeddings"),
-        ("opus-mt-en-de", {"decoder_vocab_size": 7}, "one vocabulary behind a shared embedding"),
+        ("opus-mt-en-de", {"decoder_vocab_size": 7}, "one vocabulary for a shared embedding"),
         ("opus-mt-en-de", {"decoder_start_token_id": None}, "decoder_start_token_id, got nothing"),
         ("opus-mt-en-de", {"encoder_attention_heads": 7}, "divisible by encoder_attention_heads"),
         ("bart-base", {"normalize_embedding": False}, "normalize_embedding true, got false"),

@@ -70,7 +70,7 @@ def steps(*lengths: int) -> StepLengths:
 
 
 def cached_logits(module: EncoderDecoder) -> Tensor:
-    """Logits of all texts, token by token behind a cache, their sources encoded once."""
+    """Logits of all texts, token by token after a cache, their sources encoded once."""
     source = module.source(SOURCES.ids, SOURCES.lengths)
     batch, length = TARGETS.shape
     cache = empty_cache(module.config.decoder, batch=batch, capacity=length + 3)
@@ -83,7 +83,7 @@ def cached_logits(module: EncoderDecoder) -> Tensor:
 
 
 def chunked_logits(module: EncoderDecoder, row: int) -> Tensor:
-    """Logits of one text, in chunks, behind its source without padding."""
+    """Logits of one text, in chunks, given its source without padding."""
     valid = int(SOURCES.lengths[row])
     source = CrossCache(module.cross(module.encode(SOURCES.ids[row : row + 1, :valid])))
     ids = TARGETS[row : row + 1]
@@ -139,7 +139,7 @@ def test_several_texts_of_a_source_need_it_once(name: str, tmp_path: Path) -> No
         source = module.source(SOURCES.ids, SOURCES.lengths)
         repeated = SOURCES.ids.repeat_interleave(3, 0), SOURCES.lengths.repeat_interleave(3)
         expected = module(repeated[0], texts, repeated[1])
-        assert_same_logits(module.decoder.behind(source, texts), expected)
+        assert_same_logits(module.decoder.with_source(source, texts), expected)
         cache = empty_cache(module.config.decoder, batch=12, capacity=8)
         logits, _ = module.step(texts, steps(*[6] * 12), cache, source)
         assert_same_logits(logits, expected)

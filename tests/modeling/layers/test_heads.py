@@ -1,4 +1,4 @@
-"""What stands before and behind an encoder's blocks, against plain formulas."""
+"""Embeddings and heads of encoders, against plain formulas."""
 
 from typing import Any
 

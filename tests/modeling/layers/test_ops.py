@@ -177,7 +177,7 @@ def test_the_past_is_not_changed_in_place() -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_garbage_behind_the_length_of_a_row_is_ignored(name: str) -> None:
+def test_garbage_after_the_length_of_a_row_is_ignored(name: str) -> None:
     spec, tables = SPECS[name], rotary(HEAD_DIM)
     prompt, token = packed(spec, 2, 5), packed(spec, 2, 1, seed=1)
     outputs = []
@@ -280,7 +280,7 @@ def test_later_tokens_do_not_change_earlier_outputs(situation: Situation) -> Non
 
 
 @pytest.mark.parametrize("kind", ["plain", "bias", "keys", "values"])
-def test_slots_behind_the_longest_row_have_no_part_in_a_step(kind: str) -> None:
+def test_slots_after_the_longest_row_take_no_part_in_a_step(kind: str) -> None:
     spec = replace(SPEC, value_dim=3) if kind == "values" else SPEC
     width = HEADS * HEAD_DIM + 2 * HEAD_DIM + 2 * spec.value_width
     shapes = [(2, 2, 12, size) for size in (HEAD_DIM, spec.value_width)]

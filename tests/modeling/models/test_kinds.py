@@ -177,11 +177,11 @@ def test_old_tokens_stay_as_they_are_when_one_is_appended(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-def test_old_tokens_behind_a_source_stay_as_they_are(name: str) -> None:
+def test_old_tokens_with_a_source_stay_as_they_are(name: str) -> None:
     module, ids = seq2seq(seq2seq_config(POSITIONS[name])).double(), text(11)
     source = module.source(text(5, batch=1, seed=2))
-    short = layers(module.decoder, lambda: module.decoder.behind(source, ids[:, :10]))
-    long = layers(module.decoder, lambda: module.decoder.behind(source, ids))
+    short = layers(module.decoder, lambda: module.decoder.with_source(source, ids[:, :10]))
+    long = layers(module.decoder, lambda: module.decoder.with_source(source, ids))
     for old, new in zip(short, long, strict=True):
         assert_close(new[:, :10], old, tolerance=1e-12)
 
@@ -239,4 +239,4 @@ def test_a_layer_gets_a_source_if_and_only_if_it_attends_to_one() -> None:
     with pytest.raises(TypeError, match="needs a source"):
         module.decoder(text(3))
     with pytest.raises(TypeError, match="another takes none"):
-        plain.behind(module.source(text(3)), text(3))
+        plain.with_source(module.source(text(3)), text(3))
