@@ -1,5 +1,6 @@
 """The layout of the repository: links, wheel, guard, directions of imports."""
 
+import functools
 import os
 import shutil
 import stat
@@ -9,6 +10,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import grimp
 import pytest
 from packaging.requirements import Requirement
 
@@ -136,6 +138,19 @@ def test_importing_all_of_a_room_keeps_the_others_out(package: str) -> None:
     done = python(IMPORT_ALL.format(package=package, kept_out=KEPT_OUT[package]))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_no_chain_of_imports_in_the_runtime_is_longer_than_nine() -> None:
+    graph = grimp.build_graph("ortolan", exclude_type_checking_imports=True, cache_dir=None)
+    runtime = {name for name in graph.modules if name.startswith("ortolan.runtime.")}
+    files = {name for name in runtime if not graph.find_children(name)}
+
+    @functools.cache
+    def floors(name: str) -> int:
+        below = graph.find_modules_directly_imported_by(name) & files
+        return 1 + max(map(floors, below), default=0)
+
+    assert max(map(floors, files)) <= 9
 
 
 def test_importing_ortolan_loads_no_room_and_no_framework() -> None:

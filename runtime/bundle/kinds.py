@@ -65,6 +65,11 @@ class ModelKind:
         """Whether it writes texts."""
         return any(roles & STEPPED for roles in self.graphs)
 
+    @property
+    def reads_source(self) -> bool:
+        """Whether its decoder reads what its encoder gives."""
+        return self.has_encoder and self.has_decoder
+
 
 KINDS = {
     kind.name: kind

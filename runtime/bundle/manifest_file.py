@@ -3,6 +3,7 @@
 Whether the files hold what it says is for `ortolan.runtime.bundle.folder`.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ from ortolan.runtime.bundle.manifest import (
 )
 from ortolan.runtime.errors import ManifestError
 
-__all__ = ["NAME", "decode", "encode"]
+__all__ = ["NAME", "decode", "encode", "fingerprint"]
 
 _ADVICE = "The file is damaged or was edited: copy the bundle again, or export it again."
 
@@ -78,6 +79,11 @@ def encode(manifest: Manifest) -> bytes:
     data = msgspec.json.format(compact, indent=2) + b"\n"
     decode(data)
     return data
+
+
+def fingerprint(manifest: Manifest) -> str:
+    """SHA-256 of a bundle's manifest, which has those of all its files."""
+    return hashlib.sha256(encode(manifest)).hexdigest()
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -186,8 +192,7 @@ def _check_states(manifest: Manifest) -> None:
                 f"{state.name!r}, which is of update {state.update!r}",
             )
         _check_shape(state)
-    reads_source = any(state.update == "source" for state in states)
-    if kind.has_encoder and kind.has_decoder and not reads_source:
+    if kind.reads_source and all(state.update != "source" for state in states):
         raise _refused("a state of update 'source': the decoder has to read its source", "none")
 
 
@@ -215,7 +220,7 @@ def _check_parts(manifest: Manifest) -> None:
     for name, value, belongs in (
         ("source", manifest.source, kind.has_encoder),
         ("output", manifest.output, not kind.has_decoder),
-        ("start", manifest.tokens.start, kind.has_encoder and kind.has_decoder),
+        ("start", manifest.tokens.start, kind.reads_source),
     ):
         if (value is not None) != belongs:
             raise _refused(

@@ -31,10 +31,11 @@ import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle import manifest_file, seal
+from ortolan.runtime.bundle import seal
 from ortolan.runtime.bundle.bundle import Bundle, check_file
 from ortolan.runtime.bundle.files import open_plain
-from ortolan.runtime.bundle.manifest import File, Label, Manifest, Sha256
+from ortolan.runtime.bundle.manifest import File, Label, Sha256
+from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.errors import BundleError
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.machine.processor import processor_features
@@ -54,7 +55,6 @@ __all__ = [
     "UnusableError",
     "encode",
     "find_packed",
-    "fingerprint",
     "folder_name",
     "open_packed",
 ]
@@ -162,11 +162,6 @@ def folder_name(onnxruntime: str) -> str:
     """Name of the folder for this processor and a version of onnxruntime."""
     parts = (f"{SCHEMA}", onnxruntime, *processor_features())
     return _PREFIX + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def fingerprint(manifest: Manifest) -> str:
-    """SHA-256 of a bundle's manifest, which has those of all its files."""
-    return hashlib.sha256(manifest_file.encode(manifest)).hexdigest()
 
 
 def encode(manifest: PackedManifest) -> bytes:

@@ -139,7 +139,7 @@ def _expected_arrays(document: _Document) -> Shapes:
         expected["images"] = (_BYTE, shape)
     if image is None or kind.has_decoder:
         expected["token_ids"] = (_INTEGER, (total,))
-    if image is None and kind.has_encoder and kind.has_decoder:
+    if image is None and kind.reads_source:
         expected["source_ids"] = (_INTEGER, (sum(probe.source or 0 for probe in probes),))
     if document.top_k is not None:
         expected["top_ids"] = (_INTEGER, (rows, document.top_k))
@@ -193,8 +193,7 @@ def _check_document(document: _Document, manifest: Manifest) -> None:
         image = _Image(**{name: getattr(manifest.source, name) for name in _IMAGE_AXES})
     if document.image != image:
         raise damaged(f"{image or 'no images'}", f"{document.image or 'none'}")
-    kind = manifest.model_kind
-    has_source = kind.has_encoder and kind.has_decoder and image is None
+    has_source = manifest.model_kind.reads_source and image is None
     if any((probe.source is not None) != has_source for probe in document.probes):
         raise damaged(
             "a length of the source for each probe" if has_source else "no sources", "others"

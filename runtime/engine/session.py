@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import LENGTHS, check_layout, check_names
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph
-from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.bundle.packed import Packed
+from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.engine.attention_kernels import query_heads, whole_scores
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.fork_guard import check_process, guard
@@ -32,6 +30,9 @@ from ortolan.runtime.engine.threads import chosen_threads, is_small_translator, 
 from ortolan.runtime.errors import GraphError, InputError, MissingExtraError
 from ortolan.runtime.machine.huge_pages import collapse_later, pages_in_use
 from ortolan.runtime.machine.memory import return_free_memory
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.packed import Packed
 
 try:
     import onnxruntime as ort  # type: ignore[import-untyped]
@@ -85,7 +86,7 @@ class Engine:
         *,
         device: str = "auto",
         threads: int | None = None,
-        packed: Packed | None = None,
+        packed: "Packed | None" = None,
     ) -> None:
         self.is_stranded = False
         self.manifest = bundle.manifest
@@ -116,7 +117,7 @@ class Engine:
     @cached_property
     def identity(self) -> str:
         """Of the bundle: another for any other weight, graph or token."""
-        return sha256(encode(self.manifest)).hexdigest()
+        return fingerprint(self.manifest)
 
     @property
     def rows_multiple(self) -> int:
@@ -255,7 +256,7 @@ def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> 
     return path
 
 
-def _open_session(bundle: Bundle, role: str, threads: int, packed: Packed | None) -> Any:
+def _open_session(bundle: Bundle, role: str, threads: int, packed: "Packed | None") -> Any:
     graph = bundle.manifest.graphs[role]
     # the bytes that were checked, not the path: the file could be another one by now
     data = bundle.read(graph.file)

@@ -26,6 +26,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import File, Graph
+from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.packed import (
     BLOB,
     Carrier,
@@ -174,7 +175,7 @@ def _write(bundle: Bundle, staging: Path) -> None:
         ortolan=__version__,
         onnxruntime=onnxruntime_version(),
         processor=processor_features(),
-        bundle=packed.fingerprint(bundle.manifest),
+        bundle=fingerprint(bundle.manifest),
         blob=blob.describe(),
         graphs=tuple(graphs),
     )

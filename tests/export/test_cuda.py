@@ -37,8 +37,7 @@ from ortolan.modeling.config import EmbeddingHead, EncoderDecoderConfig, Relativ
 from ortolan.modeling.models.stack import Model
 from ortolan.runtime import Bundle, DeviceError, certificate, verify
 from ortolan.runtime.graph.schema import parse_model
-from ortolan.runtime.inspect.placement import placement
-from ortolan.runtime.inspect.value_types import node_kinds
+from ortolan.runtime.inspect.placement import node_kinds, placement
 
 BFLOAT16, FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
 

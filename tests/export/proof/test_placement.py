@@ -12,8 +12,7 @@ import ortolan
 from ortolan.export.options import ExportOptions
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT
-from ortolan.runtime.inspect.placement import placement
-from ortolan.runtime.inspect.value_types import node_kinds
+from ortolan.runtime.inspect.placement import node_kinds, placement
 
 Export = Callable[[str], Exported]
 

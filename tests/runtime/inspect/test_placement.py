@@ -10,8 +10,7 @@ from tests.runtime import tiny_bundle
 
 from ortolan.runtime import Bundle, DeviceError, open_bundle
 from ortolan.runtime.graph.schema import parse_model
-from ortolan.runtime.inspect.placement import placement
-from ortolan.runtime.inspect.value_types import node_kinds
+from ortolan.runtime.inspect.placement import node_kinds, placement
 
 GQA = "com.microsoft::GroupQueryAttention"
 
