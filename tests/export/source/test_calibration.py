@@ -35,7 +35,7 @@ from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 
 
 @pytest.fixture(scope="module")
