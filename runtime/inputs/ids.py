@@ -21,11 +21,6 @@ TokenIds = Iterable[int] | NDArray[np.integer[Any]]
 def checked_ids(ids: TokenIds, *, vocab_size: int, what: str) -> list[int]:
     """Give ids as plain integers.
 
-    Args:
-        ids: none or more.
-        vocab_size: ids are from 0 to one less.
-        what: names them in the text of an error.
-
     Raises:
         InputError: not a sequence of whole numbers, or one outside the vocabulary.
     """

@@ -97,10 +97,6 @@ class Tokenizer:
 
         What the tokenizer puts around a text counts, and is put around the part.
 
-        Args:
-            text: as for `encode`.
-            max_tokens: most ids; more than the tokenizer adds.
-
         Raises:
             TokenizerError: as for `encode`, or there is no room for any token of the text.
         """
