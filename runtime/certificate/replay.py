@@ -47,7 +47,7 @@ def replay(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Compute the probes of a certificate, of the same model, and compare them with the reference."""
+    """Compute the probes of a certificate of the same model, and compare with its reference."""
     started = time.monotonic()
     comparison = Comparison(certificate)
     total, done = total_positions(certificate), 0
