@@ -139,8 +139,7 @@ def _reference(
     model: Exportable, settings: Settings, data: Calibration | None, report: Progress
 ) -> Certificate:
     """What PyTorch computes, and the bounds that the bundle has to keep to."""
-    output = "logits" if model.gives is None else model.gives.kind
-    bounds = thresholds(settings.precision, output=output, max_kl=settings.options.max_kl)
+    bounds = thresholds(settings.precision, output=model.output, max_kl=settings.options.max_kl)
     return certify(
         model,
         make_probes(model, data),

@@ -20,8 +20,7 @@ from ortolan.export.errors import ExportError, OptionError
 from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import reference_of
 from ortolan.export.source.exportable import Exportable
-from ortolan.export.source.layers import Layers, skeleton, stacks
-from ortolan.modeling.models.transformer import Encoder
+from ortolan.export.source.layers import Layers, stacks
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, Vectors
@@ -93,13 +92,12 @@ def certify(
     Raises:
         ExportError: PyTorch itself computes outputs that are not finite.
     """
-    output = "logits" if model.gives is None else model.gives.kind
     with torch.inference_mode():
         layers, streams = _run(model, probes, progress)
-        reference = reference_of(layers, streams, output, _next_ids(model, probes))
+        reference = reference_of(layers, streams, model.output, _next_ids(model, probes))
     if not all(bool(np.isfinite(values).all()) for values in _numbers(reference)):
         raise ExportError(
-            f"reference: expected finite {output} from PyTorch, got others. "
+            f"reference: expected finite {model.output} from PyTorch, got others. "
             "The checkpoint is damaged, or its training diverged."
         )
     images = [probe.image for probe in probes if probe.image is not None]
@@ -119,7 +117,7 @@ def certify(
         source_ids=_joined([probe.source for probe in probes]),
         images=np.stack(images) if images else None,
         kind=model.sides.kind,
-        output=output,
+        output=model.output,
     )
 
 
@@ -175,14 +173,13 @@ def _run(
     model: Exportable, probes: Sequence[ProbeInput], progress: Progress | None
 ) -> tuple[Layers, list[Tensor]]:
     """The last stack of a model, and what its head reads of each probe, `(S, E)`."""
-    sides = stacks(skeleton(model.config, model.tables), model.weights)
+    sides = stacks(model)
     done, total = 0, sum(map(len, sides))
     sources: list[Tensor] | None = None
     streams: list[Tensor] = []
     inputs = inputs_of(model, probes)
     for layers in sides:
-        is_encoder = isinstance(layers.stack, Encoder)
-        streams = layers.embed(inputs.sources if is_encoder else inputs.ids)
+        streams = layers.embed(inputs.sources if layers.is_encoder else inputs.ids)
         for index in range(len(layers)):
             # A layer's weights are freed before the next ones are read.
             layer = layers.read(index)

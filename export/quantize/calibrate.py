@@ -18,12 +18,11 @@ from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows, row_chunks
+from ortolan.export.source.exportable import Exportable
 from ortolan.export.source.inputs import Inputs
-from ortolan.export.source.layers import Layers, skeleton, stacks
-from ortolan.modeling.config import ModelConfig
+from ortolan.export.source.layers import Layers, stacks
 from ortolan.modeling.layers.heads import LanguageModel
-from ortolan.modeling.models.transformer import Encoder
-from ortolan.modeling.weights import EMBEDDING, Weights, read_weight
+from ortolan.modeling.weights import EMBEDDING, read_weight
 from ortolan.runtime.machine.memory import return_free_memory
 
 TIED_DAMPING = 0.5
@@ -31,9 +30,7 @@ TIED_DAMPING = 0.5
 
 
 def calibrated_weights(
-    config: ModelConfig,
-    weights: Weights,
-    tables: Mapping[str, Tensor],
+    model: Exportable,
     plan: Mapping[str, Scheme],
     inputs: Inputs,
     *,
@@ -42,9 +39,7 @@ def calibrated_weights(
     """Every weight of a plan, by GPTQ; an embedding that is no head is rounded.
 
     Args:
-        config: the model.
-        weights: its weights, read a layer at a time.
-        tables: its fixed tables, by their names in it.
+        model: the model; its weights are read a layer at a time.
         plan: which weights, and how.
         inputs: what to calibrate on.
         progress: told after every layer.
@@ -52,15 +47,14 @@ def calibrated_weights(
     Yields:
         Each weight once; read its parts before the next weight.
     """
-    sides = stacks(skeleton(config, tables), weights)
+    sides = stacks(model)
     done, total = 0, sum(map(len, sides))
     found: set[str] = set()
     streams: list[Tensor] = []
     sources: list[Tensor] | None = None
     for layers in sides:
-        given = inputs.sources if isinstance(layers.stack, Encoder) else inputs.ids
         with torch.inference_mode():
-            streams = layers.embed(given)
+            streams = layers.embed(inputs.sources if layers.is_encoder else inputs.ids)
         for index in range(len(layers)):
             for quantized in _round_layer(layers, index, streams, sources, plan):
                 found.add(quantized.name)
@@ -76,7 +70,7 @@ def calibrated_weights(
         yield quantized
     for name, scheme in plan.items():
         if name not in found:
-            parts = round_rows(weights, name, scheme, "rtn")
+            parts = round_rows(model.weights, name, scheme, "rtn")
             yield QuantizedWeight(name=name, scheme=scheme, method="rtn", parts=parts)
 
 

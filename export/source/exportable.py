@@ -71,6 +71,11 @@ class Exportable:
     takes: TextSource | ImageSource | None
     gives: Output | None
 
+    @property
+    def output(self) -> str:
+        """What its certificate compares, by name (`runtime.bundle.kinds.OUTPUTS`)."""
+        return "logits" if self.gives is None else self.gives.kind
+
 
 def open_exportable(
     source: str | Path | Model, *, tokenizer: str | Path | None, max_context: int | None

@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from ortolan.export.source.exportable import Exportable
 from ortolan.modeling.checkpoint.folder import empty_model
 from ortolan.modeling.config import ModelConfig, PatchInput
 from ortolan.modeling.layers.attention import CrossAttention
@@ -23,15 +24,6 @@ CHUNK_ROWS = 4096
 """Rows of the embedding or the head in memory at once."""
 
 _BIAS = "position_bias.weight"
-
-
-def skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> Model:
-    """A model without weights, but with its tables by their names in it (`Exportable.tables`)."""
-    module = empty_model(config)
-    for name, table in tables.items():
-        place, _, buffer = name.rpartition(".")
-        module.get_submodule(place).register_buffer(buffer, table, persistent=False)
-    return module
 
 
 class LogitsProduct(NamedTuple):
@@ -52,19 +44,21 @@ class Layers:
     """One stack of a model, and the weights to run it with.
 
     Args:
-        model: a `skeleton`.
+        model: a module without weights.
         weights: of the model.
-        side: `encoder` or `decoder` where the model has both.
+        prefix: of the names of the stack's weights, such as `encoder.`.
 
     Attributes:
         stack: of the model, without weights.
+        is_encoder: it takes texts or images whole.
         weights: of the model.
         prefix: of the names of its weights.
     """
 
-    def __init__(self, model: Model, weights: Weights, side: str = "") -> None:
-        self.stack = cast(Stack, model.get_submodule(side))
-        self.prefix = f"{side}." if side else ""
+    def __init__(self, model: Model, weights: Weights, prefix: str) -> None:
+        self.stack = cast(Stack, model.get_submodule(prefix.removesuffix(".")))
+        self.is_encoder = isinstance(self.stack, Encoder)
+        self.prefix = prefix
         self.weights = weights
         self._tied = model.tied
         # Every layer shares the biases of the first: a few numbers for each head.
@@ -201,10 +195,19 @@ class Layers:
         return read_weight(self.weights, self.name(name))
 
 
-def stacks(model: Model, weights: Weights) -> list[Layers]:
-    """The stacks of a model in the order in which they are run."""
-    sides = [""] if isinstance(model, Stack) else ["encoder", "decoder"]
-    return [Layers(model, weights, side) for side in sides]
+def stacks(model: Exportable) -> list[Layers]:
+    """The stacks of a model in the order in which they run."""
+    module = _skeleton(model.config, model.tables)
+    return [Layers(module, model.weights, prefix) for prefix in model.sides.stacks]
+
+
+def _skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> Model:
+    """A model without weights, but with its tables by their names in it."""
+    module = empty_model(config)
+    for name, table in tables.items():
+        place, _, buffer = name.rpartition(".")
+        module.get_submodule(place).register_buffer(buffer, table, persistent=False)
+    return module
 
 
 class _Embed(nn.Module):

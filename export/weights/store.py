@@ -83,9 +83,7 @@ def _find(
     if quantization.method != "gptq":
         return round_weights(model.weights, schemes, quantization.method)
     return calibrated_weights(
-        model.config,
-        model.weights,
-        model.tables,
+        model,
         schemes,
         inputs,
         progress=lambda done, total: report("calibrate", done, total),

@@ -109,7 +109,7 @@ def _locked(lock: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # left behind, it hinders nobody
+            with contextlib.suppress(OSError):  # a lock that stays is harmless
                 lock.unlink()
 
 

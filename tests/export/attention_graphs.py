@@ -98,7 +98,7 @@ def graph(kind: Kind) -> ModelProto:
 
 
 def without_kernel(model: ModelProto) -> ModelProto:
-    """The same graph in a domain for which nobody has a kernel: only the body is left."""
+    """The same graph in a domain that has no kernels: only the body is left."""
     moved = ModelProto()
     moved.CopyFrom(model)
     for part in (*moved.graph.node, *moved.functions):
@@ -170,7 +170,7 @@ class Conversation:
         random = np.random.default_rng(3)
         batch = len(self.steps[0])
         lengths = np.zeros(batch, np.int32)
-        # What lies behind a row's length must not matter, so it is not zero.
+        # What lies past a row's length must not matter, so it is not zero.
         key, value = (random.normal(size=(batch, 2, CAPACITY, 32)).astype("f") for _ in range(2))
         collected = []
         for new in self.steps:

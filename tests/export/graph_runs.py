@@ -58,7 +58,7 @@ def run(session: Any, inputs: Arrays) -> dict[str, NDArray[np.float32]]:
 
 
 class Steps:
-    """Texts that grow behind a cache, whose buffers are inputs and outputs at once.
+    """Texts that grow with a cache, whose buffers are inputs and outputs at once.
 
     Args:
         session: of a decoder.
@@ -71,7 +71,7 @@ class Steps:
         self._lengths = np.zeros(batch, np.int32)
         self._source = dict(source or {})
         random = np.random.default_rng(3)
-        # What lies behind a row's length must not matter, so it is not zero.
+        # What lies past a row's length must not matter, so it is not zero.
         self._cache = {
             value.name: ort.OrtValue.ortvalue_from_numpy(
                 random.normal(size=(batch, value.shape[1], CAPACITY, value.shape[3])).astype("f")

@@ -71,7 +71,7 @@ def write_plain_tokenizer(folder: Path) -> Path:
 
 
 def write_wrapping_tokenizer(folder: Path) -> Path:
-    """One that sets 1 before a text and 2 behind it."""
+    """One that sets 1 before a text and 2 after it."""
     path = folder / "tokenizer.json"
     made = tiny_models.tokenizer()
     made.post_processor = TemplateProcessing(

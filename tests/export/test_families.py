@@ -166,7 +166,7 @@ def test_images_equal_hugging_face(exported: Callable[[str], Exported]) -> None:
 
 
 def translated(case: Exported) -> NDArray[np.float32]:
-    """Logits of transformers for every target behind every source."""
+    """Logits of transformers for every target after every source."""
     return reference_output(
         case.theirs,
         input_ids=SOURCES.ids,

@@ -47,7 +47,7 @@ def start(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
 
 
 def context_at(out: Path) -> int | None:
-    """Which bundle stands there, every file checked: its context; None where there is none."""
+    """Which bundle is there, every file checked: its context; None where there is none."""
     try:
         return open_bundle(out, full_check=True).manifest.context_length
     except BundleNotFoundError:

@@ -56,7 +56,7 @@ def nibbles(packed: Array) -> Array:
 
 
 def dequantize(stored: dict[str, Array], name: str, bits: int, columns: int) -> Array:
-    """The weight `(N, K)` behind the codes of a product, or of a table that is only looked up."""
+    """The weight `(N, K)` of codes: of a product, or of a table that is only looked up."""
     scales = stored[f"{name}.scales"]
     codes = stored.get(f"{name}.codes", stored.get(f"{name}.table"))
     assert codes is not None

@@ -121,7 +121,7 @@ def qwen2() -> TransformerConfig:
 
 
 def post_norm() -> TransformerConfig:
-    """Norms behind the residuals, a sinusoidal table, a scaled embedding, relu."""
+    """Norms after the residuals, a sinusoidal table, a scaled embedding, relu."""
     block = BlockConfig(
         attention=attention(4, 1, scale=0.3),
         feed_forward=FeedForwardConfig(

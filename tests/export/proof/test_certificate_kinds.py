@@ -52,8 +52,7 @@ HEADS: dict[str, Head | None] = {
 
 
 def certified(model: Exportable) -> Certificate:
-    given = "logits" if model.gives is None else model.gives.kind
-    return certify(model, make_probes(model), thresholds=thresholds("fp32", output=given))
+    return certify(model, make_probes(model), thresholds=thresholds("fp32", output=model.output))
 
 
 def outputs(model: Exportable, module: Model) -> list[NDArray[np.float32]]:
@@ -64,9 +63,8 @@ def outputs(model: Exportable, module: Model) -> list[NDArray[np.float32]]:
         given = [each[place][None] for each in (inputs.sources, inputs.ids) if each]
         with torch.inference_mode():
             found.append(module(*given).numpy())
-    kind = "logits" if model.gives is None else model.gives.kind
     rows = [each[0] if each.ndim == 3 else each for each in found]
-    return [each[kept_positions(len(each), kind)] for each in rows]
+    return [each[kept_positions(len(each), model.output)] for each in rows]
 
 
 def assert_is_what_the_module_computes(

@@ -68,7 +68,7 @@ def test_probes_are_cut_from_the_given_text(plain: Path) -> None:
     held_out = "".join(chr(65 + i % 26) for i in range(600))
     probes = make_probes(decoder(tokenizer=plain), text(held_out))
     assert ids_of(probes[3]) == encoded(plain, held_out)[8:24]
-    # The longest does not fit behind the others: it starts over.
+    # The longest does not fit after the others: it starts over.
     assert ids_of(probes[-1]) == encoded(plain, held_out)[:512]
 
 

@@ -58,7 +58,7 @@ def calibrated(module: Model, inputs: Inputs, names: Iterable[str]) -> dict[str,
     source = open_exportable(module, tokenizer=None, max_context=None)
     plan = dict.fromkeys(names, SCHEME)
     found: dict[str, Found] = {}
-    for weight in calibrated_weights(source.config, source.weights, source.tables, plan, inputs):
+    for weight in calibrated_weights(source, plan, inputs):
         assert weight.name not in found
         (part,) = weight.parts  # small weights come in one
         found[weight.name] = Found(weight.method, part.codes)
@@ -74,7 +74,7 @@ def run(module: Model, inputs: Inputs) -> None:
 def assert_is_calibrated_behind(
     module: Model, inputs: Inputs, name: str, found: dict[str, Found], *stored: str
 ) -> None:
-    """The codes of a weight are those of GPTQ, refined, behind the weights that are stored already.
+    """The codes of a weight are those of GPTQ, refined, after the weights that are stored already.
 
     Within a layer, every weight sees what the others give before they are rounded.
     """
@@ -150,9 +150,7 @@ def test_progress_counts_the_layers_of_both_sides() -> None:
     told: list[tuple[int, int]] = []
     plan = {"encoder.blocks.0.attention.qkv.weight": SCHEME}
     for weight in calibrated_weights(
-        source.config,
-        source.weights,
-        source.tables,
+        source,
         plan,
         Inputs(sources=TEXTS, ids=TARGETS),
         progress=lambda done, total: told.append((done, total)),

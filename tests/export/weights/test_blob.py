@@ -126,16 +126,16 @@ def test_chunks_smaller_than_a_tensor_give_the_same_file(
 def test_no_more_rows_are_read_at_once_than_a_chunk_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    read = []
 
     class Watched(Named):
         def rows(self, name: str, start: int, stop: int) -> Tensor:
-            asked.append((start, stop))
+            read.append((start, stop))
             return super().rows(name, start, stop)
 
     monkeypatch.setattr(export_weights, "CHUNK_BYTES", 100)
     write_blob([graph({"a": (7, 10)})], Watched(a=ramp(7, 10)), {}, tmp_path, dtype=torch.float32)
-    assert asked == [(0, 2), (2, 4), (4, 6), (6, 7)]
+    assert read == [(0, 2), (2, 4), (4, 6), (6, 7)]
 
 
 def test_progress_ends_with_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
