@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ortolan.modeling.models.transformer import Encoder
+from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.data import LabelledImages, read_data
 from ortolan.modeling.training.recipe import Recipe
 from ortolan.modeling.training.tasks.labels import classifier_config
@@ -34,13 +34,13 @@ PREPROCESSOR: dict[str, object] = {
 class ImageClassificationTask:
     """A vision transformer that names the label of an image, measured by its accuracy."""
 
-    module: Encoder
+    module: EncoderModel
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
         self.data = read_data(recipe, folder, LabelledImages)
         config = classifier_config(recipe.model, "ViTForImageClassification", self.data.labels)
-        self.module = Encoder(config)
+        self.module = EncoderModel(config)
         initialise(self.module, layers=len(config.blocks))
 
     def batches(self) -> Iterator[Batch]:

@@ -10,7 +10,7 @@ from tests.modeling.tiny_models import assert_same_logits
 from tests.modeling.training.recipes import IMAGE_CLASSIFICATION, write_recipe
 from transformers import AutoModelForImageClassification
 
-from ortolan.modeling import ConfigError, Encoder, load
+from ortolan.modeling import ConfigError, EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.training.recipe import read_recipe
 from ortolan.modeling.training.tasks.image_classification import (
@@ -68,7 +68,7 @@ def test_a_training_of_images_writes_a_checkpoint_that_learned(tmp_path: Path) -
     assert preprocessor["size"] == {"height": 8, "width": 8}
     assert preprocessor["image_mean"] == preprocessor["image_std"] == [0.5] * 3
 
-    module = load(folder, Encoder)
+    module = load(folder, EncoderModel)
     assert isinstance(module.config.head, ClassifierHead)
     assert module.config.head.labels == ("dark", "blue")
     reference = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32)
