@@ -31,7 +31,7 @@ from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.export.source.inputs import Inputs
 from ortolan.export.weights.blob import Blob, bind
 from ortolan.export.weights.store import Stored, store
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
@@ -42,7 +42,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def export(
-    source: str | Path | Model,
+    source: str | Path | TransformerModel,
     out: str | Path,
     *,
     precision: Precision = "fp32",

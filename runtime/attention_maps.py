@@ -18,10 +18,9 @@ from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, TokenizerError
-from ortolan.runtime.inputs.ids import checked_ids
+from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.source import Input, SourceReader
-from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
+from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_MAP_TOKENS
 from ortolan.runtime.seq2seq import Seq2Seq
 
@@ -168,15 +167,8 @@ def _greedy(bundle: Bundle, engine: Engine, source: Input) -> list[int]:
 
 def _ids(bundle: Bundle, tokenizer: Tokenizer | None, text: Any, *, what: str) -> list[int]:
     """Ids of a text that a decoder reads or writes."""
-    if isinstance(text, str):
-        if tokenizer is None:
-            raise TokenizerError(
-                f"{what}: expected a bundle with a tokenizer, got one without. Give token ids."
-            )
-        text = tokenizer.encode(text)
-    ids = checked_ids(text, vocab_size=bundle.manifest.vocab_size, what=what)
-    if not ids:
-        raise InputError(f"{what}: expected at least one token, got none.")
+    vocab_size = bundle.manifest.vocab_size
+    ids = read_ids(text, tokenizer, vocab_size=vocab_size, what=what, fewest=1)
     limit = bundle.manifest.context_length
     if len(ids) > limit:
         raise ContextLengthError(

@@ -28,7 +28,7 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
-from ortolan.runtime.inputs.tokenizer import no_tokenizer
+from ortolan.runtime.inputs.tokenizer import no_tokenizer, read_ids
 from ortolan.runtime.model import Model
 
 __all__ = ["Decoder", "Prompt"]
@@ -199,14 +199,13 @@ class Decoder(Model):
             NumericError: the logits are not finite.
             ForkedError: the process was forked after the model was loaded.
         """
-        tokens = checked_ids(ids, vocab_size=self.manifest.vocab_size, what="ids")
-        if not tokens:
-            raise InputError("ids: expected at least one token id, got none.")
-        if len(tokens) > self.manifest.context_length:
-            raise ContextLengthError(
-                f"ids: expected at most {self.manifest.context_length} tokens, got "
-                f"{len(tokens)}. Use a shorter sequence."
-            )
+        tokens = checked_ids(
+            ids,
+            vocab_size=self.manifest.vocab_size,
+            what="ids",
+            fewest=1,
+            most=self.manifest.context_length,
+        )
         return teacher_forced(Runner(self._engine, self._engine.slots()), tokens)
 
     def sequence(self) -> sequence.Sequence:
@@ -255,11 +254,8 @@ class Decoder(Model):
         ]
 
     def _ids(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise no_tokenizer("prompt")
-            prompt = self.tokenizer.encode(prompt)
-        ids = checked_ids(prompt, vocab_size=self.manifest.vocab_size, what="prompt")
+        vocab_size = self.manifest.vocab_size
+        ids = read_ids(prompt, self.tokenizer, vocab_size=vocab_size, what="prompt")
         if ids:
             return ids
         if self.manifest.tokens.bos is None:

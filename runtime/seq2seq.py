@@ -230,9 +230,8 @@ class Seq2Seq(Model):
         """
         if is_batch(source):
             raise InputError("logits: expected one source, got a list of them.")
-        tokens = checked_ids(ids, vocab_size=self.manifest.vocab_size, what="ids")
-        if not tokens:
-            raise InputError("ids: expected at least one token id, got none.")
+        vocab_size = self.manifest.vocab_size
+        tokens = checked_ids(ids, vocab_size=vocab_size, what="ids", fewest=1)
         slots = self._engine.slots()
         slots.put_sources([0], self._encoded(self._sources(source)))
         return teacher_forced(Runner(self._engine, slots), tokens)

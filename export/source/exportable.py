@@ -29,7 +29,7 @@ from ortolan.modeling.config import (
     ModelConfig,
 )
 from ortolan.modeling.layers.positions import tables
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.manifest import ImageSource, Output, TextSource, Tokens
 from ortolan.runtime.inputs.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ class Exportable:
 
 
 def open_exportable(
-    source: str | Path | Model, *, tokenizer: str | Path | None, max_context: int | None
+    source: str | Path | TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
 ) -> Exportable:
     """Open a checkpoint folder of any kind, or a module.
 
@@ -97,7 +97,7 @@ def open_exportable(
             the vocabulary.
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
-    if isinstance(source, Model):
+    if isinstance(source, TransformerModel):
         config, folder = source.config, None
         weights: Weights = ModuleWeights(source)
         digest = _module_sha256(source)
@@ -181,7 +181,7 @@ def _tokenizer(sides: Sides, path: Path | None) -> Tokenizer | None:
     return Tokenizer.from_bytes(path.read_bytes(), model_vocab_size=size)
 
 
-def _module_sha256(module: Model) -> str:
+def _module_sha256(module: TransformerModel) -> str:
     digest = sha256(repr(module.config).encode())
     for name, parameter in module.named_parameters():
         digest.update(name.encode())

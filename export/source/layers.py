@@ -16,8 +16,8 @@ from ortolan.modeling.layers.attention import CrossAttention
 from ortolan.modeling.layers.block import Block
 from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.layers.heads import LanguageModel
-from ortolan.modeling.models.stack import Model, Stack
-from ortolan.modeling.models.transformer import Decoder, Encoder
+from ortolan.modeling.models.stack import Stack, TransformerModel
+from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
 from ortolan.modeling.weights import EMBEDDING, HEAD, Weights, read_weight
 
 CHUNK_ROWS = 4096
@@ -55,9 +55,9 @@ class Layers:
         prefix: of the names of its weights.
     """
 
-    def __init__(self, model: Model, weights: Weights, prefix: str) -> None:
+    def __init__(self, model: TransformerModel, weights: Weights, prefix: str) -> None:
         self.stack = cast(Stack, model.get_submodule(prefix.removesuffix(".")))
-        self.is_encoder = isinstance(self.stack, Encoder)
+        self.is_encoder = isinstance(self.stack, EncoderModel)
         self.prefix = prefix
         self.weights = weights
         self._tied = model.tied
@@ -152,11 +152,11 @@ class Layers:
         """The product that gives logits; None where there is none."""
         stack = self.stack
         match stack:
-            case Decoder(head=head, head_bias=bias):
+            case DecoderModel(head=head, head_bias=bias):
                 weight = EMBEDDING if head is None else HEAD
                 name = None if bias is None else self.name("head_bias")
                 return LogitsProduct(self.name(weight), name, stack.config.head_scale)
-            case Encoder(head=LanguageModel(weight=weight, bias=bias)):
+            case EncoderModel(head=LanguageModel(weight=weight, bias=bias)):
                 name = None if bias is None else self.name("head.bias")
                 return LogitsProduct(self.name(EMBEDDING if weight is None else HEAD), name, 1.0)
             case _:
@@ -201,7 +201,7 @@ def stacks(model: Exportable) -> list[Layers]:
     return [Layers(module, model.weights, prefix) for prefix in model.sides.stacks]
 
 
-def _skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> Model:
+def _skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> TransformerModel:
     """A model without weights, but with its tables by their names in it."""
     module = empty_model(config)
     for name, table in tables.items():
@@ -220,7 +220,7 @@ class _Embed(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         stack, added = self.stack, None
         length = inputs.shape[1]
-        if isinstance(stack, Encoder):
+        if isinstance(stack, EncoderModel):
             if stack.type_embedding is not None:
                 added = stack.type_embedding.weight[:1][None]
             if isinstance(stack.config.input, PatchInput):

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ortolan.modeling.config import (
+    DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     ModelConfig,
     PatchInput,
     StackConfig,
     TokenInput,
-    TransformerConfig,
 )
 
 
@@ -28,7 +28,7 @@ class Sides:
     """
 
     encoder: EncoderConfig | None = None
-    decoder: TransformerConfig | None = None
+    decoder: DecoderConfig | None = None
 
     @property
     def kind(self) -> str:
@@ -82,7 +82,7 @@ def sides_of(config: ModelConfig) -> Sides:
         TypeError: models of this class cannot be exported.
     """
     match config:
-        case TransformerConfig():
+        case DecoderConfig():
             return Sides(decoder=config)
         case EncoderConfig():
             return Sides(encoder=config)

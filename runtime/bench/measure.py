@@ -40,13 +40,10 @@ def measure(
     repetitions: int,
     progress: Progress | None = None,
 ) -> Result:
-    """Measure cases on random tokens.
+    """Measure cases on random tokens, in the order given, round by round.
 
-    Args:
-        model: the model.
-        chosen: what to measure, in this order, again and again.
-        repetitions: counted runs of each.
-        progress: called with runs done and runs in all.
+    `progress` is called with the runs done and the runs in all.
+
 
     Raises:
         ContextLengthError: the model's context is shorter than a case.

@@ -34,10 +34,6 @@ def open_plain(folder: Path, name: str) -> BinaryIO:
 
     Links in the path of the folder are followed; users link to bundles.
 
-    Args:
-        folder: where the file is.
-        name: a flat name, already checked.
-
     Returns:
         An unbuffered stream; the caller closes it.
 

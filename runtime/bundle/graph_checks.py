@@ -22,12 +22,6 @@ def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str
     Of an encoder and of a graph of attention maps, inputs and outputs are checked as well: they
     take everything at once, and nothing else looks at their sizes.
 
-    Args:
-        role: as in the manifest.
-        graph: what it holds.
-        manifest: of its bundle.
-        file: its name, for the text of an error.
-
     Raises:
         GraphError: a tensor outside the weights of the manifest; a local function that is not a
             known portable body of a portable bundle; an input or output of an encoder or of

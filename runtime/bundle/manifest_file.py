@@ -42,9 +42,6 @@ class _Version(msgspec.Struct):
 def decode(data: bytes) -> Manifest:
     """Read a manifest and check that its parts agree.
 
-    Args:
-        data: the bytes of manifest.json.
-
     Raises:
         ManifestError: not UTF-8 JSON, another schema, a field unknown, missing, repeated, out
             of range or not for this kind of bundle, or a name that no file of the bundle has.

@@ -145,10 +145,6 @@ class Packed:
     def attach(self, file: str, graph: bytes) -> bytes:
         """Tell a graph where its packed weights are.
 
-        Args:
-            file: name of the graph file.
-            graph: what the bundle holds under that name, checked.
-
         Returns:
             The same graph, for onnxruntime alone: bundles may not hold such a one.
         """
@@ -183,12 +179,6 @@ def open_packed(
     bundle: Bundle, folder: str, *, onnxruntime: str, full_check: bool = False
 ) -> Packed:
     """Open a packed folder and check all of it, the seal first: nothing is parsed before.
-
-    Args:
-        bundle: that the folder lies in.
-        folder: its name.
-        onnxruntime: as for `find_packed`.
-        full_check: as for `find_packed`.
 
     Raises:
         UnusableError: it is not for this bundle or not for this machine, or damaged.

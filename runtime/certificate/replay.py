@@ -47,13 +47,7 @@ def replay(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Compute the probes of a certificate and compare them with the reference.
-
-    Args:
-        engine: the sessions to compute them with.
-        certificate: the reference, of the same model.
-        progress: called with the positions done and the positions in total.
-    """
+    """Compute the probes of a certificate of the same model, and compare with its reference."""
     started = time.monotonic()
     comparison = Comparison(certificate)
     total, done = total_positions(certificate), 0

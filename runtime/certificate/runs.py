@@ -226,9 +226,8 @@ def _kept(certificate: Certificate) -> list[list[int]]:
 def groups(lengths: list[int], size: int) -> list[list[int]]:
     """Places of the inputs of each batch: as many as memory allows, and two where there are.
 
-    Args:
-        lengths: tokens of each input.
-        size: numbers that the encoder gives for a token.
+    `size` counts the numbers that the encoder gives for a token.
+
     """
     found: list[list[int]] = []
     for number in range(len(lengths)):

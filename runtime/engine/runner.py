@@ -172,34 +172,33 @@ class Runner:
         """
         if not self._rows:
             raise ValueError("step: expected rows to be selected before")
-        slots, lengths, longest = self.slots, self.slots.lengths, 0
+        slots, lengths, ids, last = self.slots, self.slots.lengths, self._set_id, self._set_last
         for row, token in zip(self._rows, tokens, strict=True):
-            self._set_id[row] = token
-            self._set_last[row] = length = lengths[row]
-            longest = max(longest, length)
+            ids[row], last[row] = token, lengths[row]
         for row in self._idle:
-            self._set_id[row] = 0
-            self._set_last[row] = length = lengths[row]
-            longest = max(longest, length)
-        self._set_total[0] = longest + 1
-        if longest >= slots.capacity:
-            self.reserve(longest + 1)
-        slots.begin(self._rows)
+            ids[row], last[row] = 0, lengths[row]
+        total = 1 + max(lengths[: self._covered])
+        self._set_total[0] = total
+        if total > slots.capacity:
+            self.reserve(total)
+        if slots.replaces:
+            slots.begin(self._rows)
         self._step_call()()
         for row in self._rows:
             lengths[row] += 1
-        slots.take_over(self._rows)
+        if slots.replaces:
+            slots.take_over(self._rows)
 
     def _step_call(self) -> Callable[[], None]:
         """What runs a step of the selected rows, bound anew where something has moved."""
-        bound = (self.slots.version, self._covered)
-        if self._bound != bound:
-            self._calls = {}
-            self._bound = bound
-        call = self._calls.get(self.slots.turn)
+        slots = self.slots
+        if self._bound != (slots.version, self._covered):
+            self._calls.clear()
+            self._bound = (slots.version, self._covered)
+        call = self._calls.get(slots.turn)
         if call is None:
             rows = slice(0, self._covered)
-            call = self._calls[self.slots.turn] = self._bind(
+            call = self._calls[slots.turn] = self._bind(
                 self._session,
                 rows,
                 self._ids[rows],
@@ -241,8 +240,11 @@ class Runner:
             binding.bind_ortvalue_input(name, share(array))
         binding.bind_ortvalue_output(LOGITS, share(logits))
         for state, read, written in self.slots.bound(rows):
-            binding.bind_ortvalue_input(state.input, share(read))
-            binding.bind_ortvalue_output(state.output, share(written))
+            shared = share(read)
+            binding.bind_ortvalue_input(state.input, shared)
+            binding.bind_ortvalue_output(
+                state.output, shared if written is read else share(written)
+            )
         beams = self.slots.beams
         source = self.slots.sources(slice(rows.start // beams, -(-rows.stop // beams)))
         if source is not None:

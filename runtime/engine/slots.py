@@ -15,7 +15,8 @@ it also holds what the decoder reads of its source. There are three kinds of sta
 Knows shapes, lengths and memory. Does not know which tokens the rows hold, nor onnxruntime.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,13 @@ GROWTH = 1.5
 
 Buffer = NDArray[np.float32] | NDArray[np.float16]
 
-_DTYPES = {"float32": np.float32, "float16": np.float16}
+_ALIGNMENT = 64
+"""Bytes that every buffer begins at a multiple of, within its piece of memory."""
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +89,8 @@ class Slots:
         context_length: most tokens of a row.
         capacity: tokens that each row has room for.
         version: another number whenever buffers have moved.
+        replaces: whether there are replaced states; without them rows can be rewound.
+        turn: which of the two buffers of replaced states is read, 0 or 1.
     """
 
     def __init__(
@@ -96,34 +105,25 @@ class Slots:
         self.count, self.beams = count, beams
         self.lengths = [0] * (count * beams)
         self.capacity = min(CAPACITY_STEP, context_length)
-        self.version = 0
+        self.version = self.turn = 0
         self.identity = identity
         self.context_length = context_length
         self._states = tuple(state for state in states if state.update != "source")
         self._read = tuple(state for state in states if state.update == "source")
         self._fixed = [n for n, state in enumerate(self._states) if state.update == "replace"]
-        self._buffers = [self._allocate(state, self.capacity) for state in self._states]
-        self._others = {n: self._allocate(self._states[n], 0) for n in self._fixed}
+        self.replaces = len(self._fixed) > 0
+        self._buffers = self._allocate(self._states, self.capacity)
+        others = self._allocate([self._states[n] for n in self._fixed], 0) if self._fixed else []
+        self._others = dict(zip(self._fixed, others, strict=True))
         self._source: Encoded | None = None
-
-    @property
-    def rewindable(self) -> bool:
-        """Whether every state grows, so that earlier tokens are still there."""
-        return not self._fixed
-
-    @property
-    def turn(self) -> int:
-        """Which of the two buffers of replaced states is read; 0 where there are none."""
-        return self._turn
-
-    _turn = 0
 
     # --- what a graph is bound to -----------------------------------------------------------------
 
     def bound(self, rows: slice) -> Iterator[tuple[State, Buffer, Buffer]]:
         """Each written state with the buffers of its input and of its output, for some rows."""
         for number, (state, buffer) in enumerate(zip(self._states, self._buffers, strict=True)):
-            yield state, buffer[rows], self._others.get(number, buffer)[rows]
+            read, other = buffer[rows], self._others.get(number)
+            yield state, read, read if other is None else other[rows]
 
     def sources(self, slots: slice) -> Encoded | None:
         """What the decoder reads of the sources of some slots."""
@@ -134,13 +134,13 @@ class Slots:
 
     def take_over(self, rows: Sequence[int]) -> None:
         """Make what a step wrote the states of the rows that took part in it."""
-        if not self._fixed:
+        if not self.replaces:
             return
         part = set(rows)
         if all(row in part for row, length in enumerate(self.lengths) if length > 0):
             for number, written in self._others.items():
                 self._buffers[number], self._others[number] = written, self._buffers[number]
-            self._turn ^= 1
+            self.turn ^= 1
             return
         for number, written in self._others.items():
             self._buffers[number][list(rows)] = written[list(rows)]
@@ -178,18 +178,11 @@ class Slots:
             return
         grown = _round_up(max(length, int(self.capacity * GROWTH)))
         capacity = min(grown, self.context_length)
-        # All before any: an allocation that fails leaves buffers of one capacity. Untouched
-        # zeros take no memory, so the peak is the old buffers and one new one.
-        moved = [
-            self._allocate(state, capacity) if state.update == "append" else buffer
-            for state, buffer in zip(self._states, self._buffers, strict=True)
-        ]
-        valid = slice(0, max(self.lengths))
-        for number, state in enumerate(self._states):
-            if state.update == "append":
-                part = _along(state, "capacity", valid)
-                moved[number][part] = self._buffers[number][part]
-                self._buffers[number] = moved[number]
+        moved, valid = self._allocate(self._states, capacity), slice(0, max(self.lengths))
+        for state, buffer, larger in zip(self._states, self._buffers, moved, strict=True):
+            part = _along(state, "capacity", valid)
+            larger[part] = buffer[part]
+        self._buffers = moved
         self.capacity = capacity
         self.version += 1
 
@@ -309,21 +302,29 @@ class Slots:
                 self._buffers[number][row] = kept
             raise
 
-    def _allocate(self, state: State, capacity: int) -> Buffer:
-        # Zeros, not whatever memory holds: a portable body multiplies what follows the valid
-        # part by 0, and 0 times NaN is NaN.
-        if state.dtype not in _DTYPES:
-            raise DeviceError(
-                f"state {state.name!r}: expected a type that the CPU has, got {state.dtype}. "
-                "Run the bundle on the device that it was made for."
-            )
-        allocate: Callable[..., Buffer] = np.zeros
-        return allocate(_sizes(state, len(self.lengths), capacity), _DTYPES[state.dtype])
+    def _allocate(self, states: Sequence[State], capacity: int) -> list[Buffer]:
+        """Buffers of some states, in one piece of memory.
+
+        One piece, since many small ones take a page fault for every 4 KiB: a large one gets large
+        pages. Zeros, not whatever memory holds: a portable body multiplies what follows the valid
+        part by 0, and 0 times NaN is NaN.
+        """
+        places, end = [], 0
+        for state in states:
+            if state.dtype not in _DTYPES:
+                raise DeviceError(
+                    f"state {state.name!r}: expected a type that the CPU has, got {state.dtype}. "
+                    "Run the bundle on the device that it was made for."
+                )
+            shape, dtype = _sizes(state, len(self.lengths), capacity), _DTYPES[state.dtype]
+            places.append((shape, dtype, end))
+            size = math.prod(shape) * dtype.itemsize
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        piece = np.zeros(end, np.uint8)
+        return [np.ndarray(shape, dtype, piece, offset) for shape, dtype, offset in places]
 
     def _check_origin(self, snapshot: Snapshot) -> None:
-        expected = [
-            (_sizes(s, 1, snapshot.length), np.dtype(_DTYPES[s.dtype])) for s in self._states
-        ]
+        expected = [(_sizes(s, 1, snapshot.length), _DTYPES[s.dtype]) for s in self._states]
         got = [(buffer.shape, buffer.dtype) for buffer in snapshot.buffers]
         if snapshot.identity != self.identity or got != expected:
             raise InputError(

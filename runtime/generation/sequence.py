@@ -85,9 +85,7 @@ class Sequence:
             ForkedError: the process was forked after the model was loaded.
         """
         manifest = self._engine.manifest
-        new = checked_ids(ids, vocab_size=manifest.vocab_size, what="append")
-        if not new:
-            raise InputError("append: expected at least one token id, got none.")
+        new = checked_ids(ids, vocab_size=manifest.vocab_size, what="append", fewest=1)
         with self._in_use():
             length = len(self._tokens) + len(new)
             if length > manifest.context_length:

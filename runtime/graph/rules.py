@@ -73,10 +73,6 @@ _ADVICE = "The graph was not written by ortolan, or is damaged: export the bundl
 def read(data: bytes, *, file: str = "graph") -> GraphSummary:
     """Read a serialized ModelProto.
 
-    Args:
-        data: the bytes of the graph file.
-        file: its name, for the text of an error.
-
     Raises:
         GraphError: not an ONNX graph; over a limit; a domain, operator or attribute that
             bundles do not use; a subgraph; a sparse tensor; training information; a tensor

@@ -52,10 +52,6 @@ _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint6
 def dtype_of(name: str, number: int) -> tuple[str, int]:
     """Name the element type of a value, and give its bits.
 
-    Args:
-        name: of the value, for the text of an error.
-        number: as ONNX counts its types.
-
     Raises:
         RefusedError: not a type of numbers that bundles use.
     """
@@ -66,9 +62,6 @@ def dtype_of(name: str, number: int) -> tuple[str, int]:
 
 def external_tensors(graph: Any) -> Iterator[ExternalTensor]:
     """Check every tensor of a graph; yield those whose bytes are in another file.
-
-    Args:
-        graph: the `Graph` message of `onnx_schema`.
 
     Raises:
         RefusedError: the bytes of a tensor do not fit its shape, or are in two places.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import ContextLengthError, InputError
 
 __all__ = ["TokenIds", "checked_ids"]
 
@@ -18,16 +18,22 @@ TokenIds = Iterable[int] | NDArray[np.integer[Any]]
 """One sequence of ids: a list, a tuple or an array of one axis."""
 
 
-def checked_ids(ids: TokenIds, *, vocab_size: int, what: str) -> list[int]:
+def checked_ids(
+    ids: TokenIds, *, vocab_size: int, what: str, fewest: int = 0, most: int | None = None
+) -> list[int]:
     """Give ids as plain integers.
 
     Args:
-        ids: none or more.
-        vocab_size: ids are from 0 to one less.
-        what: names them in the text of an error.
+        ids: one sequence.
+        vocab_size: ids are below it.
+        what: names them in an error.
+        fewest: how many there are at least, 0 or 1.
+        most: how many there may be.
 
     Raises:
-        InputError: not a sequence of whole numbers, or one outside the vocabulary.
+        ContextLengthError: more than `most`.
+        InputError: fewer than `fewest`, not a sequence of whole numbers, or one outside the
+            vocabulary.
     """
     if isinstance(ids, np.ndarray):
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
@@ -41,6 +47,12 @@ def checked_ids(ids: TokenIds, *, vocab_size: int, what: str) -> list[int]:
             f"{what}: expected token ids, got {type(ids).__name__}. Give a list of integers."
         )
     checked = list(ids)
+    if len(checked) < fewest:
+        raise InputError(f"{what}: expected at least one token id, got none.")
+    if most is not None and len(checked) > most:
+        raise ContextLengthError(
+            f"{what}: expected at most {most} tokens, got {len(checked)}. Use a shorter sequence."
+        )
     for position, token in enumerate(checked):
         # bool is an int in Python, and never an id
         if type(token) is not int and (

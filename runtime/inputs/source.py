@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
-from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError
+from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
-from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 __all__ = ["Input", "Inputs", "Source", "SourceReader", "is_batch", "pad"]
 
@@ -71,10 +71,8 @@ class SourceReader:
         if isinstance(given, str):
             ids = self._encode(given, truncate=truncate)
         else:
-            ids = checked_ids(given, vocab_size=self._vocab_size, what="ids")
+            ids = checked_ids(given, vocab_size=self._vocab_size, what="ids", fewest=1)
             ids = ids[: self.max_tokens] if truncate else ids
-            if not ids:
-                raise InputError("ids: expected at least one token id, got none.")
         if len(ids) > self.max_tokens:
             raise ContextLengthError(
                 f"{'text' if isinstance(given, str) else 'ids'}: expected at most "
@@ -91,10 +89,7 @@ class SourceReader:
 
     def _encode(self, text: str, *, truncate: bool) -> list[int]:
         if self._tokenizer is None:
-            raise TokenizerError(
-                "text: expected a bundle with a tokenizer, got one without. "
-                "Give token ids, or export with the tokenizer of the checkpoint."
-            )
+            raise no_tokenizer("text")
         if truncate:
             ids = self._tokenizer.encode_start(text, max_tokens=self.max_tokens)
         else:

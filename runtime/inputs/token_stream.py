@@ -40,11 +40,6 @@ def open_stream(decoder: Any, lookup: Lookup, decode: Decode) -> TokenStream:
     Case 2: a token's text depends on the token before it at most, and on the run of byte tokens
         that it stands in. Runs are held back until they end.
     Case 3: anything else may look anywhere, so all text comes with `flush`.
-
-    Args:
-        decoder: the decoder of a tokenizer.json.
-        lookup: the string of an id.
-        decode: the text of ids that add text.
     """
     parts = _parts(decoder)
     types = [part.get("type") for part in parts]

@@ -7,15 +7,17 @@ expect, end here.
 from collections.abc import Iterable, Sequence
 from operator import index
 from types import TracebackType
+from typing import Any
 
 import tokenizers
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream
 from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
 
-__all__ = ["TokenStream", "Tokenizer", "no_tokenizer", "open_tokenizer"]
+__all__ = ["TokenStream", "Tokenizer", "no_tokenizer", "open_tokenizer", "read_ids"]
 
 
 class Tokenizer:
@@ -96,10 +98,6 @@ class Tokenizer:
         """Return the ids of as much of a text as fits, from its start.
 
         What the tokenizer puts around a text counts, and is put around the part.
-
-        Args:
-            text: as for `encode`.
-            max_tokens: most ids; more than the tokenizer adds.
 
         Raises:
             TokenizerError: as for `encode`, or there is no room for any token of the text.
@@ -229,9 +227,24 @@ def open_tokenizer(bundle: Bundle) -> Tokenizer | None:
     return Tokenizer.from_bytes(bundle.read(name), model_vocab_size=bundle.manifest.vocab_size)
 
 
+def read_ids(
+    given: Any, tokenizer: Tokenizer | None, *, vocab_size: int, what: str, fewest: int = 0
+) -> list[int]:
+    """The ids of a text, or ids as they are; the rest is as for `checked_ids`.
+
+    Raises:
+        TokenizerError: a text, and the tokenizer cannot take it, or there is none.
+    """
+    if isinstance(given, str):
+        if tokenizer is None:
+            raise no_tokenizer(what)
+        given = tokenizer.encode(given)
+    return checked_ids(given, vocab_size=vocab_size, what=what, fewest=fewest)
+
+
 def no_tokenizer(what: str) -> TokenizerError:
     """The error for text where a bundle takes only ids."""
     return TokenizerError(
         f"{what}: expected a bundle with a tokenizer, got one without. "
-        "Give token ids and `generate`, or export with the tokenizer of the checkpoint."
+        "Give token ids (and no `stream`), or export with the tokenizer of the checkpoint."
     )

@@ -102,15 +102,11 @@ def placement(bundle: Bundle, device: str) -> Placement:
 
 
 def place(graphs: Mapping[str, bytes], device: str) -> Placement:
-    """Place the nodes of graphs.
-
-    Args:
-        graphs: the bytes of ONNX files, by role.
-        device: `cpu` or `cuda`.
+    """Place the nodes of graphs, given as the bytes of ONNX files by role, on `cpu` or `cuda`.
 
     Raises:
         DeviceError: another device.
-        RefusedError: a type that bundles do not use.
+        RefusedError: a type of element that bundles do not use.
     """
     if device not in Kernels._fields:
         raise DeviceError(f"device: expected cpu or cuda, got {device!r}.")
@@ -158,10 +154,7 @@ def _fallback(kind: NodeKind, device: str, bodies: frozenset[str]) -> Fallback |
 
 
 def node_kinds(graph: Any) -> Counter[NodeKind]:
-    """Count the nodes of each kind; constants are none.
-
-    Args:
-        graph: the `Graph` message of `onnx_schema`, its nodes in an order to compute them.
+    """Count the nodes of each kind in a `Graph` message; constants are none.
 
     Raises:
         RefusedError: a type that bundles do not use.

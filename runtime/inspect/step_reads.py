@@ -113,12 +113,10 @@ class StepReads:
 
 
 def count(manifest: Manifest, graph: GraphSummary, *, device: str) -> StepReads:
-    """Count what one step of a graph reads.
+    """Count what one step reads, of the graph that takes a single new token.
 
-    Args:
-        manifest: for the states and the size of the vocabulary.
-        graph: the one that takes a single new token.
-        device: `cpu`, or another that computes in the type of the weights.
+    A `device` other than `cpu` computes in the type of the weights.
+
     """
     tensors = {tensor.name: tensor for tensor in graph.external}
     products = [reader for reader in graph.readers if reader.operator in _PRODUCTS]

@@ -82,11 +82,7 @@ class BandwidthMeter:
 
 
 def last_level_cache(root: Path = Path("/")) -> int | None:
-    """Bytes of the largest caches of the cores that this process may use, `None` if unknown.
-
-    Args:
-        root: folder that holds `sys`.
-    """
+    """Bytes of the largest caches of the cores that this process may use, `None` if unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     sizes: dict[tuple[int, str], int] = {}
@@ -104,10 +100,6 @@ def last_level_cache(root: Path = Path("/")) -> int | None:
 
 def buffer_bytes(cache_bytes: int | None, available_bytes: int | None) -> int | None:
     """Choose the size of the array to read.
-
-    Args:
-        cache_bytes: the last-level cache.
-        available_bytes: memory that may still be taken.
 
     Returns:
         `None` when an array that fits would say nothing: the cache would keep half of it.

@@ -1,4 +1,7 @@
-"""The control groups of Linux, version 1 and 2, that bound what this process may use."""
+"""The control groups of Linux, version 1 and 2, that bound what this process may use.
+
+Here and beside: `root` is the folder that holds `sys` and `proc`, another one in tests.
+"""
 
 from pathlib import Path
 
@@ -8,9 +11,8 @@ __all__ = ["group_folders", "read_small"]
 def group_folders(controller: str, root: Path) -> list[Path]:
     """Folders of this process's groups and of every group around them: the tightest bound holds.
 
-    Args:
-        controller: such as `cpu` or `memory`; version 2 has all in one folder.
-        root: folder that holds `sys` and `proc`.
+    Version 1 has a folder for each controller, such as `cpu` or `memory`; version 2 one for all.
+
     """
     folders: list[Path] = []
     for line in read_small(root / "proc/self/cgroup").splitlines():

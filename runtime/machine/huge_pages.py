@@ -80,10 +80,10 @@ def collapse(pages: Iterable[int]) -> None:
 
 
 def collapse_later(known: set[int]) -> threading.Thread | None:
-    """Put memory that came after `known` into huge pages, in a thread that yields to all others.
+    """Put memory that came after `known`, of `pages_in_use`, into huge pages.
 
-    Args:
-        known: `pages_in_use()` before the weights were allocated.
+    A thread does it that yields to all others.
+
 
     Returns:
         The thread, or `None` where there is nothing to do.

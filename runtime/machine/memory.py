@@ -53,9 +53,6 @@ def forget_peak() -> bool:
 def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes that this process can still take without making the system swap or end it.
 
-    Args:
-        root: folder that holds `sys` and `proc`.
-
     Returns:
         `None` outside Linux.
     """
@@ -65,11 +62,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 
 def free_swap(root: Path = Path("/")) -> int:
-    """Bytes that the system can still swap out; 0 outside Linux.
-
-    Args:
-        root: folder that holds `proc`.
-    """
+    """Bytes that the system can still swap out; 0 outside Linux."""
     return _from_meminfo(root, "SwapFree") or 0
 
 

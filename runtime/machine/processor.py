@@ -30,9 +30,6 @@ def processor_features(root: Path = Path("/")) -> tuple[str, ...]:
 
     Where cores differ, those that all of them have: a thread may run on any. Outside Linux, and
     on other architectures, the name of the processor stands for them.
-
-    Args:
-        root: folder that holds `proc`.
     """
     found: list[set[str]] = []
     for line in read_small(root / "proc/cpuinfo").splitlines():

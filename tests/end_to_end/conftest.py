@@ -1,9 +1,11 @@
 """One tiny checkpoint with a tokenizer, exported through the command line."""
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ortolan import modeling
+from ortolan.cli import main
 from ortolan.modeling.checkpoint.folder import config_from_hf
 
 REPOSITORY = Path(__file__).parents[2]
@@ -20,21 +23,42 @@ TEXT = "def read_lines(path):\n    with open(path) as file:\n        return file
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
+def run_here(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """The command line in this process, which has imported the slow packages already."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    words = ["ortolan", *map(str, arguments)]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", words)
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert isinstance(end.value.code, int)
+    written = (stream.detach().getvalue() for stream in (out, err))
+    return subprocess.CompletedProcess(words, end.value.code, *written)
+
+
+def run_apart(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """The command line in a process of its own, as a user runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "ortolan", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": "src"},
+        check=False,
+    )
+
+
 @pytest.fixture(scope="session")
 def ortolan() -> Run:
-    """The command line in a process of its own."""
+    """The command line."""
+    return run_here
 
-    def run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [sys.executable, "-m", "ortolan", *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            cwd=REPOSITORY,
-            env=os.environ | {"PYTHONPATH": "src"},
-            check=False,
-        )
 
-    return run
+@pytest.fixture(scope="session")
+def ortolan_apart() -> Run:
+    """The command line, where a test is about its process."""
+    return run_apart
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +91,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "eos_token_id": 0,
         }
     )
-    modeling.save(modeling.Decoder(config), folder)
+    modeling.save(modeling.DecoderModel(config), folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

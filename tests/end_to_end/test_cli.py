@@ -25,7 +25,11 @@ def fails_in_one_line(ortolan: Run, *arguments: str | Path, stdin: bytes = b"") 
     return lines[0]
 
 
-def test_run_streams_the_text_and_says_figures_on_stderr(ortolan: Run, bundle: Path) -> None:
+@pytest.mark.parametrize("place", ["ortolan", "ortolan_apart"])
+def test_run_streams_the_text_and_says_figures_on_stderr(
+    place: str, bundle: Path, request: pytest.FixtureRequest
+) -> None:
+    ortolan: Run = request.getfixturevalue(place)
     done = ortolan("run", bundle, "def read", "-n", "8", "--ignore-eos")
     assert done.returncode == 0
     assert len(done.stdout) > 1
@@ -217,8 +221,8 @@ def test_stdin_that_is_not_utf8_fails_with_the_place(ortolan: Run, bundle: Path)
     assert "0xff at 4" in line
 
 
-def test_debug_shows_the_traceback(ortolan: Run, tmp_path: Path) -> None:
-    done = ortolan("run", tmp_path / "nowhere", "def", "--debug")
+def test_debug_shows_the_traceback(ortolan_apart: Run, tmp_path: Path) -> None:
+    done = ortolan_apart("run", tmp_path / "nowhere", "def", "--debug")
     assert done.returncode != 0
     assert b"Traceback" in done.stderr
 
@@ -227,7 +231,7 @@ def test_debug_shows_the_traceback(ortolan: Run, tmp_path: Path) -> None:
 def test_every_command_has_help(ortolan: Run, name: str) -> None:
     done = ortolan(name, "--help")
     assert done.returncode == 0
-    assert done.stdout.startswith(b"Usage: python -m ortolan " + name.encode())
+    assert done.stdout.startswith(b"Usage: ortolan " + name.encode())
 
 
 def test_help_imports_no_heavy_package() -> None:
@@ -246,4 +250,5 @@ def test_help_imports_no_heavy_package() -> None:
         cwd=Path(__file__).parents[2],
         check=True,
     )
+    assert "\n    ortolan export checkpoint/ bundle/\n" in done.stdout
     assert done.stderr == "set()"

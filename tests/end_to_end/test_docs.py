@@ -1,13 +1,20 @@
-"""Every command and every program that the documents show is run as it stands there."""
+"""The commands and the programs that the documents show.
+
+Commands are parsed here, and programs run in this process; the slow test types all of them.
+"""
 
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+
+from ortolan.cli import cli
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -29,12 +36,56 @@ def blocks(document: str, language: str) -> list[str]:
     return [body for kind, body in BLOCK.findall(text) if kind == language]
 
 
+def commands(document: str) -> Iterator[list[str]]:
+    """The words of each command of a document."""
+    for block in blocks(document, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                yield [Path(words[0]).name, *words[1:]]
+
+
+SHOWN = [document for document in DOCUMENTS if [*commands(document), *blocks(document, "python")]]
+
+
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the models, in which the documents' relative paths mean what they say."""
     folder = tmp_path_factory.mktemp("docs")
     shutil.copytree(REPOSITORY / "models", folder / "models")
     return folder
+
+
+def test_readme_shows_commands_and_a_program() -> None:
+    assert list(commands("README.md"))
+    assert blocks("README.md", "python")
+
+
+@pytest.mark.parametrize("document", SHOWN)
+def test_commands_of_the_document_are_understood(document: str) -> None:
+    made: set[str] = set()
+    for name, *words in commands(document):
+        if name != "ortolan":
+            assert name in {"python", "pip"}, f"{name}: run by no test"
+            continue
+        command = cli.get_command(click.Context(cli), words[0])
+        assert command is not None, words
+        parsed = command.make_context(words[0], words[1:]).params
+        for source in (parsed.get("source", ""), parsed.get("recipe", "")):
+            if str(source).startswith("models/"):
+                assert (REPOSITORY / source).exists(), words
+        if words[0] == "export":
+            made.add(str(parsed["out"]))
+        assert str(parsed.get("bundle")) in {"None", *made}, f"{words}: of a bundle not made before"
+
+
+@pytest.mark.parametrize("document", [d for d in SHOWN if blocks(d, "python")])
+def test_programs_of_the_document_run(
+    document: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace)
+    for program in blocks(document, "python"):
+        shutil.rmtree(workspace / "build", ignore_errors=True)
+        exec(compile(program, document, "exec"), {"__name__": "__main__"})
 
 
 def run(arguments: list[str], workspace: Path) -> None:
@@ -53,34 +104,15 @@ def run(arguments: list[str], workspace: Path) -> None:
     assert done.returncode == 0, f"{arguments}: {done.stderr}"
 
 
-def test_readme_shows_commands_and_a_program() -> None:
-    assert blocks("README.md", "sh")
-    assert blocks("README.md", "python")
-
-
-@pytest.fixture(scope="module")
-def exported() -> set[str]:
-    """Exports that have run in the workspace: the same line would make the same bundle."""
-    return set()
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_commands_of_the_document_run(document: str, workspace: Path, exported: set[str]) -> None:
-    for block in blocks(document, "sh"):
-        for line in block.replace("\\\n", " ").splitlines():
-            command = shlex.split(line, comments=True)
-            if not command or any(known in line for known in NOT_RUN) or line in exported:
-                continue
-            if "export" in command:
-                exported.add(line)
-            name = Path(command[0]).name
-            assert name in {"ortolan", "python"}, f"{line}: run by no test"
-            program = [sys.executable] + (["-m", "ortolan"] if name == "ortolan" else [])
-            run([*program, *command[1:]], workspace)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_programs_of_the_document_run(document: str, workspace: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("document", SHOWN)
+def test_everything_that_the_document_shows_runs_as_it_stands(
+    document: str, workspace: Path
+) -> None:
+    for name, *words in commands(document):
+        if any(" ".join([name, *words]).startswith(known) for known in NOT_RUN):
+            continue
+        run([sys.executable, *(["-m", "ortolan"] if name == "ortolan" else []), *words], workspace)
     for program in blocks(document, "python"):
         shutil.rmtree(workspace / "build", ignore_errors=True)
         run([sys.executable, "-c", program], workspace)

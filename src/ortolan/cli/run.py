@@ -1,7 +1,7 @@
 """`ortolan run BUNDLE [PROMPT | -]`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,26 +13,40 @@ from ortolan.cli.output import print_json
 from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
-    from ortolan.runtime import Completion, Decoder, InputError, Sampling, Seq2Seq, Timings
+    from ortolan.runtime import Completion, TextStream
 
 
 @click.command()
 @options.bundle
 @click.argument("prompt", default="-")
-@click.option("-n", "max_new_tokens", type=int, help="Most new tokens; all that fit by default.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=int, default=0, help="Keep this many tokens; 0 keeps all.")
-@click.option("--top-p", type=float, default=1.0, help="Keep the likeliest up to this share.")
-@click.option("--min-p", type=float, default=0.0, help="Keep those this likely, beside the top.")
-@click.option("--repetition-penalty", type=float, default=1.0)
-@click.option("--presence-penalty", type=float, default=0.0)
-@click.option("--frequency-penalty", type=float, default=0.0)
-@click.option("--seed", type=int, help="Makes the draws repeatable.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after the end of the text.")
-@click.option("--beams", type=int, help="Search with so many beams; of an encoder-decoder.")
-@click.option("--n-best", type=int, help="Print so many of the beams, with their scores.")
-@click.option("--length-penalty", type=float, help="Of beams: above 0 favours long texts.")
+@click.option(
+    "-n", "max_new_tokens", type=int, help="Maximum of new tokens; as many as fit by default."
+)
+@click.option(
+    "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."
+)
+@click.option("--top-k", type=int, default=0, help="Sample from this many tokens; 0 for all.")
+@click.option(
+    "--top-p",
+    type=float,
+    default=1.0,
+    help="Sample from the likeliest tokens that reach this probability.",
+)
+@click.option(
+    "--min-p",
+    type=float,
+    default=0.0,
+    help="Sample from tokens at least this likely, relative to the top.",
+)
+@click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: repeat fewer tokens.")
+@click.option("--presence-penalty", type=float, default=0.0, help="Above 0: repeat fewer tokens.")
+@click.option("--frequency-penalty", type=float, default=0.0, help="The same, for each repetition.")
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
+@click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
+@click.option("--beams", type=int, help="Search with this many beams (encoder-decoders).")
+@click.option("--n-best", type=int, help="Print this many results of a search, with their scores.")
+@click.option("--length-penalty", type=float, help="For beams: above 0 favours long texts.")
 @options.device
 @options.threads
 @options.as_json
@@ -59,10 +73,10 @@ def command(
 ) -> None:
     """Continue PROMPT, or standard input where it is - or left out.
 
-    The bundle of an encoder-decoder writes the text that belongs to it, such as its translation.
-    The text streams to standard output as it is generated; figures go to standard error.
+    The bundle of an encoder-decoder writes a new text from it, such as its translation. The text
+    streams to standard output as it is generated; timings go to standard error.
     """
-    from ortolan.runtime import Decoder, Sampling, Seq2Seq, load, open_bundle
+    from ortolan.runtime import Sampling, load
 
     sampling = Sampling(
         temperature=temperature,
@@ -74,96 +88,66 @@ def command(
         frequency_penalty=frequency_penalty,
         seed=seed,
     )
-    of_beams = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
-    given = {name: value for name, value in of_beams.items() if value is not None}
+    beam_options = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
+    search = {name: value for name, value in beam_options.items() if value is not None}
+    request: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "sampling": None if sampling == Sampling() else sampling,
+        "stop": stop,
+    }
     text = read_stdin() if prompt == "-" else prompt
-    if open_bundle(bundle).manifest.kind == "encoder-decoder":
+    model = load(bundle, device=device, threads=threads)
+    _check_options(model, search, ignore_eos=ignore_eos)
+    if ignore_eos:
+        request["ignore_eos"] = True
+    if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
-        translator = load(bundle, Seq2Seq, device=device, threads=threads)
-        if ignore_eos:
-            raise _refusal("--ignore-eos", "a decoder")
-        if given:
-            _search(translator, text, max_new_tokens, sampling, stop, given, as_json=as_json)
-            return
-        _stream(translator, text, max_new_tokens, sampling, stop, {}, as_json=as_json)
-        return
-    model = load(bundle, Decoder, device=device, threads=threads)
-    for name in given:
-        raise _refusal(f"--{name.replace('_', '-')}", "an encoder-decoder")
-    _stream(
-        model, text, max_new_tokens, sampling, stop, {"ignore_eos": ignore_eos}, as_json=as_json
-    )
-
-
-def _refusal(option: str, kind: str) -> "InputError":
-    """The error for an option that means nothing to this bundle."""
-    from ortolan.runtime import InputError
-
-    return InputError(f"{option}: expected a bundle of {kind}, got another. Leave it out.")
-
-
-def _stream(
-    model: "Decoder | Seq2Seq",
-    text: str,
-    max_new_tokens: int | None,
-    sampling: "Sampling",
-    stop: Sequence[str],
-    more: dict[str, Any],
-    *,
-    as_json: bool,
-) -> None:
-    """Print a text while it is generated."""
-    stream = model.stream(text, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, **more)
-    for piece in stream:
-        if not as_json:
-            print(piece, end="", flush=True)
-    completion = stream.completion
+    completion = _generate(model, text, request, search, is_shown=not as_json)
     if as_json:
         about = {"device": model.device, "device_reason": model.device_reason}
         print_json({"prompt": text, **asdict(completion), **about})
         return
-    print()
-    _print_figures(completion.timings, completion.finish_reason)
+    _print_end(completion, is_streamed=not search)
 
 
-def _search(
-    model: "Seq2Seq",
-    text: str,
-    max_new_tokens: int | None,
-    sampling: "Sampling",
-    stop: Sequence[str],
-    of_beams: dict[str, Any],
-    *,
-    as_json: bool,
-) -> None:
-    """Print what a beam search finds: the best text, or several, each after its score."""
-    from ortolan.runtime import Sampling
-
-    found: Completion = model.generate(
-        text,
-        max_new_tokens=max_new_tokens,
-        sampling=None if sampling == Sampling() else sampling,
-        stop=stop,
-        **of_beams,
-    )
-    if as_json:
-        about = {"device": model.device, "device_reason": model.device_reason}
-        print_json({"prompt": text, **asdict(found), **about})
-        return
-    if found.alternatives:
-        for score, written in (
-            (found.score, found.text),
-            *((each.score, each.text) for each in found.alternatives),
-        ):
-            print(f"{score:.4f}\t{written}")
-    else:
-        print(found.text)
-    _print_figures(found.timings, found.finish_reason)
+def _generate(
+    model: Any, text: str, request: dict[str, Any], search: dict[str, Any], *, is_shown: bool
+) -> "Completion":
+    """Search with beams; or print a text while it is generated, where it is to be shown."""
+    if search:
+        found: Completion = model.generate(text, **request, **search)
+        return found
+    stream: TextStream = model.stream(text, **request)
+    for piece in stream:
+        if is_shown:
+            print(piece, end="", flush=True)
+    return stream.completion
 
 
-def _print_figures(timings: "Timings", finish_reason: str) -> None:
+def _print_end(completion: "Completion", *, is_streamed: bool) -> None:
+    """Print what a beam search found, the best text or each after its score; then figures."""
+    print(f"{completion.score:.4f}\t" if completion.alternatives else "", end="")
+    print("" if is_streamed else completion.text)
+    for each in completion.alternatives:
+        print(f"{each.score:.4f}\t{each.text}")
+    timings = completion.timings
     print(
         f"[{timings.new_tokens} tokens, {timings.tokens_per_second:.1f} tok/s, first after "
-        f"{timings.time_to_first_token_s * 1000:.0f} ms, {finish_reason}]",
+        f"{timings.time_to_first_token_s * 1000:.0f} ms, {completion.finish_reason}]",
         file=sys.stderr,
     )
+
+
+def _check_options(model: Any, search: Iterable[str], *, ignore_eos: bool) -> None:
+    """Refuse a bundle that writes no texts, and options that mean nothing to this one."""
+    from ortolan.runtime import Decoder, InputError, Seq2Seq
+    from ortolan.runtime.bundle.manifest import wrong_kind
+
+    if not isinstance(model, Decoder | Seq2Seq):
+        raise wrong_kind(model.manifest, what="run", expected="a bundle that writes texts")
+    is_decoder = isinstance(model, Decoder)
+    meaningless = search if is_decoder else ["ignore_eos"] if ignore_eos else []
+    other = "an encoder-decoder" if is_decoder else "a decoder"
+    for option in meaningless:
+        flag = f"--{option.replace('_', '-')}"
+        raise InputError(f"{flag}: expected a bundle of {other}, got another. Leave it out.")
