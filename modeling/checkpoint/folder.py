@@ -129,7 +129,7 @@ def config_from_hf(
 
 
 def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
-    """The weights of a checkpoint folder by our names, read when asked for.
+    """The weights of a checkpoint folder by our names, read on demand.
 
     Raises:
         WeightError: names every weight that is missing, unexpected or of the wrong shape.

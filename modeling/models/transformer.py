@@ -1,7 +1,7 @@
 """The models: decoders, encoders, and an encoder with a decoder.
 
 Shape letters: B batch, S new tokens, T tokens of a source or of an encoder's text, E model width,
-V vocabulary, N positions asked for.
+V vocabulary, N requested positions.
 """
 
 from collections.abc import Sequence

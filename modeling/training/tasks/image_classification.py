@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ortolan.modeling.config import PatchInput
+from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.data import LabelledImages, read_data
 from ortolan.modeling.training.recipe import Recipe
@@ -40,6 +42,13 @@ class ImageClassificationTask:
         self.recipe = recipe.training
         self.data = read_data(recipe, folder, LabelledImages)
         config = classifier_config(recipe.model, "ViTForImageClassification", self.data.labels)
+        shape = self.data.train.pixels.shape[1:]
+        match config.input:
+            case PatchInput(image_size=size, channels=channels) if shape != (*size, channels):
+                raise RecipeError(
+                    f"model: expected image_size and num_channels of the images, {shape}, got "
+                    f"{(*size, channels)}. Correct one of them."
+                )
         self.module = EncoderModel(config)
         initialise(self.module, layers=len(config.blocks))
 
