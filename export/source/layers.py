@@ -78,11 +78,11 @@ class Layers:
         return self._tied.get(full, full)
 
     def place(self, index: int) -> str:
-        """What the names of a layer's weights begin with."""
+        """The prefix of the names of a layer's weights."""
         return f"{self.prefix}blocks.{index}."
 
     def embed(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What enters the first layer, `(S, E)` for each text of ids `(S,)` or each image."""
+        """The input of the first layer, `(S, E)` for each text of ids `(S,)` or each image."""
         config = getattr(self.stack.config, "input", None)
         state = self._embedding_state(max(len(each) for each in inputs))
         rows: Sequence[Tensor] = inputs
@@ -122,13 +122,13 @@ class Layers:
         ]
 
     def run_final_norm(self, x_SE: Tensor) -> Tensor:
-        """What the head reads, `(S, E)`."""
+        """The input of the head, `(S, E)`."""
         state = self._below("final_norm.")
         out_SE: Tensor = torch.func.functional_call(self.stack.final_norm, state, (x_SE,))
         return out_SE
 
     def run_transform(self, x_SE: Tensor) -> Tensor:
-        """What the last product of an encoder's language model reads, `(S, E)`."""
+        """The input of the last product of an encoder's language model, `(S, E)`."""
         head = self.stack.head
         if not isinstance(head, LanguageModel) or head.transform is None:
             return x_SE
@@ -142,7 +142,7 @@ class Layers:
         return out_SE
 
     def run_pooled_head(self, x_SE: Tensor) -> Tensor:
-        """What a classifier or an embedding makes of one text or image, `(L,)` or `(E,)`."""
+        """The output of a classifier or an embedding for one text or image, `(L,)` or `(E,)`."""
         head = cast(nn.Module, self.stack.head)
         state = self._below("head.")
         out_BL: Tensor = torch.func.functional_call(head, state, (x_SE[None], None))
@@ -163,7 +163,7 @@ class Layers:
                 return None
 
     def _embedding_state(self, longest: int) -> dict[str, Tensor]:
-        """All that `embed` needs but the tokens' own table, whole where it is small."""
+        """The weights of `embed` except the table of the tokens; small ones whole."""
         state: dict[str, Tensor] = {}
         for name, parameter in self.stack.named_parameters():
             first = name.partition(".")[0]
@@ -211,7 +211,7 @@ def _skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> TransformerM
 
 
 class _Embed(nn.Module):
-    """What comes before the blocks, as a module that can be called with few rows of a table."""
+    """The part before the blocks, as a module that can be called with a few rows of a table."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What each token attends to, as a graph: whole texts at once, without a cache."""
+"""Attention maps as a graph: what each token attends to, whole texts at once."""
 
 from typing import cast
 

@@ -23,7 +23,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What was written.
+    """The file of weights.
 
     Attributes:
         quantized: every weight that is stored in few bits.
@@ -41,7 +41,7 @@ def store(
     folder: Path,
     progress: Progress,
 ) -> Stored:
-    """Write what graphs read.
+    """Write the weights that graphs read.
 
     Args:
         lowered: the graphs.
