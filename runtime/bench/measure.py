@@ -147,7 +147,7 @@ def _notes(measured: Bandwidth | None, results: tuple[CaseResult, ...]) -> Itera
     elif measured.buffer_bytes < measured.wanted_bytes:
         yield (
             f"bandwidth measured over {measured.buffer_bytes / 1e6:.0f} MB, not "
-            f"{measured.wanted_bytes / 1e6:.0f} MB, for want of memory: it may come out too high"
+            f"{measured.wanted_bytes / 1e6:.0f} MB, as memory is short: it may be too high"
         )
     for result in results:
         read = result.generation

@@ -48,7 +48,7 @@ __all__ = ["PackReport", "pack"]
 _SAVED = "saved.bin"
 
 _ROOM = (
-    "Check the right to write, and the room on the disk: while packing, up to four times the "
+    "Check the permissions, and the free space on the disk: packing takes up to four times the "
     "weights."
 )
 
