@@ -23,12 +23,12 @@ from ortolan.export.trace.decoder import trace_decoder
 from ortolan.export.trace.encoder import trace_encoder
 from ortolan.export.trace.encoder_decoder import trace_source_encoder, trace_target_decoder
 from ortolan.export.trace.states import cache_states, source_states
-from ortolan.modeling.config import ModelConfig, TransformerConfig
+from ortolan.modeling.config import DecoderConfig, ModelConfig
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Graph, State, StateType
 
 Tracer = Callable[..., ir.Model]
-States = Callable[[TransformerConfig, StateType], Iterable[State]]
+States = Callable[[DecoderConfig, StateType], Iterable[State]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -30,7 +31,7 @@ from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.export.source.inputs import Inputs
 from ortolan.export.weights.blob import Blob, bind
 from ortolan.export.weights.store import Stored, store
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
@@ -41,7 +42,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def export(
-    source: str | Path | Model,
+    source: str | Path | TransformerModel,
     out: str | Path,
     *,
     precision: Precision = "fp32",
@@ -114,29 +115,29 @@ def _build(
     settings: Settings,
     data: Calibration | None,
     inputs: Inputs,
-    report: Progress,
+    progress: Progress,
 ) -> None:
     """Write a whole bundle into a folder, and prove it there if the CPU can compute it."""
-    certificate = _reference(model, settings, data, report)
-    lowered = lower(_trace(model, settings, report), settings)
+    certificate = _reference(model, settings, data, progress)
+    lowered = lower(_trace(model, settings, progress), settings)
     check_placement(lowered.graphs, settings)
-    stored = store(lowered, model, settings, inputs, folder, report)
+    stored = store(lowered, model, settings, inputs, folder, progress)
     _write_graphs(lowered, stored.blob, settings, folder)
     for name, path in model.companions.items():
         shutil.copyfile(path, folder / name)
     _write_certified(folder, model, settings, stored, certificate)
     if settings.unverified is not None:
         return  # the manifest says so, and the certificate holds the reference
-    report("verify", 0, 1)
+    progress("verify", 0, 1)
     measured = replay(folder)
     if measured.verdict == "FAIL":
         raise ParityError(describe_failure(measured, certificate))
     _write_certified(folder, model, settings, stored, passed(certificate, measured))
-    report("verify", 1, 1)
+    progress("verify", 1, 1)
 
 
 def _reference(
-    model: Exportable, settings: Settings, data: Calibration | None, report: Progress
+    model: Exportable, settings: Settings, data: Calibration | None, progress: Progress
 ) -> Certificate:
     """What PyTorch computes, and the bounds that the bundle has to keep to."""
     bounds = thresholds(settings.precision, output=model.output, max_kl=settings.options.max_kl)
@@ -144,17 +145,17 @@ def _reference(
         model,
         make_probes(model, data),
         thresholds=bounds,
-        progress=lambda done, total: report("reference", done, total),
+        progress=partial(progress, "reference"),
     )
 
 
-def _trace(model: Exportable, settings: Settings, report: Progress) -> dict[str, ir.Model]:
+def _trace(model: Exportable, settings: Settings, progress: Progress) -> dict[str, ir.Model]:
     """Each graph by its role, tidied."""
     graphs, traced = settings.graph_files, {}
     for number, (role, graph) in enumerate(graphs.items()):
-        report("trace", number, len(graphs))
+        progress("trace", number, len(graphs))
         traced[role] = tidy(trace_graph(model.config, role, graph, dtype=settings.dtype))
-    report("trace", len(graphs), len(graphs))
+    progress("trace", len(graphs), len(graphs))
     return traced
 
 

@@ -2,27 +2,27 @@
 
 from ortolan.modeling.checkpoint.folder import load, read_config, save
 from ortolan.modeling.config import (
+    DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     ModelConfig,
-    TransformerConfig,
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError, ModelingError, WeightError
-from ortolan.modeling.models.stack import Model
-from ortolan.modeling.models.transformer import Decoder, Encoder, EncoderDecoder
+from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.transformer import DecoderModel, EncoderDecoderModel, EncoderModel
 
 __all__ = [
     "CheckpointError",
     "ConfigError",
-    "Decoder",
-    "Encoder",
+    "DecoderConfig",
+    "DecoderModel",
     "EncoderConfig",
-    "EncoderDecoder",
     "EncoderDecoderConfig",
-    "Model",
+    "EncoderDecoderModel",
+    "EncoderModel",
     "ModelConfig",
     "ModelingError",
-    "TransformerConfig",
+    "TransformerModel",
     "WeightError",
     "load",
     "read_config",

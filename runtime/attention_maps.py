@@ -1,7 +1,6 @@
 """What each token attends to, from a bundle that was exported with attention maps.
 
-Knows which tokens stand on the two sides of a map. Does not know how maps are computed (the
-graph `attention` does), nor how they are drawn.
+The graph `attention` computes them; here tokens get their places on the two sides of a map.
 """
 
 import os
@@ -69,7 +68,7 @@ def attention_maps(
     Args:
         bundle: a folder, or an opened bundle.
         text: text, ids, or an image where the encoder takes images.
-        target: what a decoder behind an encoder writes, as text or as ids with their end; by
+        target: what a decoder writes from a source, as text or as ids with their end; by
             default what it writes greedily.
         threads: threads within one operator; `None` for the default of `load`.
 
@@ -88,7 +87,7 @@ def attention_maps(
             "attention: expected a bundle with attention maps, got one without. "
             "Export the checkpoint with --attention-maps."
         )
-    if target is not None and manifest.kind != "encoder-decoder":
+    if target is not None and not manifest.model_kind.reads_source:
         raise InputError(
             f"target: expected it for an encoder-decoder only, got one for kind "
             f"{manifest.kind!r}. Leave it out."
@@ -132,7 +131,7 @@ def _sides(
     target: str | Sequence[int] | None,
 ) -> _Sides:
     manifest = bundle.manifest
-    if manifest.kind == "decoder":
+    if not manifest.model_kind.has_encoder:
         ids = _ids(bundle, tokenizer, text, what="text")
         return _Sides(feeds={IDS: np.array([ids], np.int64)}, read=_labels(tokenizer, ids))
     reader = SourceReader(manifest, tokenizer)
@@ -143,7 +142,7 @@ def _sides(
         tokens = [int(token) for token in feeds[IDS][0]]
         _check_count(len(tokens), "text")
         names = _labels(tokenizer, tokens)
-    if manifest.kind == "encoder":
+    if not manifest.model_kind.has_decoder:
         return _Sides(feeds=feeds, source=names)
     if target is None:
         written = _greedy(bundle, engine, text)

@@ -1,4 +1,4 @@
-"""Steps from what the exporter writes to what a bundle holds, one file each."""
+"""Steps from the graph that torch writes to that of a bundle, one file each."""
 
 import onnx_ir as ir
 from onnx_ir.passes import common

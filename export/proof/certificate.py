@@ -32,17 +32,17 @@ THRESHOLDS = {
     "fp16": Thresholds(mean_kl=1e-4, mean_cosine=1e-4, max_abs_delta=2e-2, near_tie=5e-2),
     # Seven bits. PyTorch's own bfloat16 is at 1.4e-4 nats on models/pythonic (docs/adr/0009).
     "bf16": Thresholds(mean_kl=2e-3, mean_cosine=2e-3, max_abs_delta=1.6e-1, near_tie=4e-1),
-    # Rounded weights compute something else; beyond these the model is not the same any more.
+    # Quantized weights give other numbers; beyond these bounds it is another model.
     "int8": Thresholds(mean_kl=0.02, mean_cosine=0.01),
     "int4": Thresholds(mean_kl=0.5, mean_cosine=0.1),
 }
-"""By precision. `max_abs_delta` is relative to the largest output where that is above 1."""
+"""By precision. `max_abs_delta` is relative to the largest output if that is above 1."""
 
 LEEWAY = 1.5
-"""How much further from the reference another device may be than the one of the export."""
+"""How much further from the reference another device may be than that of the export."""
 
 SMALLEST_BOUND = 1e-12
-"""In place of a bound of 0, which rounding alone exceeds."""
+"""Instead of a bound of 0, which rounding alone exceeds."""
 
 Progress = Callable[[int, int], None]
 """Called with layers done and layers in all."""
@@ -51,7 +51,7 @@ Progress = Callable[[int, int], None]
 def thresholds(
     precision: str, *, output: str = "logits", max_kl: float | None = None
 ) -> Thresholds:
-    """What a bundle of a precision has to keep to.
+    """The bounds of a bundle.
 
     Args:
         precision: of the weights.
@@ -172,7 +172,7 @@ def _reached(bound: float | None, measured: float | None, least: float | None) -
 def _run(
     model: Exportable, probes: Sequence[ProbeInput], progress: Progress | None
 ) -> tuple[Layers, list[Tensor]]:
-    """The last stack of a model, and what its head reads of each probe, `(S, E)`."""
+    """The last stack of a model, and the input of its head for each probe, `(S, E)`."""
     sides = stacks(model)
     done, total = 0, sum(map(len, sides))
     sources: list[Tensor] | None = None

@@ -32,7 +32,7 @@ LENGTHS = (1, 2, 5, 16, 33, 64, 128, 512)
 """Tokens of each probe: the first step alone, odd lengths, more than one chunk."""
 
 PAIRS = 16
-"""Pairs that an encoder-decoder is judged by, where there are some."""
+"""Pairs of calibration data that an encoder-decoder is judged by."""
 
 IMAGES = 8
 """Images that an encoder is judged by."""
@@ -89,7 +89,7 @@ copied most is not what is simplest, and not what is loudest, but what comes jus
 
 
 _CHARACTERS = 64
-"""Of a text, for each token of the longest probe: more than is needed, less than all of it."""
+"""Characters of a text to encode for each token of the longest probe: more than enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ def pair_probes(model: Exportable, data: Calibration | None = None) -> list[Prob
 
 
 def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
-    """What a model takes of probes."""
+    """The inputs of a model for some probes."""
     ids = [probe.token_ids for probe in probes if probe.token_ids is not None]
     sources = [probe.source for probe in probes if probe.source is not None]
     images = [probe.image for probe in probes if probe.image is not None]
@@ -216,7 +216,7 @@ def _texts(
 def _encode(
     tokenizer: Tokenizer, data: CalibrationText | None, longest: int, *, with_special: bool
 ) -> NDArray[np.int64]:
-    """Ids of the text, repeated until the longest probe fits where the text is our own."""
+    """Ids of the text; our own is repeated until the longest probe fits."""
     part = TEXT if data is None else data.held_out[: longest * _CHARACTERS]
     ids = np.array(tokenizer.encode(part, add_special_tokens=with_special), np.int64)
     if data is None and len(ids) > 0:

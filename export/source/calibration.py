@@ -1,4 +1,4 @@
-"""What a quantized bundle is calibrated on, and what it is judged on: texts, pairs or images."""
+"""Calibration data: texts, pairs or images to calibrate on, and others to judge by."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ SEQUENCE_LENGTH = 256
 """Tokens of one text to calibrate on, at most."""
 
 PAIRS = 8
-"""Pairs to calibrate on in place of one text, which is longer than they are."""
+"""Pairs that count as one text, since they are shorter."""
 
 _HELD_OUT = 4  # one part in so many of a file is not calibrated on
 _CHARACTERS = 16  # of a token, at most, in nearly all texts
@@ -38,8 +38,8 @@ class CalibrationText:
 
     Attributes:
         origin: the file, for messages.
-        learn: what to calibrate on.
-        held_out: what to judge by.
+        learn: to calibrate on.
+        held_out: to judge by.
     """
 
     origin: str
@@ -87,7 +87,7 @@ def can_read(model: Exportable) -> bool:
 
 
 def _suffix(model: Exportable) -> str | None:
-    """Of the calibration file of a model; None where no file holds what the model takes."""
+    """The suffix of a model's calibration file; None for a kind that has none."""
     if isinstance(model.takes, ImageSource):
         return ".npy" if model.sides.decoder is None else None
     return ".txt" if None in (model.sides.encoder, model.sides.decoder) else ".tsv"
@@ -101,8 +101,8 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
     channel, in numpy's format `.npy` for an encoder of images.
 
     Raises:
-        OptionError: no such file, it holds something else, there is no tokenizer to read it, or no
-            file holds what the model takes.
+        OptionError: no such file, it holds something else, there is no tokenizer to read it, or
+            there is no such file for the kind of the model.
     """
     suffix = _suffix(model)
     if suffix is None:
@@ -131,10 +131,10 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
 def cut_inputs(
     data: Calibration, model: Exportable, *, count: int, length: int = SEQUENCE_LENGTH
 ) -> Inputs:
-    """What to calibrate on, spread evenly over the whole.
+    """The inputs to calibrate on, spread evenly over the data.
 
     Args:
-        data: what to cut from, of the model's kind.
+        data: of the model's kind.
         model: the model, with a tokenizer unless it takes images.
         count: at most so many texts or images, and several pairs for each; fewer where there is
             little.
@@ -158,7 +158,7 @@ def cut_inputs(
 
 
 def spread(available: int, count: int) -> list[int]:
-    """Places of at most `count` of some things, evenly from the first on."""
+    """Indices of at most `count` of some items, evenly spaced from the first."""
     count = min(count, available)
     return [number * available // count for number in range(count)]
 
@@ -189,7 +189,7 @@ def _cut(text: str, encode: Callable[[str], list[int]], count: int, length: int)
     width = length * _CHARACTERS
     stride = max(len(text) // count, 1)
     if stride < width:
-        # Too short to be spread: every token of it, in a row.
+        # Too short to be spread: every token, in order.
         ids = encode(text)
         starts = range(0, len(ids) - length + 1, length)
         return [ids[start : start + length] for start in starts[:count]]
@@ -200,7 +200,7 @@ def _cut(text: str, encode: Callable[[str], list[int]], count: int, length: int)
 
 
 def _split(count: int, *, is_learned_from: bool) -> int:
-    """How many of some things are learned from; the rest, one at least, is held out."""
+    """How many of some items are calibrated on; the rest, at least one, is held out."""
     return count - max(count // _HELD_OUT, 1) if is_learned_from else 0
 
 
@@ -222,7 +222,7 @@ def _read_images(path: Path, source: ImageSource) -> NDArray[np.uint8]:
     """Images `(N, H, W, C)` as bytes, of the size that the model takes."""
     expected = f"an array of bytes (N, {source.height}, {source.width}, {source.channels}) in .npy"
     try:
-        # No pickle: a file that is none must not become one.
+        # A pickle could run code.
         images = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise OptionError(

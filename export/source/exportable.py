@@ -29,7 +29,7 @@ from ortolan.modeling.config import (
     ModelConfig,
 )
 from ortolan.modeling.layers.positions import tables
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.manifest import ImageSource, Output, TextSource, Tokens
 from ortolan.runtime.inputs.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 TOKENIZER = "tokenizer.json"
 
 COMPANIONS = (TOKENIZER, "chat_template.jinja", GENERATION_CONFIG)
-"""Files of a checkpoint that a bundle takes along; of an encoder, the tokenizer alone."""
+"""Files of a checkpoint that are copied into a bundle; of an encoder, only the tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Exportable:
             `encoder.position_table`.
         sha256: of everything that decides what it computes.
         folder: the checkpoint's; `None` for a live module.
-        companions: files to take along, by name.
+        companions: files to copy into the bundle, by name.
         tokens: ids with a meaning; none for an encoder of images.
         tokenizer: reads texts; `None` where the model takes only ids, or images.
         takes: what the encoder takes; `None` for a decoder by itself.
@@ -78,7 +78,7 @@ class Exportable:
 
 
 def open_exportable(
-    source: str | Path | Model, *, tokenizer: str | Path | None, max_context: int | None
+    source: str | Path | TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
 ) -> Exportable:
     """Open a checkpoint folder of any kind, or a module.
 
@@ -97,7 +97,7 @@ def open_exportable(
             the vocabulary.
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
-    if isinstance(source, Model):
+    if isinstance(source, TransformerModel):
         config, folder = source.config, None
         weights: Weights = ModuleWeights(source)
         digest = _module_sha256(source)
@@ -153,7 +153,7 @@ def _gives(encoder: EncoderConfig) -> Output:
 
 
 def _companions(sides: Sides, folder: Path | None, tokenizer: str | Path | None) -> dict[str, Path]:
-    """Files to take along; an encoder of images has no use for any."""
+    """Files to copy into the bundle; none for an encoder of images."""
     names: tuple[str, ...] = COMPANIONS
     if sides.decoder is None:
         names = () if sides.patches else (TOKENIZER,)
@@ -171,7 +171,7 @@ def _companions(sides: Sides, folder: Path | None, tokenizer: str | Path | None)
 
 
 def _tokenizer(sides: Sides, path: Path | None) -> Tokenizer | None:
-    """The runtime's reader: a tokenizer that the bundle could not load fails here.
+    """A tokenizer as the runtime reads it, so that one it cannot load fails here.
 
     One tokenizer serves both sides of an encoder-decoder, so its ids fit the smaller vocabulary.
     """
@@ -181,7 +181,7 @@ def _tokenizer(sides: Sides, path: Path | None) -> Tokenizer | None:
     return Tokenizer.from_bytes(path.read_bytes(), model_vocab_size=size)
 
 
-def _module_sha256(module: Model) -> str:
+def _module_sha256(module: TransformerModel) -> str:
     digest = sha256(repr(module.config).encode())
     for name, parameter in module.named_parameters():
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""What a model takes, as tensors: texts, pairs and images, to calibrate on or to prove with."""
+"""Inputs of a model as tensors: texts, pairs and images, to calibrate or to prove with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Inputs:
 
 
 def text_inputs(model: Exportable, texts: Sequence[NDArray[np.int64]]) -> Inputs:
-    """Texts for a decoder, or an encoder, by itself."""
+    """Texts for a decoder or an encoder alone."""
     ids = [torch.from_numpy(text) for text in texts]
     return Inputs(ids=ids) if model.sides.encoder is None else Inputs(sources=ids)
 
@@ -47,7 +47,7 @@ def pair_inputs(
 
 
 def image_inputs(model: Exportable, images: NDArray[np.uint8]) -> Inputs:
-    """Images `(N, H, W, C)`, as bytes, for an encoder by itself.
+    """Images `(N, H, W, C)`, as bytes, for an encoder alone.
 
     Raises:
         TypeError: it takes no images.
@@ -58,7 +58,7 @@ def image_inputs(model: Exportable, images: NDArray[np.uint8]) -> Inputs:
 
 
 def pixels(images: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32]:
-    """Images `(N, H, W, C)` as what an encoder takes, `(N, C, H, W)`.
+    """Images `(N, H, W, C)` as the input of an encoder, `(N, C, H, W)`.
 
     By the formula of the manifest, not by the runtime's code, which is judged by it.
     """

@@ -16,8 +16,8 @@ from ortolan.modeling.layers.attention import CrossAttention
 from ortolan.modeling.layers.block import Block
 from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.layers.heads import LanguageModel
-from ortolan.modeling.models.stack import Model, Stack
-from ortolan.modeling.models.transformer import Decoder, Encoder
+from ortolan.modeling.models.stack import Stack, TransformerModel
+from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
 from ortolan.modeling.weights import EMBEDDING, HEAD, Weights, read_weight
 
 CHUNK_ROWS = 4096
@@ -55,9 +55,9 @@ class Layers:
         prefix: of the names of its weights.
     """
 
-    def __init__(self, model: Model, weights: Weights, prefix: str) -> None:
+    def __init__(self, model: TransformerModel, weights: Weights, prefix: str) -> None:
         self.stack = cast(Stack, model.get_submodule(prefix.removesuffix(".")))
-        self.is_encoder = isinstance(self.stack, Encoder)
+        self.is_encoder = isinstance(self.stack, EncoderModel)
         self.prefix = prefix
         self.weights = weights
         self._tied = model.tied
@@ -78,11 +78,11 @@ class Layers:
         return self._tied.get(full, full)
 
     def place(self, index: int) -> str:
-        """What the names of a layer's weights begin with."""
+        """The prefix of the names of a layer's weights."""
         return f"{self.prefix}blocks.{index}."
 
     def embed(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What enters the first layer, `(S, E)` for each text of ids `(S,)` or each image."""
+        """The input of the first layer, `(S, E)` for each text of ids `(S,)` or each image."""
         config = getattr(self.stack.config, "input", None)
         state = self._embedding_state(max(len(each) for each in inputs))
         rows: Sequence[Tensor] = inputs
@@ -122,13 +122,13 @@ class Layers:
         ]
 
     def run_final_norm(self, x_SE: Tensor) -> Tensor:
-        """What the head reads, `(S, E)`."""
+        """The input of the head, `(S, E)`."""
         state = self._below("final_norm.")
         out_SE: Tensor = torch.func.functional_call(self.stack.final_norm, state, (x_SE,))
         return out_SE
 
     def run_transform(self, x_SE: Tensor) -> Tensor:
-        """What the last product of an encoder's language model reads, `(S, E)`."""
+        """The input of the last product of an encoder's language model, `(S, E)`."""
         head = self.stack.head
         if not isinstance(head, LanguageModel) or head.transform is None:
             return x_SE
@@ -142,7 +142,7 @@ class Layers:
         return out_SE
 
     def run_pooled_head(self, x_SE: Tensor) -> Tensor:
-        """What a classifier or an embedding makes of one text or image, `(L,)` or `(E,)`."""
+        """The output of a classifier or an embedding for one text or image, `(L,)` or `(E,)`."""
         head = cast(nn.Module, self.stack.head)
         state = self._below("head.")
         out_BL: Tensor = torch.func.functional_call(head, state, (x_SE[None], None))
@@ -152,18 +152,18 @@ class Layers:
         """The product that gives logits; None where there is none."""
         stack = self.stack
         match stack:
-            case Decoder(head=head, head_bias=bias):
+            case DecoderModel(head=head, head_bias=bias):
                 weight = EMBEDDING if head is None else HEAD
                 name = None if bias is None else self.name("head_bias")
                 return LogitsProduct(self.name(weight), name, stack.config.head_scale)
-            case Encoder(head=LanguageModel(weight=weight, bias=bias)):
+            case EncoderModel(head=LanguageModel(weight=weight, bias=bias)):
                 name = None if bias is None else self.name("head.bias")
                 return LogitsProduct(self.name(EMBEDDING if weight is None else HEAD), name, 1.0)
             case _:
                 return None
 
     def _embedding_state(self, longest: int) -> dict[str, Tensor]:
-        """All that `embed` needs but the tokens' own table, whole where it is small."""
+        """The weights of `embed` except the table of the tokens; small ones whole."""
         state: dict[str, Tensor] = {}
         for name, parameter in self.stack.named_parameters():
             first = name.partition(".")[0]
@@ -201,7 +201,7 @@ def stacks(model: Exportable) -> list[Layers]:
     return [Layers(module, model.weights, prefix) for prefix in model.sides.stacks]
 
 
-def _skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> Model:
+def _skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> TransformerModel:
     """A model without weights, but with its tables by their names in it."""
     module = empty_model(config)
     for name, table in tables.items():
@@ -211,7 +211,7 @@ def _skeleton(config: ModelConfig, tables: Mapping[str, Tensor]) -> Model:
 
 
 class _Embed(nn.Module):
-    """What comes before the blocks, as a module that can be called with few rows of a table."""
+    """The part before the blocks, as a module that can be called with a few rows of a table."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class _Embed(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         stack, added = self.stack, None
         length = inputs.shape[1]
-        if isinstance(stack, Encoder):
+        if isinstance(stack, EncoderModel):
             if stack.type_embedding is not None:
                 added = stack.type_embedding.weight[:1][None]
             if isinstance(stack.config.input, PatchInput):

@@ -16,21 +16,21 @@ from ortolan.runtime.bundle.manifest import ImageSource
 PREPROCESSOR = "preprocessor_config.json"
 
 DEFAULT_MEAN = DEFAULT_STD = 0.5
-"""Of every channel: those of the published ViTs."""
+"""For every channel, as in the published ViTs."""
 
 BYTES = 1 / 255
 
 Resample = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 RESAMPLES: tuple[Resample, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""By Pillow's number."""
+"""In the order of Pillow's numbers."""
 
 STEPS = frozenset({"do_resize", "do_rescale", "do_normalize", "do_convert_rgb"})
-"""What may be done to an image; each of the others would change it unnoticed."""
+"""Steps that a bundle does; any other would change the image unnoticed."""
 
 
 class _Preprocessor(msgspec.Struct):
-    """What is read of the file; a value that is absent is that of a ViT."""
+    """The fields that are read; absent ones have the values of a ViT."""
 
     size: int | dict[str, int] | None = None
     resample: int | None = None
@@ -42,7 +42,7 @@ class _Preprocessor(msgspec.Struct):
 
 
 def image_source(config: PatchInput, folder: Path | None) -> ImageSource:
-    """What an encoder of images takes.
+    """The input of an encoder of images.
 
     Args:
         config: its input.

@@ -1,4 +1,4 @@
-"""The encoder and the decoder of a model, whichever it has.
+"""The encoder and the decoder of a model, of which it has at least one.
 
 The one place of the export that tells the classes of configs apart: what a kind of model needs
 follows from its sides (`ortolan.export.kinds`).
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ortolan.modeling.config import (
+    DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     ModelConfig,
     PatchInput,
     StackConfig,
     TokenInput,
-    TransformerConfig,
 )
 
 
@@ -28,16 +28,16 @@ class Sides:
     """
 
     encoder: EncoderConfig | None = None
-    decoder: TransformerConfig | None = None
+    decoder: DecoderConfig | None = None
 
     @property
     def kind(self) -> str:
-        """As the manifest calls such a model."""
+        """The kind of such a model in a manifest."""
         return "-".join(name for name, side in self._named.items() if side is not None)
 
     @property
     def stacks(self) -> Mapping[str, StackConfig]:
-        """Each side in the order in which they run, by what the names of its weights begin with."""
+        """Each side, in the order in which they run, by the prefix of the names of its weights."""
         both = self.encoder is not None and self.decoder is not None
         return {
             f"{name}." if both else "": side
@@ -82,7 +82,7 @@ def sides_of(config: ModelConfig) -> Sides:
         TypeError: models of this class cannot be exported.
     """
     match config:
-        case TransformerConfig():
+        case DecoderConfig():
             return Sides(decoder=config)
         case EncoderConfig():
             return Sides(encoder=config)

@@ -18,7 +18,7 @@ GENERATION_CONFIG = "generation_config.json"
 
 
 class _Generation(msgspec.Struct):
-    """What is read of generation_config.json, or of config.json where there is none."""
+    """The fields read from generation_config.json, or from config.json without one."""
 
     eos_token_id: int | tuple[int, ...] | None = None
     decoder_start_token_id: int | None = None
@@ -55,7 +55,7 @@ def special_tokens(config: ModelConfig, sides: Sides, folder: Path | None) -> To
         start = config.decoder_start_token_id if start is None else start
         first = config.bos_token_id if given.force_bos_token_to_be_generated else first
     ends = eos or config.eos_token_ids
-    # transformers takes no end of a text for a bad word
+    # transformers does not take an end of a text for a bad word
     bad = {word[0] for word in words} - set(ends)
     suppressed = bad | set(given.suppress_tokens or ())
     tokens = (ends, *((start, first), last, sorted(suppressed)))
@@ -72,7 +72,7 @@ def special_tokens(config: ModelConfig, sides: Sides, folder: Path | None) -> To
 
 
 def _read(folder: Path | None) -> _Generation:
-    """The file where it is, else the old place of its values: the model's own config."""
+    """The file, or the model's config, which held these values before there was one."""
     if folder is None:
         return _Generation()
     own = folder / GENERATION_CONFIG

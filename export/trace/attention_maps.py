@@ -1,4 +1,4 @@
-"""What each token attends to, as a graph: whole texts at once, without a cache."""
+"""Attention maps as a graph: what each token attends to, whole texts at once."""
 
 from typing import cast
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from ortolan.export.source.sides import Sides, sides_of
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.program import Entry, Signature, trace
-from ortolan.modeling import Encoder, EncoderDecoder
-from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, TransformerConfig
+from ortolan.modeling import EncoderDecoderModel, EncoderModel
+from ortolan.modeling.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from ortolan.modeling.models.attention_maps import attention_maps
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
@@ -32,7 +32,7 @@ class _DecoderMaps(Entry):
 
 class _EncoderMaps(Entry):
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> list[Tensor]:
-        encoder = cast(Encoder, self.model)
+        encoder = cast(EncoderModel, self.model)
         return attention_maps(encoder, as_input(encoder, inputs), lengths)
 
 
@@ -40,17 +40,17 @@ class _EncoderDecoderMaps(Entry):
     def forward(
         self, inputs: Tensor, lengths: Tensor | None = None, target_ids: Tensor | None = None
     ) -> list[Tensor]:
-        model = cast(EncoderDecoder, self.model)
+        model = cast(EncoderDecoderModel, self.model)
         return attention_maps(model, as_input(model.encoder, inputs), lengths, target_ids)
 
 
 class _ImageDecoderMaps(Entry):
     def forward(self, pixels: Tensor, target_ids: Tensor) -> list[Tensor]:
-        model = cast(EncoderDecoder, self.model)
+        model = cast(EncoderDecoderModel, self.model)
         return attention_maps(model, as_input(model.encoder, pixels), None, target_ids)
 
 
-def trace_decoder_maps(config: TransformerConfig, *, dtype: torch.dtype) -> ir.Model:
+def trace_decoder_maps(config: DecoderConfig, *, dtype: torch.dtype) -> ir.Model:
     """Trace the maps of a decoder.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ortolan.export.trace.program import Entry, Signature, trace
-from ortolan.modeling import Decoder, TransformerConfig
+from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.config import RelativePositions, RotaryPositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.lowering import fits_kernel
@@ -28,14 +28,14 @@ class _DecoderGraph(Entry):
         logit_positions: Tensor,
         cache: Pairs,
     ) -> tuple[Tensor, list[LayerCache]]:
-        decoder = cast(Decoder, self.model)
+        decoder = cast(DecoderModel, self.model)
         step = make_step(decoder.config, seqlens_k, total, cache)
         logits, present = decoder.step(input_ids, step, layers(cache), logit_positions)
         return logits.float(), present
 
 
 def trace_decoder(
-    config: TransformerConfig, *, dtype: torch.dtype, sequence: int | None = None
+    config: DecoderConfig, *, dtype: torch.dtype, sequence: int | None = None
 ) -> ir.Model:
     """Trace one step of a decoder.
 
@@ -67,9 +67,7 @@ def layers(pairs: Pairs) -> list[LayerCache]:
     return [LayerCache(key, value) for key, value in pairs]
 
 
-def make_step(
-    config: TransformerConfig, seqlens_k: Tensor, total: Tensor, cache: Pairs
-) -> StepLengths:
+def make_step(config: DecoderConfig, seqlens_k: Tensor, total: Tensor, cache: Pairs) -> StepLengths:
     """The step of a trace, which knows how far it sees where nodes have to be told."""
     if not _measures_distances(config):
         return StepLengths(seqlens_k, total)
@@ -79,7 +77,7 @@ def make_step(
     return StepLengths(seqlens_k, total, cast(int, seen))
 
 
-def _measures_distances(config: TransformerConfig) -> bool:
+def _measures_distances(config: DecoderConfig) -> bool:
     """Whether some layer is told its keys' distances, or is no node of its own."""
     rotated = config.positions.dim if isinstance(config.positions, RotaryPositions) else 0
     return isinstance(config.positions, RelativePositions) or not all(
@@ -88,7 +86,7 @@ def _measures_distances(config: TransformerConfig) -> bool:
 
 
 def step_example(
-    config: TransformerConfig, dtype: torch.dtype, sequence: int | None, *, batch: int = 2
+    config: DecoderConfig, dtype: torch.dtype, sequence: int | None, *, batch: int = 2
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Arguments of a step to trace with, and the names of the axes that vary."""
     new_tokens, capacity = sequence or 4, 8

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ortolan.export.trace.program import Entry, Signature, trace
-from ortolan.modeling import Encoder
+from ortolan.modeling import EncoderModel
 from ortolan.modeling.config import EncoderConfig, PatchInput
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
 
@@ -16,7 +16,7 @@ class _EncoderGraph(Entry):
     """Texts or images to what the head makes of them."""
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        encoder = cast(Encoder, self.model)
+        encoder = cast(EncoderModel, self.model)
         out: Tensor = encoder(as_input(encoder, inputs), lengths)
         return out.float()
 
@@ -43,7 +43,7 @@ def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
     return (PIXELS,) if isinstance(config.input, PatchInput) else (IDS, LENGTHS)
 
 
-def as_input(encoder: Encoder, inputs: Tensor) -> Tensor:
+def as_input(encoder: EncoderModel, inputs: Tensor) -> Tensor:
     """Ids as they are, pixels in the dtype of the weights."""
     if not inputs.is_floating_point():
         return inputs

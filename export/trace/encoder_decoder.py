@@ -9,8 +9,8 @@ from torch import Tensor
 from ortolan.export.trace.decoder import Pairs, layers, make_step, step_example
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.program import Entry, Signature, trace
-from ortolan.modeling import EncoderDecoder
-from ortolan.modeling.config import EncoderDecoderConfig, TransformerConfig
+from ortolan.modeling import EncoderDecoderModel
+from ortolan.modeling.config import DecoderConfig, EncoderDecoderConfig
 from ortolan.modeling.layers.cache import CrossCache, LayerCache
 from ortolan.modeling.layers.sizes import is_one
 from ortolan.runtime.bundle.interface import (
@@ -28,7 +28,7 @@ class _SourceGraph(Entry):
     """Sources to the keys and values that the decoder attends to."""
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> list[LayerCache]:
-        model = cast(EncoderDecoder, self.model)
+        model = cast(EncoderDecoderModel, self.model)
         return model.cross(model.encode(as_input(model.encoder, inputs), lengths))
 
 
@@ -45,7 +45,7 @@ class _TargetGraph(Entry):
         cache: Pairs,
         cross: Pairs,
     ) -> tuple[Tensor, list[LayerCache]]:
-        model = cast(EncoderDecoder, self.model)
+        model = cast(EncoderDecoderModel, self.model)
         step = make_step(model.config.decoder, seqlens_k, total, cache)
         if is_one(input_ids.shape[1]):
             for each in (source_lengths, *(key for key, _ in cross)):
@@ -104,7 +104,7 @@ def trace_target_decoder(
 
 
 def _cross_example(
-    config: TransformerConfig, dtype: torch.dtype, sources: int
+    config: DecoderConfig, dtype: torch.dtype, sources: int
 ) -> list[tuple[Tensor, Tensor]]:
     tokens = 5
     made = []

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ortolan.export.values import share_initializer
 from ortolan.modeling.config import ModelConfig
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import build
 
 OPSET = 24
@@ -32,7 +32,7 @@ PREFIX = "model."
 class Entry(nn.Module):
     """A way into a model that has the inputs and outputs of a graph."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: TransformerModel) -> None:
         super().__init__()
         self.model = model
 
@@ -57,7 +57,7 @@ class Signature:
 def trace(
     config: ModelConfig,
     dtype: torch.dtype,
-    entry: Callable[[Model], Entry],
+    entry: Callable[[TransformerModel], Entry],
     signature: Callable[[], Signature],
 ) -> ir.Model:
     """Trace one way into a model.
@@ -114,7 +114,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _model(config: ModelConfig, dtype: torch.dtype) -> Model:
+def _model(config: ModelConfig, dtype: torch.dtype) -> TransformerModel:
     """A model in `dtype`. `Module.to` cannot swap fake parameters, so it is born in it."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
-from ortolan.modeling.config import AttentionConfig, TransformerConfig
+from ortolan.modeling.config import AttentionConfig, DecoderConfig
 from ortolan.runtime.bundle.interface import CROSS, PAST, PRESENT, state_names
 from ortolan.runtime.bundle.manifest import State, StateType
 
 
-def cache_states(decoder: TransformerConfig, dtype: StateType) -> Iterator[State]:
+def cache_states(decoder: DecoderConfig, dtype: StateType) -> Iterator[State]:
     """What a decoder extends, two a layer."""
     layers = len(decoder.blocks)
     inputs, outputs = state_names(PAST, layers), state_names(PRESENT, layers)
@@ -23,7 +23,7 @@ def cache_states(decoder: TransformerConfig, dtype: StateType) -> Iterator[State
         )
 
 
-def source_states(decoder: TransformerConfig, dtype: StateType) -> Iterator[State]:
+def source_states(decoder: DecoderConfig, dtype: StateType) -> Iterator[State]:
     """Keys and values of a source, two a layer."""
     names = state_names(CROSS, len(decoder.blocks))
     shapes = _shapes(b.cross_attention for b in decoder.blocks if b.cross_attention)

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """A file of weights, and where each one lies in it.
+    """A file of weights, and where each one is in it.
 
     Attributes:
         placements: offset and length in bytes, by initializer.
@@ -135,13 +135,13 @@ def write_rest(
             if name not in writer:
                 table = tables.get(name)
                 rows = partial(weights.rows, name) if table is None else partial(_slice, table)
-                # Tables of whole numbers stay what they are.
+                # Tables of integers keep their type.
                 kept = dtype if table is None or table.is_floating_point() else table.dtype
                 writer.add(name, _chunks(name, static_shape(value), rows, kept))
 
 
 def narrowed(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values in another type.
+    """Values converted to another type.
 
     Raises:
         ExportError: one that is finite is not in float16, whose largest number is 65504.

@@ -32,7 +32,7 @@ from ortolan.runtime.machine.memory import return_free_memory
 def write_codes(
     writer: BlobWriter, quantized: Iterable[QuantizedWeight], *, dtype: torch.dtype
 ) -> list[QuantizedTensor]:
-    """Write codes, scales and zero points of some weights, and say how far they are off.
+    """Write codes, scales and zero points of some weights, and describe them with their errors.
 
     Args:
         writer: where to.
@@ -118,7 +118,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _with_scales(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
-    """The weight with its scales rounded to a type, so that what they change is in its error."""
+    """The weight with its scales rounded to a type, so that its error includes that."""
 
     def parts() -> Iterator[Part]:
         for part in weight.parts:
@@ -152,7 +152,7 @@ def _write(writer: BlobWriter, weight: QuantizedWeight, dtype: torch.dtype) -> Q
 
 
 def _whole(weight: QuantizedWeight) -> tuple[QuantizedTensor, Codes]:
-    """All parts of a weight in one."""
+    """All parts of a weight together."""
     parts, loss = [], _Loss()
     for part in weight.parts:
         loss.add(part)

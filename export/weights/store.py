@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ortolan.export.passes.lower import Lowered
@@ -22,7 +23,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What was written.
+    """The file of weights.
 
     Attributes:
         quantized: every weight that is stored in few bits.
@@ -38,9 +39,9 @@ def store(
     settings: Settings,
     inputs: Inputs,
     folder: Path,
-    report: Progress,
+    progress: Progress,
 ) -> Stored:
-    """Write what graphs read.
+    """Write the weights that graphs read.
 
     Args:
         lowered: the graphs.
@@ -48,7 +49,7 @@ def store(
         settings: of the export.
         inputs: what to calibrate on, if the method does.
         folder: where to write.
-        report: told of every chunk and, while calibrating, of every layer.
+        progress: told of every chunk and, while calibrating, of every layer.
 
     Raises:
         ExportError: a value does not fit the precision.
@@ -58,10 +59,10 @@ def store(
     with BlobWriter(
         folder,
         total=initializer_bytes(models),
-        progress=lambda done, total: report("weights", done, total),
+        progress=partial(progress, "weights"),
     ) as writer:
         if settings.quantization is not None:
-            found = _find(model, settings.quantization, lowered.schemes, inputs, report)
+            found = _find(model, settings.quantization, lowered.schemes, inputs, progress)
             if settings.options.attention == "portable":
                 wanted = {name for ir_model in models for name in ir_model.graph.initializers}
                 quantized += write_portable(writer, found, wanted, dtype=dtype)
@@ -77,7 +78,7 @@ def _find(
     quantization: Quantization,
     schemes: Mapping[str, Scheme],
     inputs: Inputs,
-    report: Progress,
+    progress: Progress,
 ) -> Iterable[QuantizedWeight]:
     """The codes of every weight of a plan."""
     if quantization.method != "gptq":
@@ -86,5 +87,5 @@ def _find(
         model,
         schemes,
         inputs,
-        progress=lambda done, total: report("calibrate", done, total),
+        progress=partial(progress, "calibrate"),
     )

@@ -18,6 +18,7 @@ from ortolan.modeling.checkpoint.sentence_head import (
 )
 from ortolan.modeling.config import (
     AlibiPositions,
+    DecoderConfig,
     DynamicNTKScaling,
     EmbeddingHead,
     EncoderConfig,
@@ -27,48 +28,52 @@ from ortolan.modeling.config import (
     RelativeKeyPositions,
     RotaryPositions,
     StackConfig,
-    TransformerConfig,
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError
 from ortolan.modeling.families import family_of, weights_of
 from ortolan.modeling.families.reader import MAX_SIZE, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
-from ortolan.modeling.models.stack import Model, Stack
-from ortolan.modeling.models.transformer import Decoder, Encoder, EncoderDecoder, build
+from ortolan.modeling.models.stack import Stack, TransformerModel
+from ortolan.modeling.models.transformer import (
+    DecoderModel,
+    EncoderDecoderModel,
+    EncoderModel,
+    build,
+)
 from ortolan.modeling.weights import MappedWeights, map_weights, published_pieces
 
 C = TypeVar("C", bound=ModelConfig)
 
 S = TypeVar("S", bound=StackConfig)
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=TransformerModel)
 
 MAX_CONFIG_BYTES = 1 << 20
 
 KINDS: dict[type[ModelConfig], str] = {
-    TransformerConfig: "a decoder",
+    DecoderConfig: "a decoder",
     EncoderConfig: "an encoder",
     EncoderDecoderConfig: "an encoder-decoder",
 }
 """What messages call the models of each config."""
 
-CONFIGS: dict[type[Model], type[ModelConfig]] = {
-    Model: ModelConfig,
-    Decoder: TransformerConfig,
-    Encoder: EncoderConfig,
-    EncoderDecoder: EncoderDecoderConfig,
+CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
+    TransformerModel: ModelConfig,
+    DecoderModel: DecoderConfig,
+    EncoderModel: EncoderConfig,
+    EncoderDecoderModel: EncoderDecoderConfig,
 }
 """The config of each kind of model."""
 
 
 @overload
-def read_config(path: str | Path) -> TransformerConfig: ...
+def read_config(path: str | Path) -> DecoderConfig: ...
 @overload
 def read_config(path: str | Path, kind: type[C]) -> C: ...
 
 
-def read_config(path: str | Path, kind: type[ModelConfig] = TransformerConfig) -> ModelConfig:
+def read_config(path: str | Path, kind: type[ModelConfig] = DecoderConfig) -> ModelConfig:
     """The config of a checkpoint folder.
 
     Args:
@@ -96,13 +101,13 @@ def read_config(path: str | Path, kind: type[ModelConfig] = TransformerConfig) -
 
 
 @overload
-def config_from_hf(values: dict[str, object]) -> TransformerConfig: ...
+def config_from_hf(values: dict[str, object]) -> DecoderConfig: ...
 @overload
 def config_from_hf(values: dict[str, object], kind: type[C]) -> C: ...
 
 
 def config_from_hf(
-    values: dict[str, object], kind: type[ModelConfig] = TransformerConfig
+    values: dict[str, object], kind: type[ModelConfig] = DecoderConfig
 ) -> ModelConfig:
     """A config of ours from the values of a Hugging Face config.
 
@@ -124,7 +129,7 @@ def config_from_hf(
 
 
 def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
-    """The weights of a checkpoint folder by our names, read when asked for.
+    """The weights of a checkpoint folder by our names, read on demand.
 
     Raises:
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
@@ -141,24 +146,26 @@ def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
     )
 
 
-def empty_model(config: ModelConfig) -> Model:
+def empty_model(config: ModelConfig) -> TransformerModel:
     """A model of the right shape without memory for its weights (device "meta")."""
     with torch.device("meta"):
         return build(config)
 
 
 @overload
-def load(path: str | Path, *, max_context: int | None = None) -> Decoder: ...
+def load(path: str | Path, *, max_context: int | None = None) -> DecoderModel: ...
 @overload
 def load(path: str | Path, kind: type[M], *, max_context: int | None = None) -> M: ...
 
 
-def load(path: str | Path, kind: type[Model] = Decoder, *, max_context: int | None = None) -> Model:
+def load(
+    path: str | Path, kind: type[TransformerModel] = DecoderModel, *, max_context: int | None = None
+) -> TransformerModel:
     """Load a checkpoint folder as a float32 module in evaluation mode.
 
     Args:
         path: a folder with config.json and one or many safetensors (bf16, fp16 or fp32).
-        kind: `Decoder`, `Encoder` or `EncoderDecoder`; `Model` for whatever it holds.
+        kind: `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`; `TransformerModel` for any.
         max_context: tokens that shall fit; the config's own by default.
 
     Raises:
@@ -221,7 +228,7 @@ def _limit_stack(config: S, max_context: int) -> S:
     return replace(config, context_length=max_context)
 
 
-def save(module: Model, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
+def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
     """Write a checkpoint folder that Hugging Face transformers loads to the same logits.
 
     Args:

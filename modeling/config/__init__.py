@@ -15,13 +15,13 @@ from ortolan.modeling.config.head import (
     Pooling,
 )
 from ortolan.modeling.config.model import (
+    DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     ModelConfig,
     PatchInput,
     StackConfig,
     TokenInput,
-    TransformerConfig,
 )
 from ortolan.modeling.config.positions import (
     AlibiPositions,
@@ -49,6 +49,7 @@ __all__ = [
     "BlockConfig",
     "ClassifierHead",
     "ConcatenatedPositions",
+    "DecoderConfig",
     "DynamicNTKScaling",
     "EmbeddingHead",
     "EncoderConfig",
@@ -74,6 +75,5 @@ __all__ = [
     "StackConfig",
     "TablePositions",
     "TokenInput",
-    "TransformerConfig",
     "YarnScaling",
 ]

@@ -1,6 +1,6 @@
 """A transformer as data.
 
-`TransformerConfig` says everything about what a decoder computes, `EncoderConfig` about an
+`DecoderConfig` says everything about what a decoder computes, `EncoderConfig` about an
 encoder, and `EncoderDecoderConfig` joins one of each. A family (Llama, T5, ...) is a function
 from its published config to one of these; nothing else in Ortolan knows a family's name. New
 behaviour is a new value of a field.
@@ -25,13 +25,13 @@ from ortolan.modeling.config.positions import (
 from ortolan.modeling.errors import ConfigError
 
 __all__ = [
+    "DecoderConfig",
     "EncoderConfig",
     "EncoderDecoderConfig",
     "ModelConfig",
     "PatchInput",
     "StackConfig",
     "TokenInput",
-    "TransformerConfig",
 ]
 
 
@@ -141,7 +141,7 @@ class StackConfig(ModelConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerConfig(StackConfig):
+class DecoderConfig(StackConfig):
     """A decoder: a language model, alone or after an encoder.
 
     Attributes:
@@ -212,7 +212,7 @@ class EncoderDecoderConfig(ModelConfig):
     """
 
     encoder: EncoderConfig
-    decoder: TransformerConfig
+    decoder: DecoderConfig
     shared_embedding: bool
     decoder_start_token_id: int
 

@@ -8,6 +8,7 @@ import math
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
+    DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     FeedForwardConfig,
@@ -15,7 +16,6 @@ from ortolan.modeling.config import (
     NormConfig,
     Positions,
     TokenInput,
-    TransformerConfig,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
@@ -127,7 +127,7 @@ def bart_like(
         blocks=_blocks(hf, "encoder", width),
         final_norm=None,
     )
-    decoder = TransformerConfig(
+    decoder = DecoderConfig(
         model_type=model_type,
         vocab_size=decoder_vocab_size or vocab_size,
         hidden_size=width,

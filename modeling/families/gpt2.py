@@ -3,10 +3,10 @@
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
+    DecoderConfig,
     FeedForwardConfig,
     LearnedPositions,
     NormConfig,
-    TransformerConfig,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
@@ -39,8 +39,8 @@ WEIGHTS: dict[str, Target | None] = {
 }
 
 
-def config(hf: ConfigReader) -> TransformerConfig:
-    """A `GPT2Config` of Hugging Face as a `TransformerConfig`."""
+def config(hf: ConfigReader) -> DecoderConfig:
+    """A `GPT2Config` of Hugging Face as a `DecoderConfig`."""
     hf.refuse("scale_attn_by_inverse_layer_idx")
     # Upcasting changes the rounding of half precision only.
     hf.skip("reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj")
@@ -70,7 +70,7 @@ def config(hf: ConfigReader) -> TransformerConfig:
         ),
         norm=norm,
     )
-    return TransformerConfig(
+    return DecoderConfig(
         model_type="gpt2",
         vocab_size=hf.size("vocab_size"),
         hidden_size=width,
@@ -85,7 +85,7 @@ def config(hf: ConfigReader) -> TransformerConfig:
     )
 
 
-def hf_config(config: TransformerConfig) -> dict[str, object]:
+def hf_config(config: DecoderConfig) -> dict[str, object]:
     """The `config.json` of a GPT-2 that computes what `config` says."""
     block = config.blocks[0]
     return {

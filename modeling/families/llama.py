@@ -6,10 +6,10 @@
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
+    DecoderConfig,
     FeedForwardConfig,
     NormConfig,
     RotaryPositions,
-    TransformerConfig,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
@@ -44,8 +44,8 @@ WEIGHTS: dict[str, Target | None] = {
 }
 
 
-def config(hf: ConfigReader) -> TransformerConfig:
-    """A `LlamaConfig` of Hugging Face as a `TransformerConfig`."""
+def config(hf: ConfigReader) -> DecoderConfig:
+    """A `LlamaConfig` of Hugging Face as a `DecoderConfig`."""
     hf.skip("is_llama_config")
     hf.refuse("rope_interleaved")
     bias = hf.get("attention_bias", bool, False)
@@ -67,7 +67,7 @@ def llama_like(
     out_bias: bool,
     mlp_bias: bool,
     windows: tuple[int | None, ...],
-) -> TransformerConfig:
+) -> DecoderConfig:
     """A pre-norm, rotary, gated decoder; `windows` has the sliding window of each layer."""
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     head_dim = hf.size("head_dim", width // heads)
@@ -102,7 +102,7 @@ def llama_like(
         )
         for window in windows
     )
-    return TransformerConfig(
+    return DecoderConfig(
         model_type=model_type,
         vocab_size=hf.size("vocab_size"),
         hidden_size=width,
@@ -117,7 +117,7 @@ def llama_like(
     )
 
 
-def hf_config(config: TransformerConfig) -> dict[str, object]:
+def hf_config(config: DecoderConfig) -> dict[str, object]:
     """The `config.json` of a Llama that computes what `config` says."""
     first = config.blocks[0]
     return llama_like_hf_config(config, architecture="LlamaForCausalLM") | {
@@ -126,7 +126,7 @@ def hf_config(config: TransformerConfig) -> dict[str, object]:
     }
 
 
-def llama_like_hf_config(config: TransformerConfig, *, architecture: str) -> dict[str, object]:
+def llama_like_hf_config(config: DecoderConfig, *, architecture: str) -> dict[str, object]:
     """The keys that Llama-like families share.
 
     Raises:

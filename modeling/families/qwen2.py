@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biased queries, keys and values."""
 
-from ortolan.modeling.config import TransformerConfig
+from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import llama
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
@@ -9,8 +9,8 @@ BASE_MODEL_PREFIX = llama.BASE_MODEL_PREFIX
 WEIGHTS = llama.WEIGHTS
 
 
-def config(hf: ConfigReader) -> TransformerConfig:
-    """A `Qwen2Config` of Hugging Face as a `TransformerConfig`."""
+def config(hf: ConfigReader) -> DecoderConfig:
+    """A `Qwen2Config` of Hugging Face as a `DecoderConfig`."""
     hf.refuse("use_mrope")
     return llama.llama_like(
         hf,
@@ -40,7 +40,7 @@ def _read_windows(hf: ConfigReader) -> tuple[int | None, ...]:
     return tuple(window if used and kind == "sliding_attention" else None for kind in kinds)
 
 
-def hf_config(config: TransformerConfig) -> dict[str, object]:
+def hf_config(config: DecoderConfig) -> dict[str, object]:
     """The `config.json` of a Qwen2 that computes what `config` says."""
     windows = [block.attention.sliding_window for block in config.blocks]
     given = {window for window in windows if window is not None}

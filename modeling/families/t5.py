@@ -3,13 +3,13 @@
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
+    DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     FeedForwardConfig,
     NormConfig,
     RelativeBiasPositions,
     TokenInput,
-    TransformerConfig,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
@@ -96,7 +96,7 @@ def config(hf: ConfigReader) -> EncoderDecoderConfig:
         blocks=(encoder_block,) * layers,
         final_norm=encoder_block.norm,
     )
-    decoder = TransformerConfig(
+    decoder = DecoderConfig(
         model_type="t5",
         vocab_size=vocab_size,
         hidden_size=width,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortolan.modeling.config import TransformerConfig
+from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.layers.sizes import is_one
 
 
@@ -70,7 +70,7 @@ class StepLengths:
         return past_B[:, None] + torch.arange(new_tokens, device=past_B.device)
 
 
-def empty_cache(config: TransformerConfig, *, batch: int, capacity: int) -> list[LayerCache]:
+def empty_cache(config: DecoderConfig, *, batch: int, capacity: int) -> list[LayerCache]:
     """Zeroed float32 buffers for every layer."""
     return [
         LayerCache(

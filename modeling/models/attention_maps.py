@@ -3,12 +3,12 @@
 from torch import Tensor, nn
 
 from ortolan.modeling.layers.attention import CrossAttention, SelfAttention
-from ortolan.modeling.models.stack import Model
-from ortolan.modeling.models.transformer import EncoderDecoder
+from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.transformer import EncoderDecoderModel
 
 
 def attention_maps(
-    model: Model,
+    model: TransformerModel,
     inputs: Tensor,
     lengths: Tensor | None = None,
     target_ids: Tensor | None = None,
@@ -33,7 +33,7 @@ def attention_maps(
     layers = [m for m in model.modules() if isinstance(m, SelfAttention | CrossAttention)]
     hooks = [layer.register_forward_hook(record) for layer in layers]
     try:
-        if isinstance(model, EncoderDecoder):
+        if isinstance(model, EncoderDecoderModel):
             model(inputs, target_ids, lengths)
         elif lengths is None:
             model(inputs)

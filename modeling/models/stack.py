@@ -26,7 +26,7 @@ from ortolan.modeling.layers.ops import Relative, Rotary
 from ortolan.modeling.layers.positions import relative_index, tables
 
 
-class Model(nn.Module):
+class TransformerModel(nn.Module):
     """A model: a config, and weights that have more than one name."""
 
     config: ModelConfig
@@ -37,7 +37,7 @@ class Model(nn.Module):
         return {}
 
 
-class Stack(Model):
+class Stack(TransformerModel):
     """Embeddings, blocks and a final norm: what encoders and decoders share.
 
     Args:

@@ -1,7 +1,7 @@
 """The models: decoders, encoders, and an encoder with a decoder.
 
 Shape letters: B batch, S new tokens, T tokens of a source or of an encoder's text, E model width,
-V vocabulary, N positions asked for.
+V vocabulary, N requested positions.
 """
 
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import (
+    DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     LanguageModelHead,
     ModelConfig,
     TokenInput,
-    TransformerConfig,
 )
 from ortolan.modeling.layers.attention import CrossAttention, same
 from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths
 from ortolan.modeling.layers.embeddings import input_embedding
 from ortolan.modeling.layers.heads import LanguageModel, encoder_head
 from ortolan.modeling.layers.sizes import is_one
-from ortolan.modeling.models.stack import Model, Stack
+from ortolan.modeling.models.stack import Stack, TransformerModel
 from ortolan.modeling.weights import EMBEDDING, HEAD
 
 
-class Decoder(Stack):
+class DecoderModel(Stack):
     """A language model, alone or after an encoder.
 
     `module(ids)` gives the logits of whole texts; `step` continues texts after a cache and is
@@ -40,10 +40,10 @@ class Decoder(Stack):
         embedding: a table that it shares; one of its own by default.
     """
 
-    config: TransformerConfig
+    config: DecoderConfig
     embedding: nn.Embedding
 
-    def __init__(self, config: TransformerConfig, embedding: nn.Embedding | None = None) -> None:
+    def __init__(self, config: DecoderConfig, embedding: nn.Embedding | None = None) -> None:
         super().__init__(
             config, embedding or nn.Embedding(config.vocab_size, config.embedding_width)
         )
@@ -133,7 +133,7 @@ class Decoder(Stack):
         return [None] * len(self.blocks) if source is None else source.layers
 
 
-class Encoder(Stack):
+class EncoderModel(Stack):
     """Texts or images to a vector for each token, or to the output of its head.
 
     Args:
@@ -214,7 +214,7 @@ class Encoder(Stack):
                 return patches.length
 
 
-class EncoderDecoder(Model):
+class EncoderDecoderModel(TransformerModel):
     """An encoder of the source, and a decoder that attends to it.
 
     `module(source_ids, ids)` gives the logits of whole texts. To continue texts, `encode` and
@@ -233,8 +233,8 @@ class EncoderDecoder(Model):
             if config.shared_embedding
             else None
         )
-        self.encoder = Encoder(config.encoder, self.shared)
-        self.decoder = Decoder(decoder, self.shared)
+        self.encoder = EncoderModel(config.encoder, self.shared)
+        self.decoder = DecoderModel(decoder, self.shared)
 
     @property
     def tied(self) -> dict[str, str]:
@@ -285,23 +285,23 @@ class EncoderDecoder(Model):
         source: CrossCache,
         logit_positions: Tensor | None = None,
     ) -> tuple[Tensor, list[LayerCache]]:
-        """Continue texts, given their sources; see `Decoder.step`."""
+        """Continue texts, given their sources; see `DecoderModel.step`."""
         return self.decoder.step(input_ids, step, cache, logit_positions, source)
 
 
-def build(config: ModelConfig) -> Model:
+def build(config: ModelConfig) -> TransformerModel:
     """The model that a config describes, with random weights.
 
     Raises:
         TypeError: not the config of a model.
     """
     match config:
-        case TransformerConfig():
-            return Decoder(config)
+        case DecoderConfig():
+            return DecoderModel(config)
         case EncoderConfig():
-            return Encoder(config)
+            return EncoderModel(config)
         case EncoderDecoderConfig():
-            return EncoderDecoder(config)
+            return EncoderDecoderModel(config)
         case _:
             raise TypeError(f"expected the config of a model, got {type(config).__name__}")
 

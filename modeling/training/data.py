@@ -20,7 +20,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +66,10 @@ class LabelledTexts:
     unlabelled: Sequence[str] = ()
     figures: Figures = dict
 
+    def __post_init__(self) -> None:
+        for part in (self.train, self.held_out):
+            _check_labels({label for _, label in part}, self.labels)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
@@ -106,6 +110,19 @@ class LabelledImages:
     augment: Callable[[Tensor, Generator], Tensor] | None = None
     figures: Figures = dict
 
+    def __post_init__(self) -> None:
+        for part in (self.train, self.held_out):
+            _check_labels(set(part.labels.tolist()), self.labels)
+
+
+def _check_labels(found: set[int], labels: Sequence[str]) -> None:
+    wrong = sorted(label for label in found if label not in range(len(labels)))
+    if wrong:
+        raise RecipeError(
+            f"data: expected labels from 0 to {len(labels) - 1}, got {wrong[0]}. "
+            "A label is an index into the names of the labels."
+        )
+
 
 def equal_share(translated: Sequence[str], references: Sequence[str]) -> float:
     """The part of the translations that equals the reference, letter by letter."""
@@ -119,12 +136,12 @@ class Pairs:
 
     Attributes:
         held_out: sets to measure on, by name.
-        metrics: what is measured on each of them, by name; the first of the first is drawn.
+        metrics: what is measured on each of them, by name; the first, on the first set, is drawn.
     """
 
     train: Sequence[Pair]
     held_out: Mapping[str, Sequence[Pair]]
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: {"equal": equal_share})
     figures: Figures = dict
 
 

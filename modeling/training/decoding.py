@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
-from ortolan.modeling.models.transformer import EncoderDecoder
+from ortolan.modeling.models.transformer import EncoderDecoderModel
 
 BATCH_SIZE = 100
 
@@ -19,7 +19,7 @@ def padded(rows: Sequence[Sequence[int]], fill: int) -> tuple[Tensor, Tensor]:
 
 
 def greedy(
-    module: EncoderDecoder,
+    module: EncoderDecoderModel,
     sources: Sequence[Sequence[int]],
     *,
     suppressed: Sequence[int] = (),
@@ -47,7 +47,7 @@ def greedy(
 
 @torch.inference_mode()
 def _greedy_batch(
-    module: EncoderDecoder,
+    module: EncoderDecoderModel,
     sources: Sequence[Sequence[int]],
     suppressed: Sequence[int],
     max_tokens: int,

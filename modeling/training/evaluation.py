@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ortolan.modeling.models.transformer import Decoder
+from ortolan.modeling.models.transformer import DecoderModel
 
 
 def bits_per_byte(
-    module: Decoder, documents: Sequence[Sequence[int]], text_bytes: int, *, window: int
+    module: DecoderModel, documents: Sequence[Sequence[int]], text_bytes: int, *, window: int
 ) -> float:
     """Bits that the model needs for each byte of some documents.
 

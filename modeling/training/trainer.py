@@ -40,9 +40,12 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
     path = Path(recipe_path)
     folder = Path(out) if out is not None else path.parent
     recipe = read_recipe(path)
-    _check(recipe.training)
     torch.manual_seed(recipe.training.seed)
-    task = task_of(recipe, path.parent)
+    try:
+        _check(recipe.training)
+        task = task_of(recipe, path.parent)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     task.companions(folder)
     write_calibration(task.data, folder)

@@ -4,6 +4,7 @@ Knows fields and the values that each may have. `ortolan.runtime.bundle.manifest
 writes them, and checks how they fit each other.
 """
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -81,6 +82,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shape: tuple[int | str, ...]
     dtype: StateType
     update: Literal["append", "replace", "source"]
+
+    @property
+    def unit_bytes(self) -> int:
+        """Memory of one row, and of one token where it grows."""
+        sizes = [size for size in self.shape if isinstance(size, int)]
+        return math.prod(sizes) * (4 if self.dtype == "float32" else 2)
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -271,6 +278,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def output_kind(self) -> OutputKind:
         """What its outputs have in common; those of a decoder are logits."""
         return OUTPUTS["logits" if self.output is None else self.output.kind]
+
+    def state_bytes(self, update: str) -> int:
+        """Memory of one row in all states of that update, and of one token where they grow."""
+        return sum(state.unit_bytes for state in self.states if state.update == update)
 
     @property
     def takes(self) -> str:

@@ -71,6 +71,9 @@ def staged(place: Place) -> Iterator[Path]:
 def settle(place: Place) -> None:
     """Finish or undo what a process that was killed left beside the target."""
     old = place.beside("old")
+    if old.is_symlink():
+        old.unlink()  # what it points to is not ours
+        return
     if not old.exists():
         return
     # Without its index it was already being deleted.
@@ -103,14 +106,18 @@ def _locked(lock: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    with lock.open("ab") as file:
-        if not _hold(lock, file.fileno()):
+    # A link is refused: a bundle from elsewhere may hold one.
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        if not _hold(lock, descriptor):
             raise BusyError
         try:
             yield
         finally:
             with contextlib.suppress(OSError):  # a lock that stays is harmless
                 lock.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def _hold(lock: Path, descriptor: int) -> bool:

@@ -28,7 +28,7 @@ import msgspec
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
-from ortolan.runtime.bundle.manifest import Manifest, State, TextSource
+from ortolan.runtime.bundle.manifest import Manifest, TextSource
 from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens, query_heads, score_bytes
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.graph.summary import GraphSummary
@@ -37,7 +37,6 @@ from ortolan.runtime.machine.memory import available_memory, free_swap
 __all__ = [
     "MemoryPlan",
     "RequestMemory",
-    "bytes_per_token",
     "check_load",
     "plan_memory",
     "size",
@@ -51,8 +50,6 @@ WIDE_TENSORS = 4
 
 SMALL_BYTES = 64 << 20
 """Requests of less than this are not looked at: reading what is left would take longer."""
-
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 _ACTIVATION_BYTES = {"cpu": 4, "cuda": 2}
 """The CPU computes float16 in float32 for the most part; graphs for CUDA have 16 bits."""
@@ -129,7 +126,7 @@ def plan_memory(
     loaded = [graph for role, graph in graphs.items() if role != MAPS_ROLE]
     sizes = {file.name: file.size for file in manifest.files}
     is_decoder = manifest.output is None
-    source = bytes_per_token(manifest.states, "source") * _source_tokens(manifest)
+    source = manifest.state_bytes("source") * _source_tokens(manifest)
     return MemoryPlan(
         device=device,
         context=context,
@@ -137,7 +134,7 @@ def plan_memory(
         weights=sum(sizes[name] for name in manifest.weights),
         packed=sum(_read_bytes(graph) for graph in loaded) if copies else 0,
         copied=sum(_copied_bytes(graph) for graph in loaded) if copies else 0,
-        cache=batch * _cache_bytes(manifest.states, context),
+        cache=batch * _cache_bytes(manifest, context),
         source=batch * source,
         logits=batch * 4 * manifest.vocab_size if is_decoder else 0,
         workspace=(CHUNK if is_decoder else BATCH_TOKENS)
@@ -153,11 +150,6 @@ def _scores(manifest: Manifest, graphs: Iterable[GraphSummary], context: int) ->
     heads = query_heads(graphs, manifest.states)
     new_tokens = min(context, chunk_tokens(heads, max(0, context - CHUNK)))
     return score_bytes(heads, new_tokens, context)
-
-
-def bytes_per_token(states: tuple[State, ...], axis: str) -> int:
-    """Bytes that one more token takes in all states that grow along that axis."""
-    return sum(_state_bytes(state) for state in states if axis in state.shape)
 
 
 def check_load(bundle: Bundle, *, is_packed: bool, root: Path = Path("/")) -> None:
@@ -191,9 +183,9 @@ class RequestMemory:
     __slots__ = ("_per_row", "_per_source_token", "_per_token")
 
     def __init__(self, manifest: Manifest) -> None:
-        self._per_token = bytes_per_token(manifest.states, "capacity")
-        self._per_source_token = bytes_per_token(manifest.states, "source")
-        self._per_row = _fixed_bytes(manifest.states) + 4 * manifest.vocab_size
+        self._per_token = manifest.state_bytes("append")
+        self._per_source_token = manifest.state_bytes("source")
+        self._per_row = manifest.state_bytes("replace") + 4 * manifest.vocab_size
 
     def check(
         self, *, tokens: int, rows: int, source_tokens: int = 0, root: Path = Path("/")
@@ -238,21 +230,8 @@ def _check(needed: int, *, what: str, remedy: str, root: Path) -> None:
         )
 
 
-def _cache_bytes(states: tuple[State, ...], context: int) -> int:
-    return context * bytes_per_token(states, "capacity") + _fixed_bytes(states)
-
-
-def _fixed_bytes(states: tuple[State, ...]) -> int:
-    """Bytes of one row in states that do not grow."""
-    return sum(_state_bytes(state) for state in states if state.update == "replace")
-
-
-def _state_bytes(state: State) -> int:
-    """Bytes of one row, with one token where it grows."""
-    count = _ITEM_BYTES[state.dtype]
-    for length in state.shape:
-        count *= length if isinstance(length, int) else 1
-    return count
+def _cache_bytes(manifest: Manifest, context: int) -> int:
+    return context * manifest.state_bytes("append") + manifest.state_bytes("replace")
 
 
 def _source_tokens(manifest: Manifest) -> int:
@@ -261,9 +240,7 @@ def _source_tokens(manifest: Manifest) -> int:
 
 
 def _read_bytes(graph: GraphSummary) -> int:
-    """Everything that a graph reads, each place once."""
-    places = {(tensor.file, tensor.offset, tensor.length) for tensor in graph.external}
-    return sum(length for _, _, length in places)
+    return sum(length for _, _, length in graph.places)
 
 
 def _copied_bytes(graph: GraphSummary) -> int:

@@ -56,7 +56,7 @@ def step_threads(threads: int, manifest: Manifest) -> int:
 def is_small_translator(manifest: Manifest) -> bool:
     """Whether what lies between the steps of an encoder-decoder takes a good part of its time."""
     weights = sum(file.size for file in manifest.files if file.name in manifest.weights)
-    return manifest.kind == "encoder-decoder" and weights <= SMALL_BYTES
+    return manifest.model_kind.reads_source and weights <= SMALL_BYTES
 
 
 def checked_threads(threads: int | None) -> int:

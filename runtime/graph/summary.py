@@ -97,3 +97,8 @@ class GraphSummary:
     external: tuple[ExternalTensor, ...]
     readers: tuple[Reader, ...]
     functions: tuple[LocalFunction, ...]
+
+    @property
+    def places(self) -> set[tuple[str, int, int]]:
+        """File, offset and length of everything that it reads, each place once."""
+        return {(tensor.file, tensor.offset, tensor.length) for tensor in self.external}

@@ -10,8 +10,7 @@ import msgspec
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest, QuantizedTensor
-from ortolan.runtime.engine.memory_plan import MemoryPlan, bytes_per_token, plan_memory
-from ortolan.runtime.graph.summary import GraphSummary
+from ortolan.runtime.engine.memory_plan import MemoryPlan, plan_memory
 
 __all__ = ["AttentionKind", "Description", "GraphDescription", "describe"]
 
@@ -106,7 +105,7 @@ def describe(
         batch=batch,
         device=_device_of(manifest) if device is None else device,
     )
-    reads = {role: _places(graph) for role, graph in bundle.graphs.items()}
+    reads = {role: graph.places for role, graph in bundle.graphs.items()}
     others = set().union(*(places for role, places in reads.items() if role != "prefill"))
     return Description(
         kind=manifest.kind,
@@ -123,8 +122,8 @@ def describe(
         total_bytes=sum(files.values()),
         weight_bytes=plan.weights,
         prefill_only_bytes=sum(length for _, _, length in reads.get("prefill", set()) - others),
-        cache_bytes_per_token=bytes_per_token(manifest.states, "capacity"),
-        source_bytes_per_token=bytes_per_token(manifest.states, "source"),
+        cache_bytes_per_token=manifest.state_bytes("append"),
+        source_bytes_per_token=manifest.state_bytes("source"),
         memory=plan,
         memory_bytes=plan.total,
         graphs={role: _describe_graph(bundle, role, files) for role in manifest.graphs},
@@ -136,11 +135,6 @@ def describe(
 def _device_of(manifest: Manifest) -> str:
     """The device that a bundle was made for, among those that memory is planned for."""
     return "cuda" if manifest.devices[0] == "cuda" else "cpu"
-
-
-def _places(graph: GraphSummary) -> set[tuple[str, int, int]]:
-    """File, offset and length of everything that a graph reads, each place once."""
-    return {(tensor.file, tensor.offset, tensor.length) for tensor in graph.external}
 
 
 def _describe_graph(bundle: Bundle, role: str, files: dict[str, int]) -> GraphDescription:

@@ -15,8 +15,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, Reader
 
@@ -133,13 +131,11 @@ def count(manifest: Manifest, graph: GraphSummary, *, device: str) -> StepReads:
         for name in reader.weights
         if not _within(tensors[name], shared)
     )
-    growing = [state for state in manifest.states if state.update == "append"]
-    fixed = [state for state in manifest.states if state.update == "replace"]
     return StepReads(
         matrices=matrices,
         other_bytes=others,
-        cache_bytes_per_token=sum(_state_bytes(state.shape, state.dtype) for state in growing),
-        state_bytes=sum(_state_bytes(state.shape, state.dtype) for state in fixed),
+        cache_bytes_per_token=manifest.state_bytes("append"),
+        state_bytes=manifest.state_bytes("replace"),
     )
 
 
@@ -192,9 +188,3 @@ def _within(tensor: ExternalTensor, others: Sequence[ExternalTensor]) -> bool:
         and tensor.offset + tensor.length <= other.offset + other.length
         for other in others
     )
-
-
-def _state_bytes(shape: Sequence[int | str], dtype: str) -> int:
-    """Bytes of a state, of one row and one token where it grows."""
-    sizes = [size for size in shape if isinstance(size, int)]
-    return math.prod(sizes) * np.dtype(dtype).itemsize

@@ -91,7 +91,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "eos_token_id": 0,
         }
     )
-    modeling.save(modeling.Decoder(config), folder)
+    modeling.save(modeling.DecoderModel(config), folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

@@ -250,4 +250,5 @@ def test_help_imports_no_heavy_package() -> None:
         cwd=Path(__file__).parents[2],
         check=True,
     )
+    assert "\n    ortolan export checkpoint/ bundle/\n" in done.stdout
     assert done.stderr == "set()"

@@ -7,7 +7,7 @@ import pytest
 from tests.export import tiny_models
 
 import ortolan
-from ortolan.modeling import Decoder
+from ortolan.modeling import DecoderModel
 from ortolan.runtime import Bundle, load
 
 
@@ -15,8 +15,8 @@ from ortolan.runtime import Bundle, load
 class Exported:
     """A bundle, what it was made from, and what it has to compute."""
 
-    module: Decoder
-    reference: Decoder
+    module: DecoderModel
+    reference: DecoderModel
     bundle: Bundle
     model: ortolan.Decoder
 

@@ -14,7 +14,7 @@ from ortolan.export.kinds import trace_graph
 from ortolan.export.passes import tidy
 from ortolan.export.source.exportable import open_exportable
 from ortolan.export.weights.blob import BlobWriter, bind, initializer_bytes, write_rest
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime import Bundle
 from ortolan.runtime.bundle.manifest import Graph
 
@@ -35,7 +35,7 @@ def sessions(bundle: Bundle) -> dict[str, Any]:
     return {role: opened(bundle.file(g.file)) for role, g in bundle.manifest.graphs.items()}
 
 
-def sessions_of(module: Model, roles: Sequence[str], folder: Path) -> dict[str, Any]:
+def sessions_of(module: TransformerModel, roles: Sequence[str], folder: Path) -> dict[str, Any]:
     """Sessions of the float32 graphs of a module, without a bundle around them."""
     source = open_exportable(module, tokenizer=None, max_context=None)
     graphs: dict[str, ir.Model] = {

@@ -9,6 +9,7 @@ from tokenizers.processors import TemplateProcessing
 
 from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.modeling.config import (
+    DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     Head,
@@ -16,17 +17,16 @@ from ortolan.modeling.config import (
     PatchInput,
     Positions,
     TokenInput,
-    TransformerConfig,
 )
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import build
 
 LEARNED = LearnedPositions()
 
-Config = TransformerConfig | EncoderConfig | EncoderDecoderConfig
+Config = DecoderConfig | EncoderConfig | EncoderDecoderConfig
 
 
-def decoder_config(context: int = 600) -> TransformerConfig:
+def decoder_config(context: int = 600) -> DecoderConfig:
     return replace(tiny_models.gpt2(), context_length=context)
 
 
@@ -55,7 +55,7 @@ def seq2seq_config(positions: Positions = LEARNED) -> EncoderDecoderConfig:
     )
 
 
-def module_of(config: Config) -> Model:
+def module_of(config: Config) -> TransformerModel:
     return kinds.randomised(build(config))
 
 

@@ -34,7 +34,7 @@ from ortolan.export.settings import resolve
 from ortolan.export.weights.blob import BlobWriter
 from ortolan.export.weights.codes import write_codes
 from ortolan.modeling.config import EmbeddingHead, EncoderDecoderConfig, RelativeBiasPositions
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime import Bundle, DeviceError, certificate, verify
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.placement import node_kinds, placement
@@ -50,7 +50,7 @@ def one_layer(config: Any) -> Any:
     return replace(config, blocks=config.blocks[:1])
 
 
-MODULES: dict[str, Callable[[], Model]] = {
+MODULES: dict[str, Callable[[], TransformerModel]] = {
     "llama": lambda: tiny_models.decoder(tiny_models.llama(layers=1)),
     "gpt2": lambda: tiny_models.decoder(one_layer(tiny_models.gpt2())),
     "mistral": lambda: tiny_models.decoder(tiny_models.mistral()),

@@ -11,7 +11,7 @@ from tests.export.conftest import Exported
 from tests.export.tiny_models import CASES, CONTEXT, VOCAB
 
 from ortolan.export.proof.certificate import THRESHOLDS
-from ortolan.modeling import Decoder
+from ortolan.modeling import DecoderModel
 from ortolan.runtime import verify
 
 Export = Callable[[str], Exported]
@@ -26,13 +26,13 @@ def random_ids(length: int) -> list[int]:
     return ids
 
 
-def torch_logits(module: Decoder, ids: Sequence[int]) -> NDArray[np.float32]:
+def torch_logits(module: DecoderModel, ids: Sequence[int]) -> NDArray[np.float32]:
     with torch.inference_mode():
         logits: NDArray[np.float32] = module(torch.tensor([ids]))[0].numpy()
     return logits
 
 
-def torch_greedy(module: Decoder, prompt: Sequence[int], new: int) -> tuple[int, ...]:
+def torch_greedy(module: DecoderModel, prompt: Sequence[int], new: int) -> tuple[int, ...]:
     ids = list(prompt)
     for _ in range(new):
         ids.append(int(torch_logits(module, ids)[-1].argmax()))

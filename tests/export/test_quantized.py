@@ -23,13 +23,13 @@ from ortolan.export.options import ExportOptions
 from ortolan.export.precision import GroupSize, Int4, Int8, Precision
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import Quantization, plan
-from ortolan.modeling import Decoder, TransformerConfig
+from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.runtime import Bundle, load
 from ortolan.runtime.certificate import read
 
 Array = NDArray[Any]
 
-MODELS: dict[str, Callable[[], TransformerConfig]] = {
+MODELS: dict[str, Callable[[], DecoderConfig]] = {
     "tied": tiny_models.gpt2,
     "untied": tiny_models.llama,
 }
@@ -71,12 +71,12 @@ def dequantize(stored: dict[str, Array], name: str, bits: int, columns: int) -> 
     return kept.astype(np.float32)
 
 
-def stands_for(bundle: Bundle, module: Decoder) -> Decoder:
+def stands_for(bundle: Bundle, module: DecoderModel) -> DecoderModel:
     """The module with the weights that the bundle holds."""
     file = next(iter(bundle.manifest.graphs.values())).file
     stored = arrays(bundle, file)
     schemes = {tensor.name: tensor for tensor in bundle.manifest.quantized}
-    other = Decoder(module.config)
+    other = DecoderModel(module.config)
     other.load_state_dict(module.state_dict())
     for name, parameter in other.named_parameters():
         if name in schemes:
@@ -85,14 +85,14 @@ def stands_for(bundle: Bundle, module: Decoder) -> Decoder:
     return other.eval()
 
 
-def logits(module: Decoder, ids: list[int]) -> Array:
+def logits(module: DecoderModel, ids: list[int]) -> Array:
     with torch.inference_mode():
         made: Array = module(torch.tensor(ids)[None])[0].numpy()
     return made
 
 
 def export(
-    module: Decoder, out: Path, precision: Precision = "int4", **options: Any
+    module: DecoderModel, out: Path, precision: Precision = "int4", **options: Any
 ) -> tuple[Bundle, ortolan.Decoder]:
     bundle = ortolan.export(
         module, out, precision=precision, options=ExportOptions(**{"max_kl": 5.0} | options)

@@ -18,7 +18,7 @@ import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.options import ExportOptions
 from ortolan.export.precision import Int4, Int8, Precision
-from ortolan.modeling import Encoder, EncoderDecoder
+from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import LanguageModelHead
 from ortolan.runtime import Bundle
 from ortolan.runtime.engine.encode import encode
@@ -29,15 +29,15 @@ IDS = np.random.default_rng(0).integers(0, kinds.VOCAB, (3, 9))
 LENGTHS = np.array([9, 2, 5], np.int32)
 
 
-def encoder() -> Encoder:
+def encoder() -> EncoderModel:
     head = LanguageModelHead(tied=True, bias=True)
     config = kinds.encoder_config(kinds.POSITIONS["learned"], head=head)
-    return kinds.randomised(Encoder(config)).eval()
+    return kinds.randomised(EncoderModel(config)).eval()
 
 
-def seq2seq() -> EncoderDecoder:
+def seq2seq() -> EncoderDecoderModel:
     config = kinds.seq2seq_config(kinds.POSITIONS["relative-bias"], layers=1)
-    return kinds.randomised(EncoderDecoder(config)).eval()
+    return kinds.randomised(EncoderDecoderModel(config)).eval()
 
 
 BOUND = ExportOptions(max_kl=5.0)

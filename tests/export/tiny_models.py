@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 
 from ortolan.export.options import ExportOptions
-from ortolan.modeling import Decoder, TransformerConfig, save
+from ortolan.modeling import DecoderConfig, DecoderModel, save
 from ortolan.modeling.checkpoint.folder import limit_context
 from ortolan.modeling.config import (
     AttentionConfig,
@@ -37,7 +37,7 @@ def attention(heads: int = 4, kv_heads: int = 2, head_dim: int = 16, **fields: A
     return AttentionConfig(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, **values)
 
 
-def llama(layers: int = 2) -> TransformerConfig:
+def llama(layers: int = 2) -> DecoderConfig:
     """Grouped queries, biases everywhere, a head of its own."""
     block = BlockConfig(
         attention=attention(qkv_bias=True, out_bias=True),
@@ -46,7 +46,7 @@ def llama(layers: int = 2) -> TransformerConfig:
         ),
         norm=RMS,
     )
-    return TransformerConfig(
+    return DecoderConfig(
         model_type="llama",
         vocab_size=VOCAB,
         hidden_size=WIDTH,
@@ -60,7 +60,7 @@ def llama(layers: int = 2) -> TransformerConfig:
     )
 
 
-def gpt2() -> TransformerConfig:
+def gpt2() -> DecoderConfig:
     """One key per query, learned positions, layer norm, a tied head."""
     block = BlockConfig(
         attention=attention(4, 4, qkv_bias=True, out_bias=True),
@@ -69,7 +69,7 @@ def gpt2() -> TransformerConfig:
         ),
         norm=LAYER_NORM,
     )
-    return TransformerConfig(
+    return DecoderConfig(
         model_type="gpt2",
         vocab_size=VOCAB,
         hidden_size=WIDTH,
@@ -82,12 +82,12 @@ def gpt2() -> TransformerConfig:
     )
 
 
-def mistral() -> TransformerConfig:
+def mistral() -> DecoderConfig:
     """A sliding window, one key for all queries, half of each head rotated."""
     block = BlockConfig(
         attention=attention(4, 1, 32, sliding_window=7), feed_forward=GATED, norm=RMS
     )
-    return TransformerConfig(
+    return DecoderConfig(
         model_type="mistral",
         vocab_size=VOCAB,
         hidden_size=WIDTH,
@@ -99,7 +99,7 @@ def mistral() -> TransformerConfig:
     )
 
 
-def qwen2() -> TransformerConfig:
+def qwen2() -> DecoderConfig:
     """Biased queries, capped scores, one of two layers windowed, positions that stretch."""
     full = BlockConfig(
         attention=attention(qkv_bias=True, softcap=3.0), feed_forward=GATED, norm=RMS
@@ -108,7 +108,7 @@ def qwen2() -> TransformerConfig:
         attention=attention(qkv_bias=True, sliding_window=11), feed_forward=GATED, norm=RMS
     )
     scaling = DynamicNTKScaling(factor=2.0, original_context=200)
-    return TransformerConfig(
+    return DecoderConfig(
         model_type="qwen2",
         vocab_size=VOCAB,
         hidden_size=WIDTH,
@@ -120,7 +120,7 @@ def qwen2() -> TransformerConfig:
     )
 
 
-def post_norm() -> TransformerConfig:
+def post_norm() -> DecoderConfig:
     """Norms after the residuals, a sinusoidal table, a scaled embedding, relu."""
     block = BlockConfig(
         attention=attention(4, 1, scale=0.3),
@@ -130,7 +130,7 @@ def post_norm() -> TransformerConfig:
         norm=LAYER_NORM,
         placement="post",
     )
-    return TransformerConfig(
+    return DecoderConfig(
         model_type="llama",
         vocab_size=VOCAB,
         hidden_size=WIDTH,
@@ -143,20 +143,20 @@ def post_norm() -> TransformerConfig:
     )
 
 
-def decoder(config: TransformerConfig, dtype: torch.dtype = torch.float32) -> Decoder:
+def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> DecoderModel:
     """A module with random weights, those of norms included."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        module = Decoder(config).eval()
+        module = DecoderModel(config).eval()
         for name, parameter in module.named_parameters():
             if "norm" in name:
                 parameter.data.add_(0.1 * torch.randn_like(parameter))
     return module.to(dtype)
 
 
-def reference(module: Decoder, max_context: int | None) -> Decoder:
+def reference(module: DecoderModel, max_context: int | None) -> DecoderModel:
     """What PyTorch computes for an export of `module` with `max_context`, in float32."""
-    longer = Decoder(limit_context(module.config, max_context)).eval()
+    longer = DecoderModel(limit_context(module.config, max_context)).eval()
     state = {name: value.float() for name, value in module.state_dict().items()}
     for name, parameter in longer.named_parameters():
         state[name] = state[name][: len(parameter)]
@@ -168,7 +168,7 @@ def reference(module: Decoder, max_context: int | None) -> Decoder:
 class Case:
     """A model and how it is exported."""
 
-    config: Callable[[], TransformerConfig]
+    config: Callable[[], DecoderConfig]
     dtype: torch.dtype = torch.float32
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -205,7 +205,7 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def write_checkpoint(folder: Path, module: Decoder) -> Path:
+def write_checkpoint(folder: Path, module: DecoderModel) -> Path:
     """A checkpoint folder with everything that a bundle takes along."""
     save(module, folder)
     tokenizer().save(str(folder / "tokenizer.json"))

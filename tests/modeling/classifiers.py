@@ -7,7 +7,7 @@ from tests.modeling.tiny_models import assert_same_logits
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
-from ortolan.modeling import Encoder, load
+from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.training.tasks.text_classification import encode_texts, padded
 
@@ -18,7 +18,7 @@ def assert_like_transformers(folder: Path, texts: list[str], *, window: int) -> 
     rows = encode_texts(tokenizer, texts, window)
     ids, lengths = padded(rows, max(map(len, rows)))
     mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-    module = load(folder, Encoder)
+    module = load(folder, EncoderModel)
     reference = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         logits = reference(ids, attention_mask=mask).logits

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
+    DecoderConfig,
     FeedForwardConfig,
     NormConfig,
     RotaryPositions,
     SinusoidalPositions,
-    TransformerConfig,
 )
 from ortolan.modeling.families import Family, llama
 from ortolan.modeling.families.activations import read_activation, write_activation
@@ -30,8 +30,8 @@ class ExtraFamily:
 
     WEIGHTS: Table
     BASE_MODEL_PREFIX: str
-    config: Callable[[ConfigReader], TransformerConfig]
-    hf_config: Callable[[TransformerConfig], dict[str, object]]
+    config: Callable[[ConfigReader], DecoderConfig]
+    hf_config: Callable[[DecoderConfig], dict[str, object]]
 
 
 # The decoder of Marian (Junczys-Dowmunt et al. 2018) by itself, without an encoder.
@@ -69,7 +69,7 @@ MARIAN_WEIGHTS: Table = {
 }
 
 
-def marian_config(hf: ConfigReader) -> TransformerConfig:
+def marian_config(hf: ConfigReader) -> DecoderConfig:
     hf.skip("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "init_std")
     hf.skip("encoder_layerdrop", "decoder_layerdrop", "dropout", "activation_dropout")
     hf.skip("share_encoder_decoder_embeddings", "decoder_vocab_size")
@@ -92,7 +92,7 @@ def marian_config(hf: ConfigReader) -> TransformerConfig:
         norm=NormConfig(kind="layer", eps=1e-5),
         placement="post",
     )
-    return TransformerConfig(
+    return DecoderConfig(
         model_type="marian",
         vocab_size=hf.size("vocab_size"),
         hidden_size=width,
@@ -108,7 +108,7 @@ def marian_config(hf: ConfigReader) -> TransformerConfig:
     )
 
 
-def marian_hf_config(config: TransformerConfig) -> dict[str, object]:
+def marian_hf_config(config: DecoderConfig) -> dict[str, object]:
     block = config.blocks[0]
     return {
         "architectures": ["MarianForCausalLM"],
@@ -140,7 +140,7 @@ STABLELM_WEIGHTS: Table = {
 }
 
 
-def stablelm_config(hf: ConfigReader) -> TransformerConfig:
+def stablelm_config(hf: ConfigReader) -> DecoderConfig:
     hf.refuse("qk_layernorm")
     hf.refuse("use_parallel_residual")
     hf.skip("hidden_dropout", "head_dim")
@@ -162,7 +162,7 @@ def stablelm_config(hf: ConfigReader) -> TransformerConfig:
         ),
         norm=norm,
     )
-    return TransformerConfig(
+    return DecoderConfig(
         model_type="stablelm",
         vocab_size=hf.size("vocab_size"),
         hidden_size=width,
@@ -177,7 +177,7 @@ def stablelm_config(hf: ConfigReader) -> TransformerConfig:
     )
 
 
-def stablelm_hf_config(config: TransformerConfig) -> dict[str, object]:
+def stablelm_hf_config(config: DecoderConfig) -> dict[str, object]:
     block, positions = config.blocks[0], config.positions
     assert isinstance(positions, RotaryPositions)
     return {
@@ -201,7 +201,7 @@ def stablelm_hf_config(config: TransformerConfig) -> dict[str, object]:
     }
 
 
-EXTRA_FAMILIES: dict[str, Family[TransformerConfig]] = {
+EXTRA_FAMILIES: dict[str, Family[DecoderConfig]] = {
     "marian": ExtraFamily(
         WEIGHTS=MARIAN_WEIGHTS,
         BASE_MODEL_PREFIX="model",

@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ortolan.modeling import Decoder, Encoder, EncoderDecoder
+from ortolan.modeling import DecoderModel, EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import (
     AlibiPositions,
     AttentionConfig,
     BlockConfig,
     ConcatenatedPositions,
+    DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     FeedForwardConfig,
@@ -24,7 +25,6 @@ from ortolan.modeling.config import (
     RotaryPositions,
     SinusoidalPositions,
     TokenInput,
-    TransformerConfig,
 )
 
 M = TypeVar("M", bound=nn.Module)
@@ -97,14 +97,14 @@ def bidirectional(block: BlockConfig) -> BlockConfig:
 
 def decoder_config(
     positions: Positions, block: BlockConfig = BLOCK, **fields: Any
-) -> TransformerConfig:
+) -> DecoderConfig:
     values: dict[str, Any] = {
         "final_norm": None if block.placement == "post" else block.norm,
         "tied_head": not isinstance(positions, ConcatenatedPositions),
         "blocks": (block, block),
         **fields,
     }
-    return TransformerConfig(
+    return DecoderConfig(
         model_type="none",
         vocab_size=VOCAB,
         hidden_size=WIDTH,
@@ -157,13 +157,13 @@ def randomised(module: M, *, seed: int = 0) -> M:
     return module.eval()
 
 
-def decoder(config: TransformerConfig, *, seed: int = 0) -> Decoder:
-    return randomised(Decoder(config), seed=seed)
+def decoder(config: DecoderConfig, *, seed: int = 0) -> DecoderModel:
+    return randomised(DecoderModel(config), seed=seed)
 
 
-def encoder(config: EncoderConfig, *, seed: int = 0) -> Encoder:
-    return randomised(Encoder(config), seed=seed)
+def encoder(config: EncoderConfig, *, seed: int = 0) -> EncoderModel:
+    return randomised(EncoderModel(config), seed=seed)
 
 
-def seq2seq(config: EncoderDecoderConfig, *, seed: int = 0) -> EncoderDecoder:
-    return randomised(EncoderDecoder(config), seed=seed)
+def seq2seq(config: EncoderDecoderConfig, *, seed: int = 0) -> EncoderDecoderModel:
+    return randomised(EncoderDecoderModel(config), seed=seed)

@@ -12,7 +12,7 @@ from tests.modeling.tiny_models import assert_same_logits
 from transformers import AutoModelForImageClassification
 
 from digits.data import LABELS, distorted, read
-from ortolan.modeling import ConfigError, Encoder, load
+from ortolan.modeling import ConfigError, EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.data import LabelledImages, read_data
@@ -145,7 +145,7 @@ def test_a_training_of_images_writes_a_checkpoint_that_learned(tmp_path: Path) -
     assert 0.9 < figures["logistic_regression_accuracy"] < 1
 
     images = normalized(read().held_out.pixels)[:32]
-    module = load(folder, Encoder)
+    module = load(folder, EncoderModel)
     assert isinstance(module.config.head, ClassifierHead)
     assert module.config.head.labels == LABELS
     assert_like_transformers(folder, module, images)
@@ -165,7 +165,7 @@ def test_another_number_of_labels_is_an_error_before_any_work(tmp_path: Path) ->
 
 def test_the_trained_model_reads_the_held_out_digits_as_its_card_says() -> None:
     images = read_data(read_recipe(MODEL / "recipe.toml"), MODEL, LabelledImages).held_out
-    module = load(MODEL, Encoder)
+    module = load(MODEL, EncoderModel)
     with torch.inference_mode():
         guesses = module(normalized(images.pixels)).argmax(-1).numpy()
     accuracy = float(np.mean(guesses == images.labels))
@@ -177,7 +177,7 @@ def test_the_trained_model_reads_the_held_out_digits_as_its_card_says() -> None:
 
 def test_the_trained_model_is_the_same_in_transformers() -> None:
     images = normalized(read().held_out.pixels)[:64]
-    assert_like_transformers(MODEL, load(MODEL, Encoder), images)
+    assert_like_transformers(MODEL, load(MODEL, EncoderModel), images)
 
 
 def test_transformers_prepares_an_image_of_the_trained_model_as_training_did() -> None:
@@ -194,7 +194,7 @@ def test_transformers_prepares_an_image_of_the_trained_model_as_training_did() -
     torch.testing.assert_close(prepared["pixel_values"], normalized(held_out.pixels)[:4])
 
 
-def assert_like_transformers(folder: Path, module: Encoder, images: torch.Tensor) -> None:
+def assert_like_transformers(folder: Path, module: EncoderModel, images: torch.Tensor) -> None:
     """The same logits from transformers, which reads the folder by itself."""
     reference = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():

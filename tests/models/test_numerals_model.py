@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from numerals.data import read
 from numerals.quality import bleu, nearest_translations
-from ortolan.modeling import EncoderDecoder, load
+from ortolan.modeling import EncoderDecoderModel, load
 from ortolan.modeling.training.decoding import greedy
 from ortolan.modeling.training.trainer import train
 
@@ -66,7 +66,7 @@ def test_the_recipe_trains_a_tiny_model(tmp_path: Path) -> None:
 
 
 def test_the_published_checkpoint_translates_numbers_that_it_never_saw() -> None:
-    module = load(MODEL, EncoderDecoder)
+    module = load(MODEL, EncoderDecoderModel)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     held_out = read(pairs=1, held_out=40).held_out["numbers"]
     sources = [encoding.ids for encoding in tokenizer.encode_batch([pair[0] for pair in held_out])]

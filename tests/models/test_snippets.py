@@ -14,7 +14,7 @@ from tests.modeling.classifiers import assert_like_transformers
 from tests.models.stdlib_of_packages import write_stdlib
 from tokenizers import Tokenizer
 
-from ortolan.modeling import Encoder, load
+from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.data import LabelledTexts, read_data
@@ -236,7 +236,7 @@ def test_the_trained_model_names_packages_as_its_card_says() -> None:
     if sys.version_info[:2] != (3, 11):
         pytest.skip("another standard library: some of these files were learned from")
     part = held_out[::5]
-    module = load(MODEL, Encoder)
+    module = load(MODEL, EncoderModel)
     assert isinstance(module.config.head, ClassifierHead)
     assert module.config.head.labels == PACKAGES
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))

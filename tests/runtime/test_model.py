@@ -18,7 +18,6 @@ from tests.runtime.tiny_decoder import (
 
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.engine.memory_plan import bytes_per_token
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import (
     BundleFileError,
@@ -105,8 +104,7 @@ def test_a_model_whose_copies_do_not_fit_is_not_loaded(
 def test_a_request_that_does_not_fit_is_refused_by_the_tokens_it_asks_for(
     model: Decoder, memory_left: Callable[[int], None]
 ) -> None:
-    states = model.manifest.states
-    memory_left(20 * bytes_per_token(states, "capacity") + 4 * VOCABULARY)
+    memory_left(20 * model.manifest.state_bytes("append") + 4 * VOCABULARY)
     with pytest.raises(MemoryPlanError, match=r"1 x 21 tokens.*Lower max_new_tokens"):
         model.generate([1, 2, 3], max_new_tokens=18)
     with pytest.raises(MemoryPlanError):

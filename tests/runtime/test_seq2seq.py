@@ -27,7 +27,6 @@ from ortolan.runtime import (
 )
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import TextSource
-from ortolan.runtime.engine.memory_plan import bytes_per_token
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.threads import SMALL_BYTES, chosen_threads, physical_cores, step_threads
@@ -358,9 +357,8 @@ def test_a_translator_of_another_process_is_refused(
 def test_sources_and_texts_that_do_not_fit_are_refused_before_anything_is_computed(
     model: Seq2Seq, memory_left: Callable[[int], None], beams: int
 ) -> None:
-    states = model.manifest.states
-    read = len(SOURCE) * bytes_per_token(states, "source")
-    written = beams * 10 * bytes_per_token(states, "capacity")
+    read = len(SOURCE) * model.manifest.state_bytes("source")
+    written = beams * 10 * model.manifest.state_bytes("append")
     memory_left(read + written + beams * 4 * model.manifest.vocab_size)
 
     assert model.generate(SOURCE, beams=beams, max_new_tokens=9).tokens

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, processors
 from torch import nn
 
 from ortolan.modeling.layers.positions import sinusoidal_table
-from ortolan.modeling.models.transformer import Encoder
+from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.recipe import TokenizerRecipe
 from ortolan.modeling.training.tasks.task import initialise, write_json
 from ortolan.modeling.training.tokenizer import byte_level_bpe
@@ -18,7 +18,7 @@ PAD, UNKNOWN, START, END, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", 
 PAD_ID, UNKNOWN_ID, START_ID, END_ID, MASK_ID = range(len(SPECIAL))
 
 
-def initialise_bert(module: Encoder) -> None:
+def initialise_bert(module: EncoderModel) -> None:
     """Random weights from which a small post-norm encoder soon learns to attend by position.
 
     Matrices keep the variance of their input: with the customary standard deviation of 0.02,

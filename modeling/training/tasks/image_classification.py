@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ortolan.modeling.models.transformer import Encoder
+from ortolan.modeling.config import PatchInput
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.data import LabelledImages, read_data
 from ortolan.modeling.training.recipe import Recipe
 from ortolan.modeling.training.tasks.labels import classifier_config
@@ -34,13 +36,20 @@ PREPROCESSOR: dict[str, object] = {
 class ImageClassificationTask:
     """A vision transformer that names the label of an image, measured by its accuracy."""
 
-    module: Encoder
+    module: EncoderModel
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
         self.data = read_data(recipe, folder, LabelledImages)
         config = classifier_config(recipe.model, "ViTForImageClassification", self.data.labels)
-        self.module = Encoder(config)
+        shape = self.data.train.pixels.shape[1:]
+        match config.input:
+            case PatchInput(image_size=size, channels=channels) if shape != (*size, channels):
+                raise RecipeError(
+                    f"model: expected image_size and num_channels of the images, {shape}, got "
+                    f"{(*size, channels)}. Correct one of them."
+                )
+        self.module = EncoderModel(config)
         initialise(self.module, layers=len(config.blocks))
 
     def batches(self) -> Iterator[Batch]:

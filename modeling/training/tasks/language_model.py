@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.folder import config_from_hf
-from ortolan.modeling.config import TransformerConfig
+from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.models.transformer import Decoder
+from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.training.data import Texts, read_data
 from ortolan.modeling.training.evaluation import bits_per_byte
 from ortolan.modeling.training.recipe import Recipe
@@ -21,7 +21,7 @@ from ortolan.modeling.training.tokenizer import byte_level_bpe, encode, id_of
 class LanguageModelTask:
     """A decoder that continues texts, measured in bits per byte."""
 
-    module: Decoder
+    module: DecoderModel
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
@@ -38,7 +38,7 @@ class LanguageModelTask:
             special_tokens=[special],
             pieces=tokenizer.pieces,
         )
-        self.module = Decoder(
+        self.module = DecoderModel(
             _config(
                 recipe,
                 vocab_size=self.tokenizer.get_vocab_size(),
@@ -100,7 +100,7 @@ class LanguageModelTask:
         }
 
 
-def _config(recipe: Recipe, *, vocab_size: int, end: int) -> TransformerConfig:
+def _config(recipe: Recipe, *, vocab_size: int, end: int) -> DecoderConfig:
     """The recipe's model for a tokenizer of `vocab_size` ids, one of them the end of a text."""
     special = {"bos_token_id": end, "eos_token_id": end}
     return config_from_hf({"vocab_size": vocab_size, **special, **recipe.model})

@@ -14,7 +14,7 @@ from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import EncoderConfig, LanguageModelHead
 from ortolan.modeling.errors import ConfigError, RecipeError
 from ortolan.modeling.layers.heads import LanguageModel
-from ortolan.modeling.models.transformer import Encoder
+from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.data import Texts, read_data
 from ortolan.modeling.training.recipe import MaskedLanguageModel, Recipe
 from ortolan.modeling.training.tasks.bert import (
@@ -41,7 +41,7 @@ LEAST_WINDOW = 8
 class MaskedLanguageModelTask:
     """An encoder that guesses hidden tokens, measured by the share that it guesses."""
 
-    module: Encoder
+    module: EncoderModel
 
     def __init__(self, recipe: Recipe, task: MaskedLanguageModel, folder: Path) -> None:
         self.recipe, self.hidden = recipe.training, task.hidden
@@ -54,7 +54,7 @@ class MaskedLanguageModelTask:
         self.data = read_data(recipe, folder, Texts)
         self.tokenizer = bert_tokenizer(tokenizer, self.data.train)
         self.vocab_size = self.tokenizer.get_vocab_size()
-        self.module = Encoder(_config(recipe, self.vocab_size))
+        self.module = EncoderModel(_config(recipe, self.vocab_size))
         initialise_bert(self.module)
         self.tokens = self._stream(self.data.train)
         self.held_out = self._held_out_windows(self._stream(self.data.held_out))

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.training.data import Data
 
 Batch = tuple[Tensor, ...]
@@ -20,7 +20,7 @@ class Task(Protocol):
     """One objective on one set of data; constructing one reads, and writes nothing."""
 
     @property
-    def module(self) -> Model:
+    def module(self) -> TransformerModel:
         """What is trained; its parameters are changed in place."""
         ...
 
@@ -50,7 +50,7 @@ class Task(Protocol):
         ...
 
 
-def initialise(module: Model, *, layers: int, std: float = 0.02) -> None:
+def initialise(module: TransformerModel, *, layers: int, std: float = 0.02) -> None:
     """Normal weights, those of residual projections smaller with depth (GPT-2).
 
     Args:

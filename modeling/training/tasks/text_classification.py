@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ortolan.modeling.checkpoint.folder import load
 from ortolan.modeling.errors import CheckpointError, RecipeError
-from ortolan.modeling.models.transformer import Encoder
+from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.data import LabelledTexts, read_data
 from ortolan.modeling.training.recipe import Recipe, TextClassification
 from ortolan.modeling.training.tasks.bert import (
@@ -30,7 +30,7 @@ from ortolan.modeling.training.tasks.task import Batch, check_length
 class TextClassificationTask:
     """An encoder that names the label of a text, measured by its accuracy."""
 
-    module: Encoder
+    module: EncoderModel
 
     def __init__(self, recipe: Recipe, task: TextClassification, folder: Path) -> None:
         self.recipe, self.task = recipe.training, task
@@ -52,7 +52,7 @@ class TextClassificationTask:
             {**vocabulary, **recipe.model}, "BertForSequenceClassification", self.data.labels
         )
         check_length(self.window, config.context_length)
-        self.module = Encoder(config)
+        self.module = EncoderModel(config)
         initialise_bert(self.module)
         if start is not None:
             take_body(self.module, start)
@@ -140,14 +140,14 @@ def accuracies(labels: Sequence[int], guesses: Sequence[int]) -> dict[str, float
     }
 
 
-def take_body(module: Encoder, start: Path) -> None:
+def take_body(module: EncoderModel, start: Path) -> None:
     """Copy all weights but the head's from a checkpoint of the same shape.
 
     Raises:
         CheckpointError: no checkpoint there.
         RecipeError: its model is another.
     """
-    pretrained = load(start, Encoder)
+    pretrained = load(start, EncoderModel)
     if replace(pretrained.config, head=None) != replace(module.config, head=None):
         raise RecipeError(
             f"task.start: expected the recipe's model up to its head in {start}, got another. "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.models.transformer import EncoderDecoder
+from ortolan.modeling.models.transformer import EncoderDecoderModel
 from ortolan.modeling.training.data import Pair, Pairs, read_data
 from ortolan.modeling.training.decoding import greedy, padded
 from ortolan.modeling.training.recipe import Recipe, TokenizerRecipe
@@ -33,7 +33,7 @@ class TranslationTask:
     embedding stays zero, which is Marian's convention.
     """
 
-    module: EncoderDecoder
+    module: EncoderDecoderModel
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
@@ -186,9 +186,9 @@ def _config(recipe: Recipe, *, vocab_size: int, end: int) -> EncoderDecoderConfi
     return config_from_hf(values, EncoderDecoderConfig)
 
 
-def _initialised(config: EncoderDecoderConfig, pad: int) -> EncoderDecoder:
+def _initialised(config: EncoderDecoderConfig, pad: int) -> EncoderDecoderModel:
     """A fresh model: matrices of the variance 1/d, and zeros in the row that pads."""
-    module = EncoderDecoder(config)
+    module = EncoderDecoderModel(config)
     for name, parameter in module.named_parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=config.decoder.hidden_size**-0.5)

@@ -132,7 +132,7 @@ PERSONAL = {
         "finished in {PLACE} place", f"{_AVOIR} terminé à la {{PLACE}} place", ("yesterday", "city")
     ),
 }
-"""What somebody does; the subject stands before it."""
+"""What somebody does; the subject precedes it."""
 
 GENDERED = {
     "born": Clause(

@@ -24,7 +24,7 @@ class Subject(NamedTuple):
     """Who does something.
 
     Attributes:
-        english: as it stands within a sentence.
+        english: as within a sentence.
         french: the same.
         person: of the verb: 0 je, 1 vous, 2 il or elle, 3 nous, 4 ils or elles.
         pronoun: how a second clause speaks of the same.

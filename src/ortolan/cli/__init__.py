@@ -15,12 +15,12 @@ from ortolan.errors import OrtolanError
 
 COMMANDS = {
     "attention": "Draw what each token attends to.",
-    "bench": "Measure prefill and decode speed.",
-    "classify": "Name texts or images.",
-    "doctor": "Say what this machine has, what is missing and how to get it.",
+    "bench": "Measure the speed of prompt processing and generation.",
+    "classify": "Classify texts or images.",
+    "doctor": "Show what this machine has, what is missing and how to get it.",
     "embed": "Print a vector for each text.",
     "export": "Make a bundle from a trained checkpoint.",
-    "inspect": "Say what a bundle holds and what it needs.",
+    "inspect": "Describe a bundle and the memory that it needs.",
     "pack": "Prepare the weights of a bundle for this processor.",
     "run": "Continue a prompt, or translate a text.",
     "train": "Train the model of a recipe.",
@@ -50,12 +50,12 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="ortolan")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
-    r"""Make a transformer trained in PyTorch generate on a small machine.
+    """Make a transformer trained in PyTorch generate on a small machine.
 
     \b
       ortolan export checkpoint/ bundle/
       ortolan run bundle/ "def main("
-    """
+    """  # noqa: D301 - click wants the character itself
 
 
 def main() -> None:

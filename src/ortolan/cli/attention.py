@@ -32,14 +32,14 @@ def _numbers(
 @click.option(
     "-o", "out", type=click.Path(path_type=Path), required=True, help="The picture to write."
 )
-@click.option("--target", help="What a translator writes; its own translation by default.")
+@click.option("--target", help="The translation to look at; the model's own by default.")
 @click.option("--layers", callback=_numbers, help="Such as 0,2; all by default.")
 @click.option("--heads", callback=_numbers, help="Such as 0,1; all by default.")
 @click.option("--mean", is_flag=True, help="One map a layer, the mean of its heads.")
 @click.option(
     "--kind",
     type=click.Choice(["self", "cross"]),
-    help="Among tokens, or of the target on the source; cross where there is one.",
+    help="Among the tokens of a text, or from target to source; cross where there is one.",
 )
 @options.threads
 def command(
@@ -55,8 +55,8 @@ def command(
 ) -> None:
     """Draw what each token of TEXT attends to: a heat map for each layer and head.
 
-    Queries are rows and keys are columns. BUNDLE was exported with --attention-maps; TEXT is a
-    file where it takes images.
+    Queries are rows and keys are columns. BUNDLE was exported with --attention-maps; TEXT is an
+    image file where it takes images.
     """
     try:
         from ortolan.cli.attention_picture import choose, draw

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
-from ortolan.cli.output import Steps, print_json, print_table, size
+from ortolan.cli.output import ProgressBars, print_json, print_table, size
 
 if TYPE_CHECKING:
     from ortolan.runtime.bench.figures import CaseResult, Generation, Result
@@ -26,7 +26,7 @@ _Length = click.IntRange(min=0)
     multiple=True,
     default=(512,),
     show_default=True,
-    help="Length of a prompt (pp); repeatable, 0 for none.",
+    help="Length of a prompt (pp); repeatable; 0 for none.",
 )
 @click.option(
     "-n",
@@ -35,7 +35,7 @@ _Length = click.IntRange(min=0)
     multiple=True,
     default=(128,),
     show_default=True,
-    help="Tokens to generate (tg); repeatable, 0 for none.",
+    help="Tokens to generate (tg); repeatable; 0 for none.",
 )
 @click.option(
     "-d",
@@ -44,7 +44,7 @@ _Length = click.IntRange(min=0)
     multiple=True,
     default=(0,),
     show_default=True,
-    help="Tokens that stand in the cache before each of these; repeatable.",
+    help="Tokens that are in the cache before; repeatable.",
 )
 @click.option(
     "-r",
@@ -52,7 +52,7 @@ _Length = click.IntRange(min=0)
     type=click.IntRange(min=1),
     default=5,
     show_default=True,
-    help="Counted runs of each, after one that is not.",
+    help="Runs of each, after a warm-up.",
 )
 @options.device
 @options.threads
@@ -67,10 +67,10 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure BUNDLE: prompts (pp) and generation (tg), and what could be better.
+    """Measure how fast BUNDLE processes prompts (pp) and generates (tg), and what would help.
 
-    Beside the tokens per second of tg stand the bytes that a token reads, and the share that this
-    takes of the machine's bandwidth, which is measured in the same run with as many threads.
+    For generation, the bytes that a token reads are shown as well, and their share of the memory
+    bandwidth, which is measured in the same run with the same number of threads.
     """
     import msgspec
 
@@ -78,12 +78,12 @@ def command(
     from ortolan.runtime.bench.measure import cases, measure
 
     model = load(bundle, Decoder, device=device, threads=threads)
-    with Steps() as steps:
+    with ProgressBars() as bars:
         result = measure(
             model,
             cases(prompts, news, depths),
             repetitions=repetitions,
-            progress=lambda done, total: steps("bench", done, total),
+            progress=lambda done, total: bars("bench", done, total),
         )
     if as_json:
         print_json(msgspec.to_builtins(result))

@@ -13,7 +13,9 @@ from ortolan.cli.texts import inputs_of
 @click.command()
 @options.bundle
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE_OR_TEXT...")
-@click.option("--top", type=click.IntRange(min=1), default=1, help="Labels of each; 1 by default.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=1, show_default=True, help="Labels to print."
+)
 @options.truncate
 @options.device
 @options.threads
@@ -27,9 +29,9 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Name each text, or each image file where BUNDLE takes images.
+    """Classify texts, or image files where BUNDLE takes images.
 
-    Where a text is -, every line of standard input is one.
+    For -, each line of standard input is a text.
     """
     from ortolan.runtime import Encoder, load
 

@@ -31,7 +31,7 @@ BASE = ("numpy", "tokenizers", "msgspec", "protobuf", "click", "tqdm")
 @click.command()
 @options.as_json
 def command(as_json: bool) -> None:
-    """Say what this machine has, what is missing, and how to get it."""
+    """Show what this machine has, what is missing, and how to get it."""
     facts = {"ortolan": __version__, **_machine(), **_packages(), **_devices()}
     advice, cuda = _advice(facts), tuple(examine())
     if as_json:

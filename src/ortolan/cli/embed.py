@@ -24,9 +24,9 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Print a vector for each TEXT, one a line; for each file where BUNDLE takes images.
+    """Print a vector a line for each TEXT, or each image file where BUNDLE takes images.
 
-    Where a text is -, every line of standard input is one.
+    For -, each line of standard input is a text.
     """
     from ortolan.runtime import Encoder, load
 

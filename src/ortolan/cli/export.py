@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortolan.cli.output import Steps, print_json, print_table, size
+from ortolan.cli.output import ProgressBars, print_json, print_table, size
 from ortolan.errors import OrtolanError
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
@@ -150,7 +150,7 @@ def command(
 
     keywords = {name: given.pop(name) for name in ("device", "calibration", "max_context")}
     weights = _precision(precision, {name: given.pop(name) for name in _OF_INTEGERS})
-    steps = Steps()
+    steps = ProgressBars()
     try:
         bundle = export(
             source,

@@ -9,6 +9,7 @@ import click
 
 from ortolan.cli import options
 from ortolan.cli.output import print_json, print_table, size
+from ortolan.runtime.bundle.kinds import KINDS
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import QuantizedTensor
@@ -19,19 +20,19 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 @click.command()
 @options.bundle
 @click.option("--context", type=click.IntRange(min=1), help="Tokens to plan memory for.")
-@click.option("--batch", type=click.IntRange(min=1), default=1, help="Rows to plan it for.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, help="Rows to plan memory for.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="Plan its memory, and list the nodes that it has no kernel for.",
+    help="Plan memory of this device, and list the nodes it has no kernel for.",
 )
 @options.as_json
 def command(
     bundle: Path, context: int | None, batch: int, device: str | None, as_json: bool
 ) -> None:
-    """Say what BUNDLE holds: graphs, attention, sizes, and the memory that a context needs.
+    """Describe BUNDLE: graphs, attention, sizes, and the memory that a context needs.
 
-    Nothing is loaded: what it says of memory is planned, and of CUDA read in a table of kernels.
+    Nothing is loaded: memory is estimated, and what CUDA can compute is looked up in a table.
     """
     import msgspec
 
@@ -97,7 +98,7 @@ def _memory(about: Description) -> list[tuple[str, str]]:
     if plan.device == "cpu":
         parts.append(f"copies of them {size(plan.packed)}")
     rows = []
-    if about.kind == "encoder":
+    if not KINDS[about.kind].has_decoder:
         what = "at most "
     else:
         of_source = about.source_bytes_per_token

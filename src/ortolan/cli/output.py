@@ -29,7 +29,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-class Steps:
+class ProgressBars:
     """Progress of several steps, one bar each, on stderr when that is a terminal."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Steps:
             )
         self._bar.update(done - self._bar.n)
 
-    def __enter__(self) -> "Steps":
+    def __enter__(self) -> "ProgressBars":
         return self
 
     def __exit__(self, *_: object) -> None:

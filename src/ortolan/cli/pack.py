@@ -14,10 +14,10 @@ from ortolan.cli.output import print_json, print_table, size
 def command(bundle: Path, as_json: bool) -> None:
     """Prepare the weights of BUNDLE for this processor: it loads faster and in less memory.
 
-    onnxruntime rearranges weights for the processor when it loads a bundle. This does it once,
-    into a folder in BUNDLE that takes about as much room as the weights; processes that run the
-    bundle share it. Only this user on this machine, with this onnxruntime, will use it. The
-    bundle itself stays as it is; to undo this, delete the folder.
+    onnxruntime rearranges weights for the processor each time it loads a bundle. This does it
+    once, into a folder in BUNDLE about as large as the weights, which all processes that run the
+    bundle share. It is used only by this user, on this machine, with this version of onnxruntime.
+    The bundle itself does not change; to undo this, delete the folder.
     """
     import msgspec
 

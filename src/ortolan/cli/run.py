@@ -19,20 +19,34 @@ if TYPE_CHECKING:
 @click.command()
 @options.bundle
 @click.argument("prompt", default="-")
-@click.option("-n", "max_new_tokens", type=int, help="Most new tokens; all that fit by default.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=int, default=0, help="Keep this many tokens; 0 keeps all.")
-@click.option("--top-p", type=float, default=1.0, help="Keep the likeliest up to this share.")
-@click.option("--min-p", type=float, default=0.0, help="Keep those this likely, beside the top.")
-@click.option("--repetition-penalty", type=float, default=1.0)
-@click.option("--presence-penalty", type=float, default=0.0)
-@click.option("--frequency-penalty", type=float, default=0.0)
-@click.option("--seed", type=int, help="Makes the draws repeatable.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after the end of the text.")
-@click.option("--beams", type=int, help="Search with so many beams; of an encoder-decoder.")
-@click.option("--n-best", type=int, help="Print so many of the beams, with their scores.")
-@click.option("--length-penalty", type=float, help="Of beams: above 0 favours long texts.")
+@click.option(
+    "-n", "max_new_tokens", type=int, help="Maximum of new tokens; as many as fit by default."
+)
+@click.option(
+    "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."
+)
+@click.option("--top-k", type=int, default=0, help="Sample from this many tokens; 0 for all.")
+@click.option(
+    "--top-p",
+    type=float,
+    default=1.0,
+    help="Sample from the likeliest tokens that reach this probability.",
+)
+@click.option(
+    "--min-p",
+    type=float,
+    default=0.0,
+    help="Sample from tokens at least this likely, relative to the top.",
+)
+@click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: repeat fewer tokens.")
+@click.option("--presence-penalty", type=float, default=0.0, help="Above 0: repeat fewer tokens.")
+@click.option("--frequency-penalty", type=float, default=0.0, help="The same, for each repetition.")
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
+@click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
+@click.option("--beams", type=int, help="Search with this many beams (encoder-decoders).")
+@click.option("--n-best", type=int, help="Print this many results of a search, with their scores.")
+@click.option("--length-penalty", type=float, help="For beams: above 0 favours long texts.")
 @options.device
 @options.threads
 @options.as_json
@@ -59,8 +73,8 @@ def command(
 ) -> None:
     """Continue PROMPT, or standard input where it is - or left out.
 
-    The bundle of an encoder-decoder writes the text that belongs to it, such as its translation.
-    The text streams to standard output as it is generated; figures go to standard error.
+    The bundle of an encoder-decoder writes a new text from it, such as its translation. The text
+    streams to standard output as it is generated; timings go to standard error.
     """
     from ortolan.runtime import Sampling, load
 

@@ -17,7 +17,10 @@ class MissingTrainError(OrtolanError):
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path), required=False)
 def command(recipe: Path, out: Path | None) -> None:
-    """Train the model of RECIPE and write its checkpoint to OUT, or beside the recipe."""
+    """Train the model of RECIPE and write its checkpoint to OUT, or beside the recipe.
+
+    RECIPE is a TOML file. It names a function in a Python file beside it, which reads the data.
+    """
     try:
         import matplotlib  # noqa: F401 - the curve is drawn at the end, too late to find out
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
-from ortolan.cli.output import Steps, print_json, print_table
+from ortolan.cli.output import ProgressBars, print_json, print_table
 
 if TYPE_CHECKING:
     from ortolan.runtime.certificate import Report
@@ -29,12 +29,12 @@ def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> in
 
     from ortolan.runtime import verify
 
-    with Steps() as steps:
+    with ProgressBars() as bars:
         report = verify(
             bundle,
             device=device,
             threads=threads,
-            progress=lambda done, total: steps("verify", done, total),
+            progress=lambda done, total: bars("verify", done, total),
         )
     if as_json:
         print_json(msgspec.to_builtins(report))

@@ -12,7 +12,7 @@ from ortolan.export.proof import reference as references
 from ortolan.export.proof.certificate import certify, thresholds
 from ortolan.export.proof.reference import TOP_K
 from ortolan.export.source.exportable import Exportable, open_exportable
-from ortolan.modeling import Decoder
+from ortolan.modeling import DecoderModel
 from ortolan.runtime.certificate import Certificate, Logits, summarize
 
 CONFIGS = {
@@ -27,11 +27,11 @@ CONFIGS = {
 }
 
 
-def opened(source: Decoder | Path, max_context: int | None = None) -> Exportable:
+def opened(source: DecoderModel | Path, max_context: int | None = None) -> Exportable:
     return open_exportable(source, tokenizer=None, max_context=max_context)
 
 
-def certified(module: Decoder, max_context: int | None = None) -> Certificate:
+def certified(module: DecoderModel, max_context: int | None = None) -> Certificate:
     source = opened(module, max_context)
     return certify(source, make_probes(source), thresholds=thresholds("fp32"))
 
@@ -41,7 +41,7 @@ def logits_of(certificate: Certificate) -> Logits:
     return certificate.reference
 
 
-def assert_is_what_the_module_computes(certificate: Certificate, module: Decoder) -> None:
+def assert_is_what_the_module_computes(certificate: Certificate, module: DecoderModel) -> None:
     offset, kept = 0, logits_of(certificate)
     for probe in certificate.probes:
         part = slice(offset, offset + probe.length)

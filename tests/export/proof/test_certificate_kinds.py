@@ -28,7 +28,7 @@ from ortolan.export.source import layers
 from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.modeling import load
 from ortolan.modeling.config import ClassifierHead, EmbeddingHead, Head, LanguageModelHead
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.weights import read_weight
 from ortolan.runtime.certificate import Certificate, Divergence, Logits, Report, Vectors
 from ortolan.runtime.certificate.fields import ROWS, kept_positions
@@ -55,7 +55,7 @@ def certified(model: Exportable) -> Certificate:
     return certify(model, make_probes(model), thresholds=thresholds("fp32", output=model.output))
 
 
-def outputs(model: Exportable, module: Model) -> list[NDArray[np.float32]]:
+def outputs(model: Exportable, module: TransformerModel) -> list[NDArray[np.float32]]:
     """What the whole module computes for each probe, a row for each position that is kept."""
     inputs = inputs_of(model, make_probes(model))
     found = []
@@ -68,7 +68,7 @@ def outputs(model: Exportable, module: Model) -> list[NDArray[np.float32]]:
 
 
 def assert_is_what_the_module_computes(
-    certificate: Certificate, model: Exportable, module: Model
+    certificate: Certificate, model: Exportable, module: TransformerModel
 ) -> None:
     whole = np.concatenate(outputs(model, module))
     atol = 1e-5 * max(1.0, float(np.abs(whole).max()))
@@ -90,7 +90,7 @@ def assert_is_what_the_module_computes(
 def test_reference_of_every_family_is_what_its_module_computes(name: str, tmp_path: Path) -> None:
     FAMILIES[name].reference().save_pretrained(tmp_path)
     model = open_exportable(tmp_path, tokenizer=None, max_context=None)
-    assert_is_what_the_module_computes(certified(model), model, load(tmp_path, Model))
+    assert_is_what_the_module_computes(certified(model), model, load(tmp_path, TransformerModel))
 
 
 @pytest.mark.parametrize("positions", kinds.POSITIONS)

@@ -24,7 +24,7 @@ from ortolan.modeling.config import (
     SinusoidalPositions,
 )
 from ortolan.modeling.layers.linear import PackedLinear
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 
 SCHEME = Scheme(bits=4, group=32)
 
@@ -40,7 +40,7 @@ HEADS = {
 }
 
 
-def products(module: Model) -> list[str]:
+def products(module: TransformerModel) -> list[str]:
     """The weights of all products, in the order of the module."""
     return [
         f"{name}.weight"
@@ -54,7 +54,7 @@ class Found(NamedTuple):
     codes: Codes
 
 
-def calibrated(module: Model, inputs: Inputs, names: Iterable[str]) -> dict[str, Found]:
+def calibrated(module: TransformerModel, inputs: Inputs, names: Iterable[str]) -> dict[str, Found]:
     source = open_exportable(module, tokenizer=None, max_context=None)
     plan = dict.fromkeys(names, SCHEME)
     found: dict[str, Found] = {}
@@ -65,14 +65,14 @@ def calibrated(module: Model, inputs: Inputs, names: Iterable[str]) -> dict[str,
     return found
 
 
-def run(module: Model, inputs: Inputs) -> None:
+def run(module: TransformerModel, inputs: Inputs) -> None:
     with torch.no_grad():
         for place in range(max(len(inputs.sources), len(inputs.ids))):
             module(*(each[place][None] for each in (inputs.sources, inputs.ids) if each))
 
 
 def assert_is_calibrated_behind(
-    module: Model, inputs: Inputs, name: str, found: dict[str, Found], *stored: str
+    module: TransformerModel, inputs: Inputs, name: str, found: dict[str, Found], *stored: str
 ) -> None:
     """The codes of a weight are those of GPTQ, refined, after the weights that are stored already.
 

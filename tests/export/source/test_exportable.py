@@ -126,7 +126,7 @@ def test_hash_of_a_checkpoint_covers_its_config_and_its_weights(folder: Path) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_hash_of_a_module_covers_its_config_and_every_weight(dtype: torch.dtype) -> None:
-    def digest(config: Callable[[], ortolan.modeling.TransformerConfig], change: float) -> str:
+    def digest(config: Callable[[], ortolan.modeling.DecoderConfig], change: float) -> str:
         module = tiny_models.decoder(config(), dtype)
         module.get_parameter("blocks.0.attention_norm.weight").data[-1] += change
         return open_exportable(module, tokenizer=None, max_context=None).sha256

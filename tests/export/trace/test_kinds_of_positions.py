@@ -15,7 +15,7 @@ from tests.modeling import kinds
 from tests.modeling.kinds import BLOCK, POSITIONS, VOCAB
 
 from ortolan.modeling.config import BlockConfig, Positions, RotaryPositions
-from ortolan.modeling.models.stack import Model
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import build
 
 TEXTS = np.random.default_rng(0).integers(0, VOCAB, (6, 14))
@@ -79,7 +79,7 @@ KINDS = {
 }
 
 
-def randomised(config: Any) -> Model:
+def randomised(config: Any) -> TransformerModel:
     return kinds.randomised(build(config)).eval()
 
 
@@ -91,7 +91,7 @@ def assert_lowered(file: Path, kind: Kind) -> None:
     assert {n.op_type for n in graph.node if n.domain} <= {"FusedMatMul", FUSED}
 
 
-def logits_of(module: Model, *inputs: NDArray[Any]) -> NDArray[np.float32]:
+def logits_of(module: TransformerModel, *inputs: NDArray[Any]) -> NDArray[np.float32]:
     with torch.inference_mode():
         out: NDArray[np.float32] = module(*(torch.from_numpy(given) for given in inputs)).numpy()
     return out

@@ -25,9 +25,9 @@ from tests.modeling.tiny_models import (
 )
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ortolan.modeling import ConfigError, Decoder, WeightError, load, read_config, save
+from ortolan.modeling import ConfigError, DecoderModel, WeightError, load, read_config, save
 from ortolan.modeling.checkpoint.folder import checkpoint_sha256, open_weights
-from ortolan.modeling.config import SinusoidalPositions, TransformerConfig
+from ortolan.modeling.config import DecoderConfig, SinusoidalPositions
 from ortolan.modeling.weights import ModuleWeights
 
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "truncate": False}
@@ -120,32 +120,32 @@ def test_a_written_checkpoint_keeps_its_special_tokens(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_its_format_cannot_describe_is_not_written(
-    change: Callable[[TransformerConfig], TransformerConfig], field: str, tmp_path: Path
+    change: Callable[[DecoderConfig], DecoderConfig], field: str, tmp_path: Path
 ) -> None:
     config = read_config(written(LLAMA, tmp_path / "source"))
     with pytest.raises(ConfigError, match=field):
-        save(Decoder(change(config)), tmp_path / "saved")
+        save(DecoderModel(change(config)), tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
-def with_blocks(config: TransformerConfig, **changes: Any) -> TransformerConfig:
+def with_blocks(config: DecoderConfig, **changes: Any) -> DecoderConfig:
     return replace(config, blocks=tuple(replace(block, **changes) for block in config.blocks))
 
 
-def with_attention(config: TransformerConfig, **changes: Any) -> TransformerConfig:
+def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
     return with_blocks(config, attention=replace(config.blocks[0].attention, **changes))
 
 
 def test_layers_that_differ_are_written_where_the_format_allows(tmp_path: Path) -> None:
     qwen2 = QWEN2 | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
     config = read_config(written(qwen2, tmp_path / "source"))
-    save(Decoder(config), tmp_path / "saved")
+    save(DecoderModel(config), tmp_path / "saved")
     windows = [b.attention.sliding_window for b in read_config(tmp_path / "saved").blocks]
     assert windows == [None, None, 5]
     wider = replace(config.blocks[0].attention, sliding_window=9)
     mixed = (replace(config.blocks[0], attention=wider), *config.blocks[1:])
     with pytest.raises(ConfigError, match="blocks"):
-        save(Decoder(replace(config, blocks=mixed)), tmp_path / "mixed")
+        save(DecoderModel(replace(config, blocks=mixed)), tmp_path / "mixed")
 
 
 def test_an_interrupted_save_leaves_the_old_weights(

@@ -11,7 +11,7 @@ from tests.modeling.tiny_models import assert_same_logits
 from torch.nn import functional
 from transformers import AutoModel
 
-from ortolan.modeling import CheckpointError, ConfigError, Encoder, EncoderConfig, load, save
+from ortolan.modeling import CheckpointError, ConfigError, EncoderConfig, EncoderModel, load, save
 from ortolan.modeling.checkpoint.folder import checkpoint_sha256, read_config
 from ortolan.modeling.config import EmbeddingHead
 
@@ -63,7 +63,7 @@ def test_a_folder_gives_the_embeddings_of_its_model_card(
     expected = mean if pooling == "mean" else states[:, 0]
     expected = functional.normalize(expected, p=2, dim=1) if normalised else expected
     with torch.inference_mode():
-        assert_same_logits(load(tmp_path, Encoder)(TEXTS.ids, TEXTS.lengths), expected)
+        assert_same_logits(load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths), expected)
 
 
 @pytest.mark.parametrize("pooling", [MINI_LM_POOLING, FIRST])
@@ -71,9 +71,9 @@ def test_a_folder_gives_the_embeddings_of_its_model_card(
 def test_an_embedding_reads_the_same_after_we_wrote_it(
     pooling: object, listed: object, tmp_path: Path
 ) -> None:
-    module = load(written(tmp_path / "source", listed, pooling), Encoder)
+    module = load(written(tmp_path / "source", listed, pooling), EncoderModel)
     save(module, tmp_path / "saved")
-    again = load(tmp_path / "saved", Encoder)
+    again = load(tmp_path / "saved", EncoderModel)
     assert again.config == module.config
     assert isinstance(again.config.head, EmbeddingHead)
     theirs, ours = (tmp_path / name for name in ("source", "saved"))
@@ -86,7 +86,7 @@ def test_an_embedding_reads_the_same_after_we_wrote_it(
 
 def test_vectors_of_tokens_written_over_an_embedding_are_read_as_such(tmp_path: Path) -> None:
     ENCODERS["bert"].reference().save_pretrained(tmp_path / "plain")
-    plain = load(tmp_path / "plain", Encoder)
+    plain = load(tmp_path / "plain", EncoderModel)
     save(plain, written(tmp_path / "sentence"))
     assert read_config(tmp_path / "sentence", EncoderConfig).head is None
 

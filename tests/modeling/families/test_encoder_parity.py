@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ortolan.modeling import Encoder, load, save
+from ortolan.modeling import EncoderModel, load, save
 from ortolan.modeling.config import EmbeddingHead, LanguageModelHead
 
 TEXTS = ragged(9, 1, 16, 4)
@@ -38,7 +38,7 @@ def read_by_transformers(case: EncoderCase, folder: Path) -> PreTrainedModel:
     return model
 
 
-def assert_same_outputs(module: Encoder, reference: PreTrainedModel) -> None:
+def assert_same_outputs(module: EncoderModel, reference: PreTrainedModel) -> None:
     """Raise AssertionError unless both agree wherever there is no padding."""
     expected = reference_output(reference, input_ids=TEXTS.ids, attention_mask=TEXTS.mask)
     with torch.inference_mode():
@@ -52,7 +52,7 @@ def assert_same_outputs(module: Encoder, reference: PreTrainedModel) -> None:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_checkpoint_of_transformers_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
     reference = written(ENCODERS[name], tmp_path)
-    assert_same_outputs(load(tmp_path, Encoder), reference)
+    assert_same_outputs(load(tmp_path, EncoderModel), reference)
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -62,7 +62,7 @@ def test_a_vision_checkpoint_gives_the_same_outputs(name: str, tmp_path: Path) -
     pixels = random_images(case.values)
     expected = reference_output(reference, pixel_values=pixels)
     with torch.inference_mode():
-        assert_same_logits(load(tmp_path, Encoder)(pixels), expected)
+        assert_same_logits(load(tmp_path, EncoderModel)(pixels), expected)
     assert float(expected.std()) > 0.1
 
 
@@ -70,9 +70,9 @@ def test_a_vision_checkpoint_gives_the_same_outputs(name: str, tmp_path: Path) -
 def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     case = ENCODERS[name]
     written(case, tmp_path / "source")
-    module = load(tmp_path / "source", Encoder)
+    module = load(tmp_path / "source", EncoderModel)
     save(module, tmp_path / "saved")
-    assert load(tmp_path / "saved", Encoder).config == module.config
+    assert load(tmp_path / "saved", EncoderModel).config == module.config
     if name != "bert-pretraining":  # saved without what is not served
         assert_same_outputs(module, read_by_transformers(case, tmp_path / "saved"))
 
@@ -81,9 +81,9 @@ def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
 def test_transformers_reads_the_vision_models_we_write(name: str, tmp_path: Path) -> None:
     case = IMAGES[name]
     written(case, tmp_path / "source")
-    module = load(tmp_path / "source", Encoder)
+    module = load(tmp_path / "source", EncoderModel)
     save(module, tmp_path / "saved")
-    assert load(tmp_path / "saved", Encoder).config == module.config
+    assert load(tmp_path / "saved", EncoderModel).config == module.config
     pixels = random_images(case.values)
     again = read_by_transformers(case, tmp_path / "saved")
     with torch.inference_mode():
@@ -97,7 +97,7 @@ def test_types_of_tokens_are_added(tmp_path: Path) -> None:
         reference, input_ids=TEXTS.ids, attention_mask=TEXTS.mask, token_type_ids=types
     )
     with torch.inference_mode():
-        ours = load(tmp_path, Encoder)(TEXTS.ids, TEXTS.lengths, types)
+        ours = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths, types)
     inside = TEXTS.mask.bool()
     assert_same_logits(ours[inside], expected[inside])
 
@@ -105,7 +105,7 @@ def test_types_of_tokens_are_added(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bert", "roberta-classifier", "distilbert-masked"])
 def test_a_ragged_batch_equals_its_rows_alone(name: str, tmp_path: Path) -> None:
     written(ENCODERS[name], tmp_path)
-    module = load(tmp_path, Encoder)
+    module = load(tmp_path, EncoderModel)
     with torch.inference_mode():
         together = module(TEXTS.ids, TEXTS.lengths)
         for row, length in enumerate(TEXTS.lengths.tolist()):
@@ -131,9 +131,9 @@ def test_an_embedding_is_the_published_recipe(
 
 def embedded(folder: Path, pooling: str, normalised: bool) -> Tensor:
     """The texts through a checkpoint whose head is replaced by one without weights."""
-    loaded = load(folder, Encoder)
+    loaded = load(folder, EncoderModel)
     head = EmbeddingHead(pooling="mean" if pooling == "mean" else "first", normalised=normalised)
-    module = Encoder(replace(loaded.config, head=head)).eval()
+    module = EncoderModel(replace(loaded.config, head=head)).eval()
     module.load_state_dict(loaded.state_dict())
     with torch.inference_mode():
         out: Tensor = module(TEXTS.ids, TEXTS.lengths)
@@ -157,12 +157,12 @@ def test_the_names_of_the_first_berts_are_understood(tmp_path: Path) -> None:
         "bert.embeddings.word_embeddings.weight"
     ].clone()
     save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert_same_outputs(load(tmp_path, Encoder), reference)
+    assert_same_outputs(load(tmp_path, EncoderModel), reference)
 
 
 def test_labels_keep_their_names_and_order(tmp_path: Path) -> None:
     written(ENCODERS["bert-classifier"], tmp_path / "source")
-    module = load(tmp_path / "source", Encoder)
+    module = load(tmp_path / "source", EncoderModel)
     save(module, tmp_path / "saved")
     config = read_by_transformers(ENCODERS["bert-classifier"], tmp_path / "saved").config
     assert config.id2label == {0: "ham", 1: "spam", 2: "eggs"}
@@ -170,6 +170,6 @@ def test_labels_keep_their_names_and_order(tmp_path: Path) -> None:
 
 def test_the_head_is_that_of_the_architecture(tmp_path: Path) -> None:
     written(EncoderCase(architecture="BertForMaskedLM", values=BERT), tmp_path)
-    head = load(tmp_path, Encoder).config.head
+    head = load(tmp_path, EncoderModel).config.head
     assert isinstance(head, LanguageModelHead)
     assert head.tied

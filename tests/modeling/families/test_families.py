@@ -9,10 +9,10 @@ from transformers import AutoConfig
 from ortolan.modeling.checkpoint.folder import config_from_hf, empty_model
 from ortolan.modeling.config import (
     AttentionConfig,
+    DecoderConfig,
     LearnedPositions,
     Llama3Scaling,
     RotaryPositions,
-    TransformerConfig,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import family_of, weights_of
@@ -272,7 +272,7 @@ def test_an_attention_that_cannot_be_is_an_error(change: dict[str, Any], message
 
 
 def test_a_model_that_cannot_be_is_an_error() -> None:
-    config: TransformerConfig = config_from_hf(SMOLLM2_135M)
+    config: DecoderConfig = config_from_hf(SMOLLM2_135M)
     with pytest.raises(ConfigError, match="at least one layer"):
         replace(config, blocks=())
     for dim in (0, 3, 66):

@@ -21,7 +21,7 @@ from tests.modeling.tiny_models import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ortolan.modeling import Decoder, load
+from ortolan.modeling import DecoderModel, load
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 
 CHUNKS = (9, 6, 1)
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path:
             assert near_ties(module, reference, ids[:, :8]) <= 1
 
 
-def cached_logits(module: Decoder, ids: Tensor) -> Tensor:
+def cached_logits(module: DecoderModel, ids: Tensor) -> Tensor:
     """Logits `(1, S, V)` of a text that enters a cache in chunks, then token by token."""
     length = ids.shape[1]
     cache = empty_cache(module.config, batch=1, capacity=length + 3)
@@ -158,7 +158,7 @@ def cached_logits(module: Decoder, ids: Tensor) -> Tensor:
 
 
 def step(
-    module: Decoder, ids: Tensor, length: int, cache: list[LayerCache]
+    module: DecoderModel, ids: Tensor, length: int, cache: list[LayerCache]
 ) -> tuple[Tensor, list[LayerCache]]:
     lengths = StepLengths(
         torch.tensor([length - 1], dtype=torch.int32), torch.tensor(length, dtype=torch.int32)
@@ -166,7 +166,7 @@ def step(
     return module.step(ids, lengths, cache)
 
 
-def near_ties(module: Decoder, reference: PreTrainedModel, prompt: Tensor) -> int:
+def near_ties(module: DecoderModel, reference: PreTrainedModel, prompt: Tensor) -> int:
     """How often both generate different tokens because two are as likely (then it stops).
 
     Raises AssertionError where they differ and the tokens are not.

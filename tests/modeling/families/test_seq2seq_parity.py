@@ -15,7 +15,7 @@ from tests.modeling.tiny_models import assert_same_logits
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ortolan.modeling import EncoderDecoder, load, save
+from ortolan.modeling import EncoderDecoderModel, load, save
 from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths, empty_cache
 
 SOURCES = ragged(13, 1, 7, 20)
@@ -51,7 +51,7 @@ def expected_logits(reference: PreTrainedModel) -> Tensor:
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     reference = written(SEQ2SEQ[name], tmp_path)
-    module = load(tmp_path, EncoderDecoder)
+    module = load(tmp_path, EncoderDecoderModel)
     expected = expected_logits(reference)
     with torch.inference_mode():
         assert_same_logits(module(SOURCES.ids, TARGETS, SOURCES.lengths), expected)
@@ -69,7 +69,7 @@ def steps(*lengths: int) -> StepLengths:
     )
 
 
-def cached_logits(module: EncoderDecoder) -> Tensor:
+def cached_logits(module: EncoderDecoderModel) -> Tensor:
     """Logits of all texts, token by token after a cache, their sources encoded once."""
     source = module.source(SOURCES.ids, SOURCES.lengths)
     batch, length = TARGETS.shape
@@ -82,7 +82,7 @@ def cached_logits(module: EncoderDecoder) -> Tensor:
     return torch.cat(pieces, 1)
 
 
-def chunked_logits(module: EncoderDecoder, row: int) -> Tensor:
+def chunked_logits(module: EncoderDecoderModel, row: int) -> Tensor:
     """Logits of one text, in chunks, given its source without padding."""
     valid = int(SOURCES.lengths[row])
     source = CrossCache(module.cross(module.encode(SOURCES.ids[row : row + 1, :valid])))
@@ -100,7 +100,7 @@ def chunked_logits(module: EncoderDecoder, row: int) -> Tensor:
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
 def test_a_ragged_prompt_of_the_decoder_equals_its_rows_alone(name: str, tmp_path: Path) -> None:
     written(SEQ2SEQ[name], tmp_path)
-    module = load(tmp_path, EncoderDecoder)
+    module = load(tmp_path, EncoderDecoderModel)
     lengths = (5, 9, 2, 7)
     with torch.inference_mode():
         whole = module(SOURCES.ids, TARGETS, SOURCES.lengths)
@@ -133,7 +133,7 @@ def garbage(cache: list[LayerCache]) -> list[LayerCache]:
 def test_several_texts_of_a_source_need_it_once(name: str, tmp_path: Path) -> None:
     # As in a beam search: 3 continuations of each source, which is not copied for them.
     written(SEQ2SEQ[name], tmp_path)
-    module = load(tmp_path, EncoderDecoder)
+    module = load(tmp_path, EncoderDecoderModel)
     texts = ragged(*[6] * 12, seed=2).ids.clamp(max=80)
     with torch.inference_mode():
         source = module.source(SOURCES.ids, SOURCES.lengths)
@@ -150,9 +150,9 @@ def test_several_texts_of_a_source_need_it_once(name: str, tmp_path: Path) -> No
 def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     case = SEQ2SEQ[name]
     written(case, tmp_path / "source")
-    module = load(tmp_path / "source", EncoderDecoder)
+    module = load(tmp_path / "source", EncoderDecoderModel)
     save(module, tmp_path / "saved")
-    again = load(tmp_path / "saved", EncoderDecoder)
+    again = load(tmp_path / "saved", EncoderDecoderModel)
     assert again.config == module.config
     expected = expected_logits(read_by_transformers(case, tmp_path / "saved"))
     with torch.inference_mode():
@@ -163,7 +163,7 @@ def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
 
 def test_shared_tables_are_one(tmp_path: Path) -> None:
     written(SEQ2SEQ["marian"], tmp_path)
-    module = load(tmp_path, EncoderDecoder)
+    module = load(tmp_path, EncoderDecoderModel)
     assert module.shared is module.encoder.embedding is module.decoder.embedding
     names = [name for name, _ in module.named_parameters() if "embedding" in name]
     assert names == []
@@ -177,10 +177,10 @@ def test_a_base_model_has_a_head_without_bias(base: str, name: str, tmp_path: Pa
     case = SEQ2SEQ[name]
     body = EncoderCase(architecture=base, values=case.values, spread=case.spread)
     written(body, tmp_path / "source")
-    module = load(tmp_path / "source", EncoderDecoder)
+    module = load(tmp_path / "source", EncoderDecoderModel)
     assert module.decoder.head_bias is None
     save(module, tmp_path / "saved")
-    assert load(tmp_path / "saved", EncoderDecoder).config == module.config
+    assert load(tmp_path / "saved", EncoderDecoderModel).config == module.config
     for folder in ("source", "saved"):
         expected = expected_logits(read_by_transformers(case, tmp_path / folder))
         with torch.inference_mode():
@@ -189,7 +189,7 @@ def test_a_base_model_has_a_head_without_bias(base: str, name: str, tmp_path: Pa
 
 def test_a_longer_context_is_reached_by_relative_positions(tmp_path: Path) -> None:
     reference = written(SEQ2SEQ["t5"], tmp_path)
-    module = load(tmp_path, EncoderDecoder, max_context=2000)
+    module = load(tmp_path, EncoderDecoderModel, max_context=2000)
     assert module.config.decoder.context_length == module.config.encoder.context_length == 2000
     with torch.inference_mode():
         logits = module(SOURCES.ids, TARGETS, SOURCES.lengths)

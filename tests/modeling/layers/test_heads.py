@@ -17,7 +17,7 @@ from tests.modeling.kinds import (
 from tests.modeling.plain_transformer import Array
 from torch import Tensor
 
-from ortolan.modeling import ConfigError, Encoder
+from ortolan.modeling import ConfigError, EncoderModel
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -33,11 +33,11 @@ LENGTHS = (6, 1, 4)
 IDS = torch.randint(VOCAB, (3, 6), generator=torch.Generator().manual_seed(0))
 
 
-def with_head(head: Head, **fields: Any) -> Encoder:
+def with_head(head: Head, **fields: Any) -> EncoderModel:
     return encoder(encoder_config(POSITIONS["learned"], head=head, **fields))
 
 
-def states(module: Encoder) -> list[Array]:
+def states(module: EncoderModel) -> list[Array]:
     """What leaves the blocks for each text by itself, `(length, E)`."""
     with torch.inference_mode():
         return [
@@ -46,7 +46,7 @@ def states(module: Encoder) -> list[Array]:
         ]
 
 
-def outputs(module: Encoder) -> Tensor:
+def outputs(module: EncoderModel) -> Tensor:
     with torch.inference_mode():
         out: Tensor = module(IDS, torch.tensor(LENGTHS))
     return out
@@ -57,7 +57,7 @@ def assert_close(got: Tensor, expected: Array) -> None:
     torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=2e-5)
 
 
-def weight(module: Encoder, name: str) -> Array:
+def weight(module: EncoderModel, name: str) -> Array:
     return module.get_parameter(name).detach().double().numpy()
 
 

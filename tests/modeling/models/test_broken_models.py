@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 
 from ortolan.modeling import (
     ConfigError,
-    Encoder,
     EncoderConfig,
-    EncoderDecoder,
-    Model,
+    EncoderDecoderModel,
+    EncoderModel,
+    TransformerModel,
     WeightError,
     load,
     save,
@@ -59,7 +59,7 @@ def reconfigure(folder: Path, **changes: object) -> None:
 
 def weight_error(folder: Path) -> str:
     with pytest.raises(WeightError) as caught:
-        load(folder, Model)
+        load(folder, TransformerModel)
     return str(caught.value)
 
 
@@ -134,13 +134,13 @@ def test_a_copy_of_a_shared_table_must_be_one(
     name: str, copy: str, original: str, tmp_path: Path
 ) -> None:
     written(name, tmp_path)
-    before = {key: p.clone() for key, p in load(tmp_path, Model).named_parameters()}
+    before = {key: p.clone() for key, p in load(tmp_path, TransformerModel).named_parameters()}
     edit(tmp_path, lambda tensors: tensors.update({copy: tensors[original].clone()}))
-    after = dict(load(tmp_path, Model).named_parameters())
+    after = dict(load(tmp_path, TransformerModel).named_parameters())
     assert all(torch.equal(after[key], value) for key, value in before.items())
     edit(tmp_path, lambda tensors: tensors.update({copy: tensors[original] * 2}))
     with pytest.raises(WeightError, match=f"{copy}: expected a copy of the embedding"):
-        load(tmp_path, Model)
+        load(tmp_path, TransformerModel)
 
 
 def test_a_head_that_was_never_trained_is_missing(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_head_that_is_not_asked_for_is_left_out(tmp_path: Path) -> None:
     assert isinstance(body, PreTrainedModel)
     expected = reference_output(body, input_ids=texts.ids, attention_mask=texts.mask)
     with torch.inference_mode():
-        ours = load(tmp_path, Encoder)(texts.ids, texts.lengths)
+        ours = load(tmp_path, EncoderModel)(texts.ids, texts.lengths)
     assert_same_logits(ours[texts.mask.bool()], expected[texts.mask.bool()])
 
 
@@ -172,15 +172,15 @@ def test_a_t5_with_a_head_of_its_own_is_read_as_published(tmp_path: Path) -> Non
     reference.lm_head.weight = torch.nn.Parameter(torch.randn(97, 32, generator=generator))
     reference.save_pretrained(tmp_path)
     with pytest.raises(WeightError, match="set tie_word_embeddings in"):
-        load(tmp_path, EncoderDecoder)
+        load(tmp_path, EncoderDecoderModel)
     reconfigure(tmp_path, tie_word_embeddings=False)
-    module, texts = load(tmp_path, EncoderDecoder), ragged(5, 5)
+    module, texts = load(tmp_path, EncoderDecoderModel), ragged(5, 5)
     expected = reference_output(reference, input_ids=texts.ids, decoder_input_ids=texts.ids)
     with torch.inference_mode():
         assert_same_logits(module(texts.ids, texts.ids), expected)
     save(module, tmp_path / "saved")
     with torch.inference_mode():
-        again = load(tmp_path / "saved", EncoderDecoder)
+        again = load(tmp_path / "saved", EncoderDecoderModel)
         assert torch.equal(again(texts.ids, texts.ids), module(texts.ids, texts.ids))
 
 
@@ -188,7 +188,7 @@ def test_a_t5_with_a_head_of_its_own_is_read_as_published(tmp_path: Path) -> Non
 def test_any_rows_are_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
     written(name, tmp_path)
     stored = open_weights(tmp_path, read_config(tmp_path, ModelConfig))
-    for ours, parameter in load(tmp_path, Model).named_parameters():
+    for ours, parameter in load(tmp_path, TransformerModel).named_parameters():
         rows = len(parameter)
         assert stored.shape(ours) == tuple(parameter.shape)
         for start, stop in [(0, rows), (rows - 1, rows), (rows // 3, 2 * rows // 3 + 1)]:
@@ -197,7 +197,10 @@ def test_any_rows_are_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
 
 def test_a_shorter_context_keeps_the_rows_in_front(tmp_path: Path) -> None:
     written("bart", tmp_path)
-    short, whole = load(tmp_path, EncoderDecoder, max_context=12), load(tmp_path, EncoderDecoder)
+    short, whole = (
+        load(tmp_path, EncoderDecoderModel, max_context=12),
+        load(tmp_path, EncoderDecoderModel),
+    )
     texts = ragged(12, 7)
     with torch.inference_mode():
         ours = short(texts.ids, texts.ids, texts.lengths)
@@ -205,24 +208,26 @@ def test_a_shorter_context_keeps_the_rows_in_front(tmp_path: Path) -> None:
     assert short.encoder.position_embedding is not None
     assert len(short.encoder.position_embedding.weight) == 14
     with pytest.raises(ConfigError, match="max_context: expected 1 to 40, got 41"):
-        load(tmp_path, EncoderDecoder, max_context=41)
+        load(tmp_path, EncoderDecoderModel, max_context=41)
 
 
 def test_an_image_has_one_context(tmp_path: Path) -> None:
     written("vit", tmp_path)
     with pytest.raises(ConfigError, match="expected 17, the patches of an image, got 9"):
-        load(tmp_path, Encoder, max_context=9)
+        load(tmp_path, EncoderModel, max_context=9)
 
 
 def test_an_image_of_another_size_is_an_error(tmp_path: Path) -> None:
-    module = load(written("vit", tmp_path), Encoder)
+    module = load(written("vit", tmp_path), EncoderModel)
     with pytest.raises(ValueError, match=r"expected images of shape \(3, 8, 8\), got \(3, 8, 6\)"):
         module(random_images(IMAGES["vit"].values)[..., :6])
 
 
-@pytest.mark.parametrize("kind", [Encoder, EncoderDecoder])
-def test_a_kind_that_a_checkpoint_is_not_is_an_error(kind: type[Model], tmp_path: Path) -> None:
-    name = "t5" if kind is Encoder else "bert"
+@pytest.mark.parametrize("kind", [EncoderModel, EncoderDecoderModel])
+def test_a_kind_that_a_checkpoint_is_not_is_an_error(
+    kind: type[TransformerModel], tmp_path: Path
+) -> None:
+    name = "t5" if kind is EncoderModel else "bert"
     with pytest.raises(ConfigError, match="expected an encoder"):
         load(written(name, tmp_path), kind)
 
@@ -231,7 +236,7 @@ def test_a_head_that_a_format_cannot_describe_is_not_written(tmp_path: Path) -> 
     config = read_config(written("bert-classifier", tmp_path), EncoderConfig)
     head = ClassifierHead(labels=("a", "b"), pooling="mean", activation="tanh")
     with pytest.raises(ConfigError, match="whose head would be read back differently"):
-        save(Encoder(replace(config, head=head)), tmp_path / "saved")
+        save(EncoderModel(replace(config, head=head)), tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
@@ -240,4 +245,4 @@ def test_a_case_of_bert_needs_its_architecture(tmp_path: Path) -> None:
         tmp_path
     )
     with pytest.raises(ConfigError, match=r"got \['BertForTokenClassification'\]"):
-        load(tmp_path, Encoder)
+        load(tmp_path, EncoderModel)

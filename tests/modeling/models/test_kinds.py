@@ -19,8 +19,8 @@ from tests.modeling.kinds import (
 from tests.modeling.plain_transformer import Array, Weights, stack
 from torch import Tensor
 
-from ortolan.modeling import Decoder
-from ortolan.modeling.config import AlibiPositions, NoPositions, TransformerConfig
+from ortolan.modeling import DecoderModel
+from ortolan.modeling.config import AlibiPositions, DecoderConfig, NoPositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.models.stack import Stack
 
@@ -57,7 +57,7 @@ def after(*lengths: int) -> StepLengths:
     )
 
 
-def garbage(config: TransformerConfig, *, batch: int, capacity: int) -> list[LayerCache]:
+def garbage(config: DecoderConfig, *, batch: int, capacity: int) -> list[LayerCache]:
     """Buffers whose unwritten places hold numbers that would be noticed."""
     empty = empty_cache(config, batch=batch, capacity=capacity)
     return [LayerCache(layer.key + 1e3, layer.value - 1e3) for layer in empty]
@@ -77,13 +77,13 @@ def test_a_decoder_equals_the_formulas(name: str) -> None:
         assert_close(in_chunks(module, ids)[0], expected)
 
 
-def head_of(module: Decoder) -> Array:
+def head_of(module: DecoderModel) -> Array:
     """The matrix from the stream to logits, `(E, V)`."""
     head = module.embedding if module.head is None else module.head
     return head.weight.detach().double().numpy().T
 
 
-def in_chunks(module: Decoder, ids: Tensor) -> Tensor:
+def in_chunks(module: DecoderModel, ids: Tensor) -> Tensor:
     """Logits of one text that enters a cache in chunks."""
     cache = garbage(module.config, batch=1, capacity=ids.shape[1] + 2)
     pieces, start = [], 0

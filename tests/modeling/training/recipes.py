@@ -207,7 +207,7 @@ evaluate_every = 100
 PAIRS = """
 import random
 
-from ortolan.modeling.training import Pairs, equal_share
+from ortolan.modeling.training import Pairs
 
 NAMES = ("Paul", "Emma", "My sister", "Anna", "The old man", "He")
 THINGS = (("apples", "pommes"), ("cats", "chats"), ("red hats", "chapeaux rouges"))
@@ -225,11 +225,7 @@ def sentences(count: int, seed: int) -> list[tuple[str, str]]:
     return list(found.items())
 
 def read(*, pairs: int = 400) -> Pairs:
-    return Pairs(
-        train=sentences(pairs, 0),
-        held_out={"numbers": sentences(12, 1)},
-        metrics={"equal": equal_share},
-    )
+    return Pairs(train=sentences(pairs, 0), held_out={"numbers": sentences(12, 1)})
 """
 
 DATA = {

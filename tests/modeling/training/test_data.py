@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.training.data import Images, Pairs, Texts, equal_share, read_data
+from ortolan.modeling.training.data import (
+    Images,
+    LabelledImages,
+    LabelledTexts,
+    Pairs,
+    Texts,
+    equal_share,
+    read_data,
+)
 from ortolan.modeling.training.recipe import LanguageModel, OptimizerRecipe, Recipe
 
 READ = """
@@ -107,6 +115,14 @@ def test_images_that_are_not_bytes_are_an_error() -> None:
             Images(pixels=pixels, labels=labels)
     with pytest.raises(RecipeError, match="and N labels"):
         Images(pixels=np.zeros((3, 8, 8, 1), np.uint8), labels=labels)
+
+
+def test_a_label_without_a_name_is_an_error() -> None:
+    with pytest.raises(RecipeError, match="expected labels from 0 to 1, got 2"):
+        LabelledTexts(labels=("a", "b"), train=[("x", 0), ("y", 2)], held_out=[("x", 0)])
+    images = Images(pixels=np.zeros((2, 8, 8, 1), np.uint8), labels=np.array([0, -1]))
+    with pytest.raises(RecipeError, match="got -1"):
+        LabelledImages(labels=("a", "b"), train=images, held_out=images)
 
 
 def test_the_equal_share_counts_whole_sentences() -> None:

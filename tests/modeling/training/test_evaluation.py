@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ortolan.modeling import Decoder
+from ortolan.modeling import DecoderModel
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.training.evaluation import bits_per_byte
 
 
 @pytest.fixture
-def small_model() -> Decoder:
+def small_model() -> DecoderModel:
     torch.manual_seed(0)
     recipe: dict[str, Any] = {
         "model_type": "llama",
@@ -24,14 +24,14 @@ def small_model() -> Decoder:
         "num_attention_heads": 2,
         "max_position_embeddings": 64,
     }
-    return Decoder(config_from_hf(recipe))
+    return DecoderModel(config_from_hf(recipe))
 
 
 def document(length: int) -> list[int]:
     return torch.randint(50, (length,), generator=torch.Generator().manual_seed(length)).tolist()
 
 
-def test_bits_per_byte_of_one_window_is_the_cross_entropy(small_model: Decoder) -> None:
+def test_bits_per_byte_of_one_window_is_the_cross_entropy(small_model: DecoderModel) -> None:
     documents = [document(12), document(5)]
     nats = 0.0
     for ids in documents:
@@ -46,7 +46,7 @@ def test_bits_per_byte_of_one_window_is_the_cross_entropy(small_model: Decoder) 
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 8, 9, 17, 30])
 def test_every_token_but_the_first_is_predicted_once(length: int, window: int) -> None:
     # A model without an opinion pays log2(50) bits for each token it is asked about.
-    class Indifferent(Decoder):
+    class Indifferent(DecoderModel):
         def __init__(self) -> None:
             torch.nn.Module.__init__(self)
 
@@ -58,7 +58,7 @@ def test_every_token_but_the_first_is_predicted_once(length: int, window: int) -
     assert bits == pytest.approx(max(length - 1, 0) * math.log2(50))
 
 
-def test_overlapping_windows_see_at_least_half_a_window(small_model: Decoder) -> None:
+def test_overlapping_windows_see_at_least_half_a_window(small_model: DecoderModel) -> None:
     ids, window = document(20), 8
     nats = 0.0
     for target in range(1, 20):

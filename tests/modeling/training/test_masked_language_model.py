@@ -12,7 +12,7 @@ from tests.modeling.training.recipes import MASKED, write_recipe
 from tokenizers import Tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from ortolan.modeling import ConfigError, Encoder, load
+from ortolan.modeling import ConfigError, EncoderModel, load
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.recipe import MaskedLanguageModel, TokenizerRecipe, read_recipe
 from ortolan.modeling.training.tasks.bert import END_ID, MASK_ID, SPECIAL, START_ID, bert_tokenizer
@@ -145,7 +145,7 @@ def test_a_masked_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> N
     # Without any learning, each of 400 tokens is as likely.
     assert figures["held_out_masked_loss"] < 0.65 * math.log(400)
 
-    module = load(folder, Encoder)
+    module = load(folder, EncoderModel)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     own = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]

@@ -10,7 +10,7 @@ from tests.modeling.classifiers import assert_like_transformers
 from tests.modeling.training.recipes import LABELS, MASKED, SCRATCH, STARTED, write_recipe
 from tokenizers import Tokenizer
 
-from ortolan.modeling import CheckpointError, ConfigError, Encoder, load
+from ortolan.modeling import CheckpointError, ConfigError, EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.recipe import TextClassification, read_recipe
@@ -49,7 +49,7 @@ def test_rows_are_padded_on_the_right() -> None:
 def test_a_classifier_goes_on_from_what_was_pre_trained(tmp_path: Path) -> None:
     pretrained = train(write_recipe(tmp_path, MASKED), tmp_path / "pretrained")
     task = task_of(write_recipe(tmp_path, STARTED))
-    body = load(pretrained, Encoder).state_dict()
+    body = load(pretrained, EncoderModel).state_dict()
     own = task.module.state_dict()
     same = {name for name in body if not name.startswith("head.")}
     assert len(same) > 15
@@ -71,7 +71,7 @@ def test_a_classifier_goes_on_from_what_was_pre_trained(tmp_path: Path) -> None:
     assert figures["held_out_accuracy"] > 0.3
     assert figures["start"] == "pretrained"
     assert figures["held_out_texts"] == 60
-    module = load(folder, Encoder)
+    module = load(folder, EncoderModel)
     assert isinstance(module.config.head, ClassifierHead)
     assert module.config.head.labels == LABELS
     assert_like_transformers(folder, [text for text, _ in task.data.held_out[::8]], window=48)

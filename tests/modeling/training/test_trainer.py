@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_recipe_that_cannot_be_followed_is_an_error_before_any_work(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(RecipeError, match=rf"recipe\.toml: .*{message}"):
         train(write_recipe(tmp_path, LANGUAGE_MODEL, old, new), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -13,7 +13,7 @@ from tests.modeling.training.recipes import TRANSLATION, write_recipe
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, MarianMTModel
 
-from ortolan.modeling import ConfigError, EncoderDecoder, load
+from ortolan.modeling import ConfigError, EncoderDecoderModel, load
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.decoding import greedy, padded
 from ortolan.modeling.training.recipe import read_recipe
@@ -100,7 +100,7 @@ def test_the_loss_is_the_smoothed_cross_entropy_of_valid_tokens(task: Translatio
 
 
 def test_a_training_leaves_the_padding_row_at_zero(trained: Path, task: TranslationTask) -> None:
-    module = load(trained, EncoderDecoder)
+    module = load(trained, EncoderDecoderModel)
     assert module.shared is not None
     assert not module.shared.weight[task.pad].any()
     assert module.shared.weight[:-1].any(dim=1).all()
@@ -110,7 +110,7 @@ def test_a_training_leaves_the_padding_row_at_zero(trained: Path, task: Translat
 
 
 def test_greedy_decoding_is_that_of_transformers(trained: Path, task: TranslationTask) -> None:
-    module = load(trained, EncoderDecoder)
+    module = load(trained, EncoderDecoderModel)
     reference: Any = reference_of(trained)
     texts = [source for source, _ in task.data.held_out["numbers"]]
     sources = [encoding.ids for encoding in task.tokenizer.encode_batch(texts)]
@@ -144,7 +144,7 @@ def test_a_training_writes_a_checkpoint_that_transformers_loads(trained: Path) -
         "calibration.tsv", "config.json", "generation_config.json", "loss.png", "model.safetensors",
         "tokenizer.json", "tokenizer_config.json", "training.json",
     }  # fmt: skip
-    module = load(trained, EncoderDecoder)
+    module = load(trained, EncoderDecoderModel)
     reference: Any = reference_of(trained)
     tokenizer = AutoTokenizer.from_pretrained(trained)
     mine = Tokenizer.from_file(str(trained / "tokenizer.json"))
@@ -163,7 +163,7 @@ def test_a_training_writes_a_checkpoint_that_transformers_loads(trained: Path) -
 
 def test_a_training_learns_and_says_what_it_saw(trained: Path) -> None:
     figures = json.loads((trained / "training.json").read_text())
-    module = load(trained, EncoderDecoder)
+    module = load(trained, EncoderDecoderModel)
     assert figures["parameters"] == sum(p.numel() for p in module.parameters())
     assert figures["train_pairs"] == 400
     assert figures["held_out_pairs"] == 12
