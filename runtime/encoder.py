@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,13 +145,7 @@ class Encoder(Model):
         self._expect("logits", what="logits", expected="an encoder with a language model's head")
         return self._run(inputs, truncate=truncate)
 
-    def _expect(
-        self,
-        kind: Literal["states", "logits", "labels", "embedding"],
-        *,
-        what: str,
-        expected: str,
-    ) -> None:
+    def _expect(self, kind: str, *, what: str, expected: str) -> None:
         if self._output.kind != kind:
             raise wrong_kind(self.manifest, what=what, expected=expected)
 
@@ -173,7 +167,7 @@ class Encoder(Model):
 
     def _check_shape(self, shape: tuple[int, ...], rows: int) -> None:
         """Graphs say what they give, and onnxruntime only warns when they give something else."""
-        axes = 3 if self._output.kind in ("states", "logits") else 2
+        axes = 3 if self.manifest.output_kind.by_token else 2
         if (len(shape), shape[0], shape[-1]) != (axes, rows, self._output.size):
             raise GraphError(
                 f"encoder: expected {self._output.kind} of {rows} inputs and {self._output.size} "

@@ -6,6 +6,7 @@ A size that is only a name fits every number: what a graph gives in the end is n
 from collections.abc import Iterable
 
 from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest
 from ortolan.runtime.errors import GraphError
@@ -76,9 +77,9 @@ def _check_function(file: str, function: LocalFunction, manifest: Manifest) -> N
 def _inputs(manifest: Manifest) -> dict[str, tuple[str, Shape]]:
     match manifest.source:
         case ImageSource(channels=channels, height=height, width=width):
-            return {"pixels": ("float32", ("batch", channels, height, width))}
+            return {PIXELS: ("float32", ("batch", channels, height, width))}
         case _:
-            return {"input_ids": ("int64", ("batch", "tokens")), "lengths": ("int32", ("batch",))}
+            return {IDS: ("int64", ("batch", "tokens")), LENGTHS: ("int32", ("batch",))}
 
 
 def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
@@ -87,7 +88,7 @@ def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
         return {name: ("float32", shape) for name in manifest.attention_maps}
     if manifest.output is not None:
         tokens = ("tokens",) if manifest.output_kind.by_token else ()
-        return {"output": ("float32", ("batch", *tokens, manifest.output.size))}
+        return {OUTPUT: ("float32", ("batch", *tokens, manifest.output.size))}
     return {
         state.output: (state.dtype, state.shape)
         for state in manifest.states

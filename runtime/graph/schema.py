@@ -29,7 +29,6 @@ from ortolan.runtime import limits
 __all__ = [
     "RefusedError",
     "check_count",
-    "new_message",
     "parse_function",
     "parse_model",
     "text",
@@ -151,11 +150,6 @@ def parse_model(data: bytes) -> Any:
     """
     _check_field_count(data)
     return _parse("Model", data)
-
-
-def new_message(name: str) -> Any:
-    """An empty message of the schema above, such as `Graph`."""
-    return _CLASSES[name]()
 
 
 def parse_function(data: bytes) -> Any:

@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from ortolan.runtime.machine.control_groups import read_small
 from ortolan.runtime.machine.memory import available_memory
 
-__all__ = ["Bandwidth", "BandwidthMeter", "buffer_bytes", "last_level_cache", "read_bandwidth"]
+__all__ = [
+    "Bandwidth",
+    "buffer_bytes",
+    "last_level_cache",
+    "measure_bandwidth",
+    "read_bandwidth",
+]
 
 BUFFER_BYTES = 512 << 20
 """Far more than most processors keep; filled within 0.2 s."""
@@ -53,32 +59,17 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     wanted_bytes: int
 
 
-class BandwidthMeter:
-    """Measures now and again, since machines change their speed, and keeps the fastest.
-
-    Attributes:
-        cache_bytes: the processor's last-level cache.
-        bandwidth: `None` before the first measurement, and where memory is too short for one.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.cache_bytes = last_level_cache()
-        self.bandwidth: Bandwidth | None = None
-        self._threads = threads
-
-    def measure(self) -> None:
-        """Measure once more. Takes about half a second, and the memory only meanwhile."""
-        size = buffer_bytes(self.cache_bytes, available_memory())
-        if size is None:
-            return
-        measured = Bandwidth(
-            bytes_per_second=read_bandwidth(self._threads, size),
-            threads=self._threads,
-            buffer_bytes=size,
-            wanted_bytes=_wanted_bytes(self.cache_bytes),
-        )
-        if self.bandwidth is None or measured.bytes_per_second > self.bandwidth.bytes_per_second:
-            self.bandwidth = measured
+def measure_bandwidth(threads: int, cache_bytes: int | None) -> Bandwidth | None:
+    """Measure once, within about half a second; `None` where memory is too short for it."""
+    size = buffer_bytes(cache_bytes, available_memory())
+    if size is None:
+        return None
+    return Bandwidth(
+        bytes_per_second=read_bandwidth(threads, size),
+        threads=threads,
+        buffer_bytes=size,
+        wanted_bytes=_wanted_bytes(cache_bytes),
+    )
 
 
 def last_level_cache(root: Path = Path("/")) -> int | None:

@@ -1,13 +1,15 @@
-"""The commands and the programs that the documents show.
+"""The commands and the programs that the documents show, and what they name.
 
 Commands are parsed here, and programs run in this process; the slow test types all of them.
 """
 
+import ast
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,8 @@ DOCUMENTS = sorted(
     for path in REPOSITORY.glob(pattern)
 )
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 NOT_RUN = {
     "pip install": "installs; tests/end_to_end/test_install.py does it in a venv of its own",
@@ -58,6 +62,47 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_readme_shows_commands_and_a_program() -> None:
     assert list(commands("README.md"))
     assert blocks("README.md", "python")
+
+
+def defined(path: Path) -> set[str]:
+    """The functions and classes of a file, methods as `Class.method`."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{f.name}" for f in node.body if isinstance(f, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_and_functions_that_the_document_names_exist(document: str) -> None:
+    text = (REPOSITORY / document).read_text()
+    if "Superseded by" in text:
+        return  # about code that is gone
+    for path, name in NAMED.findall(text):
+        assert (REPOSITORY / path).is_file(), path
+        assert not name or name in defined(REPOSITORY / path), f"{path}:{name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_of_the_document_lead_somewhere(document: str) -> None:
+    folder = (REPOSITORY / document).parent
+    links = LINK.findall((REPOSITORY / document).read_text())
+    assert [link for link in links if not (folder / link).exists()] == []
+
+
+def test_picture_of_the_architecture_has_the_rooms_of_the_contracts_floor_by_floor() -> None:
+    text = (REPOSITORY / "docs/architecture.md").read_text()
+    picture = next(part for part in text.split("```") if "┌" in part)
+    tool = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
+    for contract in tool["contracts"]:
+        lines = [set(re.findall(r"\w+", line)) for line in picture.splitlines()]
+        for layer in contract.get("layers", ()):
+            rooms = set(re.findall(r"\w+", layer))
+            below = next((n for n, line in enumerate(lines) if rooms <= line), None)
+            assert below is not None, f"{contract['id']}: {layer}"
+            lines = lines[below + 1 :]
 
 
 @pytest.mark.parametrize("document", SHOWN)

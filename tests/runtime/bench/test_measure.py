@@ -70,6 +70,16 @@ def test_runs_go_round_over_the_cases_between_two_looks_at_the_memory(
     ]
 
 
+def test_the_fastest_of_both_measurements_counts(
+    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = iter([3e15, 2e15])
+    monkeypatch.setattr(bandwidth, "read_bandwidth", lambda threads, size: next(speeds))
+    found = measure(model, [Case(kind="pp", tokens=4)], repetitions=1).bandwidth
+    assert found is not None
+    assert found.bytes_per_second == 3e15
+
+
 def test_a_state_of_fixed_size_is_computed_anew_for_every_run(
     tmp_path_factory: pytest.TempPathFactory, events: list[str]
 ) -> None:

@@ -7,9 +7,9 @@ from ortolan.runtime.machine import bandwidth
 from ortolan.runtime.machine.bandwidth import (
     BUFFER_BYTES,
     MIN_BUFFER_BYTES,
-    BandwidthMeter,
     buffer_bytes,
     last_level_cache,
+    measure_bandwidth,
     read_bandwidth,
 )
 
@@ -112,7 +112,7 @@ def test_reading_gives_a_speed(monkeypatch: pytest.MonkeyPatch, threads: int) ->
     assert 1e6 < read_bandwidth(threads, 4 * MIB) < 1e15
 
 
-# --- several measurements ---------------------------------------------------------------------
+# --- one measurement ---------------------------------------------------------------------------
 
 
 def give(monkeypatch: pytest.MonkeyPatch, *speeds: float) -> list[tuple[int, int]]:
@@ -125,27 +125,21 @@ def give(monkeypatch: pytest.MonkeyPatch, *speeds: float) -> list[tuple[int, int
         return next(left)
 
     monkeypatch.setattr(bandwidth, "read_bandwidth", measured)
-    monkeypatch.setattr(bandwidth, "last_level_cache", lambda: 8 * MIB)
     return asked
 
 
-def test_the_fastest_of_several_measurements_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_says_over_how_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "available_memory", lambda: 1024 * MIB)
-    asked = give(monkeypatch, 2.0, 3.0, 1.0)
-    meter = BandwidthMeter(4)
-    assert meter.bandwidth is None
-    for _ in range(3):
-        meter.measure()
-    assert meter.bandwidth is not None
-    assert (meter.bandwidth.bytes_per_second, meter.bandwidth.threads) == (3.0, 4)
-    assert (meter.bandwidth.buffer_bytes, meter.bandwidth.wanted_bytes) == (256 * MIB, BUFFER_BYTES)
-    assert asked == [(4, 256 * MIB)] * 3
+    asked = give(monkeypatch, 2.0)
+    measured = measure_bandwidth(4, 8 * MIB)
+    assert measured is not None
+    assert (measured.bytes_per_second, measured.threads) == (2.0, 4)
+    assert (measured.buffer_bytes, measured.wanted_bytes) == (256 * MIB, BUFFER_BYTES)
+    assert asked == [(4, 256 * MIB)]
 
 
 def test_without_memory_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "available_memory", lambda: MIB)
     asked = give(monkeypatch, 2.0)
-    meter = BandwidthMeter(1)
-    meter.measure()
-    assert meter.bandwidth is None
+    assert measure_bandwidth(1, 8 * MIB) is None
     assert asked == []
