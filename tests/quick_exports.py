@@ -1,15 +1,18 @@
 """Exports as most tests need them: a graph is traced once a run, a bundle verified in this process.
 
-A trace depends on nothing but what `trace_graph` takes, and a copy of one differs from it in the
-names of some nodes alone. The process in which a user's export verifies a bundle runs the same
-function.
+A trace depends on nothing but what `trace_graph` takes. The process in which a user's export
+verifies a bundle runs the same function.
 """
 
 import functools
+import hashlib
 import importlib
+import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 import torch
 
@@ -24,22 +27,44 @@ from ortolan.runtime.certificate import Report, verify
 _STEPS = ("prefill", "decode")
 
 
-def install() -> None:
-    """Make the exports of this process quick. A test about these steps sets the real ones."""
-    for name, quick in _QUICK.items():
+def install(folder: Path) -> None:
+    """Make the exports of this process quick. A test about these steps sets the real ones.
+
+    Args:
+        folder: of this run, for the traces; processes that run tests side by side share it.
+    """
+    folder.mkdir(exist_ok=True)
+    for name, quick in (
+        ("trace_graph", functools.partial(_trace_once, folder)),
+        ("replay", _replay_here),
+    ):
         setattr(pipeline, name, quick)
-    _read_torchlib_once()
+    _hasten_traces()
 
 
-def _earlier_trace(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:
+def _trace_once(
+    folder: Path, config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype
+) -> ir.Model:
     # All steps are traced alike, but for the number of their tokens.
     role = "decoder" if role in _STEPS else role
-    return _traced(config, role, graph.sequence, dtype).clone()
+    key = repr((config, role, graph.sequence, dtype))
+    file = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.onnx"
+    if not file.exists():
+        traced = trace_graph(config, role, Graph(file=role, sequence=graph.sequence), dtype=dtype)
+        unfinished = folder / f"{os.getpid()}"
+        unfinished.write_bytes(_without_weights(traced).SerializeToString())
+        unfinished.rename(file)
+    return ir.from_proto(onnx.load(file, load_external_data=False))
 
 
-@functools.cache
-def _traced(config: ModelConfig, role: str, sequence: int | None, dtype: torch.dtype) -> ir.Model:
-    return trace_graph(config, role, Graph(file=role, sequence=sequence), dtype=dtype)
+def _without_weights(model: ir.Model) -> onnx.ModelProto:
+    """The same graph, whose initializers have a type and a shape alone."""
+    for name, value in model.graph.initializers.items():
+        if value.type is None or value.shape is None:
+            raise ValueError(f"{name}: expected a type and a shape.")
+        dtype, shape = value.type.dtype, value.shape
+        value.const_value = ir.ExternalTensor("", 0, 0, dtype, shape=shape, name=name)
+    return ir.to_proto(model)
 
 
 def _replay_here(folder: Path) -> Report:
@@ -50,14 +75,13 @@ def _replay_here(folder: Path) -> Report:
         raise ExportError(f"verify: expected the new bundle to run, got: {message}") from error
 
 
-_QUICK = {"trace_graph": _earlier_trace, "replay": _replay_here}
-"""What `install` puts in the place of a function of the pipeline."""
-
-
-def _read_torchlib_once() -> None:
-    # `torch.onnx.export` reads the sources of some 500 functions at each call. Another version may
-    # have them elsewhere: then tests are slower, and not wrong.
+def _hasten_traces() -> None:
+    # While anybody listens to this logger, all that is traced is described to it; and pytest
+    # listens to every logger that does not propagate.
+    logging.getLogger("torch.__trace").propagate = True
+    # `torch.onnx.export` makes a table of some 500 functions at each call. Another version may
+    # make it elsewhere: then tests are slower, and not wrong.
     with suppress(ImportError, AttributeError):
         registration = importlib.import_module("torch.onnx._internal.exporter._registration")
-        library = registration.onnxscript_apis
-        library.get_torchlib_ops = functools.cache(library.get_torchlib_ops)
+        table = registration.ONNXRegistry
+        table.from_torchlib = staticmethod(functools.cache(table.from_torchlib))

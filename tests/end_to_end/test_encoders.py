@@ -33,21 +33,25 @@ V = 97
 
 TEXTS = ["def main(", "a", "for x in range(10): print(x)", "import os", "x = 1", "return", "def f("]
 
+ONE_LAYER = {"num_hidden_layers": 1}
+
 CASES = {
     "bert": EncoderCase(
         architecture="BertForSequenceClassification",
-        values=BERT | THREE_LABELS | {"vocab_size": V},
+        values=BERT | THREE_LABELS | {"vocab_size": V} | ONE_LAYER,
     ),
-    "sentences": EncoderCase(architecture="BertModel", values=BERT | {"vocab_size": V}),
+    "sentences": EncoderCase(architecture="BertModel", values=BERT | {"vocab_size": V} | ONE_LAYER),
     "roberta": EncoderCase(
         architecture="RobertaForSequenceClassification",
         # transformers moves positions by this id, wherever it is
-        values=ROBERTA | THREE_LABELS | {"vocab_size": V, "pad_token_id": 0},
+        values=ROBERTA | THREE_LABELS | {"vocab_size": V, "pad_token_id": 0} | ONE_LAYER,
     ),
     "distilbert": EncoderCase(
-        architecture="DistilBertModel", values=DISTILBERT | {"vocab_size": V}
+        architecture="DistilBertModel", values=DISTILBERT | {"vocab_size": V, "n_layers": 1}
     ),
-    "vit": EncoderCase(architecture="ViTForImageClassification", values=VIT | THREE_LABELS),
+    "vit": EncoderCase(
+        architecture="ViTForImageClassification", values=VIT | THREE_LABELS | ONE_LAYER
+    ),
     "gpt2": EncoderCase(
         architecture="GPT2LMHeadModel",
         values={

@@ -31,7 +31,7 @@ SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 96,
     "intermediate_size": 256,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
@@ -55,7 +55,7 @@ CONFIGS = {
     "gpt2": GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=96,
-        n_layer=3,
+        n_layer=2,
         n_head=6,
         n_positions=512,
         bos_token_id=None,

@@ -36,7 +36,7 @@ def encoder() -> EncoderModel:
 
 
 def seq2seq() -> EncoderDecoderModel:
-    config = kinds.seq2seq_config(kinds.POSITIONS["relative-bias"])
+    config = kinds.seq2seq_config(kinds.POSITIONS["relative-bias"], layers=1)
     return kinds.randomised(EncoderDecoderModel(config)).eval()
 
 
@@ -135,13 +135,13 @@ def test_tables_of_buckets_stay_whole_numbers(exported: Callable[[str], Bundle])
 def test_excluded_weights_stay_in_float32(exported: Callable[[str], Bundle]) -> None:
     bundle = exported("seq2seq-int4")
     quantized = {tensor.name for tensor in bundle.manifest.quantized}
-    down = {f"decoder.blocks.{i}.feed_forward.down.weight" for i in range(2)}
-    assert down <= initializers(bundle)
-    assert not down & quantized
+    down = "decoder.blocks.0.feed_forward.down.weight"
+    assert down in initializers(bundle)
+    assert down not in quantized
     assert "encoder.blocks.0.feed_forward.down.weight" in quantized
 
 
-@pytest.mark.parametrize(("name", "layers"), [("encoder-products", 8), ("seq2seq-products", 10)])
+@pytest.mark.parametrize(("name", "layers"), [("encoder-products", 8), ("seq2seq-products", 5)])
 def test_products_of_integers_are_all_that_an_encoder_reads(
     name: str, layers: int, exported: Callable[[str], Bundle]
 ) -> None:

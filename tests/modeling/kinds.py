@@ -132,12 +132,15 @@ def encoder_config(
     )
 
 
-def seq2seq_config(positions: Positions, block: BlockConfig = BLOCK) -> EncoderDecoderConfig:
+def seq2seq_config(
+    positions: Positions, block: BlockConfig = BLOCK, *, layers: int = 2
+) -> EncoderDecoderConfig:
+    """An encoder and a decoder of so many layers each."""
     crossed = replace(block, cross_attention=bidirectional(block).attention)
     return EncoderDecoderConfig(
         model_type="none",
-        encoder=encoder_config(positions, block),
-        decoder=decoder_config(positions, crossed),
+        encoder=encoder_config(positions, block, blocks=(bidirectional(block),) * layers),
+        decoder=decoder_config(positions, crossed, blocks=(crossed,) * layers),
         shared_embedding=True,
         decoder_start_token_id=0,
     )

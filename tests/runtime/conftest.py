@@ -21,16 +21,15 @@ def memory_left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def exported(
+    tmp_path_factory: pytest.TempPathFactory, quick_exports: None
+) -> Callable[[str], Path]:
     """The folder that holds the `bundle` and the `checkpoint` of a tiny translator's family."""
 
     @cache
     def folder(family: str) -> Path:
-        # these import PyTorch
-        from tests import quick_exports
-        from tests.runtime.tiny_translators import write_bundle
+        from tests.runtime.tiny_translators import write_bundle  # imports PyTorch
 
-        quick_exports.install()
         made = tmp_path_factory.mktemp(family)
         write_bundle(family, made)
         return made

@@ -25,17 +25,17 @@ SOURCES = ragged(*(1 + 7 * index % 19 for index in range(20)))
 EOS = tuple(range(2, 40, 3))
 """Many ids end a text, since a random model rarely chooses a certain one."""
 
+_LAYERS = {"encoder_layers": 1, "decoder_layers": 2}
+
+_T5 = T5 | {"num_decoder_layers": T5["num_layers"]}
+"""transformers makes a cache of as many layers as the encoder has."""
+
 FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
-    "marian": ("MarianMTModel", MARIAN, 0),
-    "bart": ("BartForConditionalGeneration", BART, 1),
-    # transformers makes a cache of as many layers as the encoder has
-    "t5": ("T5ForConditionalGeneration", T5 | {"num_decoder_layers": T5["num_layers"]}, 0),
+    "marian": ("MarianMTModel", MARIAN | _LAYERS, 0),
+    "bart": ("BartForConditionalGeneration", BART | _LAYERS, 9),
+    "t5": ("T5ForConditionalGeneration", _T5, 0),
     # heads that a kernel takes
-    "t5wide": (
-        "T5ForConditionalGeneration",
-        T5 | {"num_decoder_layers": T5["num_layers"], "d_kv": 16},
-        0,
-    ),
+    "t5wide": ("T5ForConditionalGeneration", _T5 | {"d_kv": 16}, 0),
 }
 """Class, config and seed."""
 

@@ -154,8 +154,8 @@ def test_a_decoder_reads_its_sources_where_the_encoder_put_them(
     engine = Engine(open_bundle(exported("marian") / "bundle"), threads=1)
     feeds = {"input_ids": np.array([[5, 6, 7]] * 2), "lengths": np.array([3, 2], np.int32)}
     source = engine.encode_source(feeds)
-    # three layers, keys and values of 2 heads of 16 channels in float32
-    assert sum(state.nbytes for state in source.states) == 3 * 2 * 2 * (2 * 3 * 16) * 4
+    # two layers, keys and values of 2 heads of 16 channels in float32
+    assert sum(state.nbytes for state in source.states) == 2 * 2 * 2 * (2 * 3 * 16) * 4
     assert source.lengths.tolist() == [3, 2]
     slots = engine.slots(2, beams=2)
     slots.put_sources([0, 1], source)

@@ -11,7 +11,7 @@ from ortolan.runtime.pack.sample_outputs import sample_outputs
 
 
 @pytest.mark.parametrize("kind", ["decoder", "split", "encoder", "images", "encoder-decoder"])
-def test_every_kind_of_bundle_can_be_tried_out(
+def test_every_kind_of_bundle_gives_the_same_sample_outputs_twice(
     kind: str, tmp_path: Path, exported: Callable[[str], Path]
 ) -> None:
     if kind == "encoder-decoder":
