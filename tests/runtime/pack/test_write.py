@@ -242,7 +242,9 @@ def test_another_packing_that_runs_is_an_error(bundle: Bundle) -> None:
 
 def test_a_bundle_that_cannot_be_written_to_is_an_error(bundle: Bundle) -> None:
     (bundle.path / ".packing.new").write_text("in the way")
-    refused(bundle, r"expected to write packed weights there, got: .*Not a directory.*the free space")
+    refused(
+        bundle, r"expected to write packed weights there, got: .*Not a directory.*the free space"
+    )
 
 
 def test_a_disk_that_is_full_is_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
