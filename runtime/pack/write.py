@@ -280,7 +280,7 @@ def _bytes_on_disk(folder: Path) -> int:
 
 
 def _compare(bundle: Bundle, made: Packed) -> tuple[float, float]:
-    """Compare what comes out without and with packed weights; give the seconds to open each."""
+    """Compare the outputs without and with packed weights; give the seconds to open each."""
     # first the new one: memory of the other goes into huge pages in the background
     after, got = _opened(bundle, made)
     before, expected = _opened(bundle, None)
