@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens
 from ortolan.runtime.engine.session import Engine, share
-from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import NumericError
 
 __all__ = ["Runner", "teacher_forced"]
@@ -29,7 +29,7 @@ class Runner:
     """Computes over slots. Not to be used from two threads at once.
 
     A step that is prepared stays bound: it writes a few numbers, runs the graph, and finds its
-    logits in place.
+    logits in place. So whatever moves buffers of the slots goes through here.
 
     Args:
         engine: the sessions to compute with.
@@ -62,7 +62,6 @@ class Runner:
         self._rows: list[int] = []
         self._idle: list[int] = []
         self._covered = 0
-        self._bound: tuple[int, int] | None = None
         self._calls: dict[int, Callable[[], None]] = {}
 
     # --- a prompt ---------------------------------------------------------------------------------
@@ -156,7 +155,10 @@ class Runner:
             raise ValueError("select: expected at least one row; a batch of none ends the process")
         self._rows = list(rows)
         multiple = self._multiple * self.slots.beams
-        self._covered = -(-(max(rows) + 1) // multiple) * multiple
+        covered = -(-(max(rows) + 1) // multiple) * multiple
+        if covered != self._covered:
+            self._calls.clear()
+            self._covered = covered
         part = set(rows)
         self._idle = [row for row in range(self._covered) if row not in part]
 
@@ -177,43 +179,44 @@ class Runner:
             ids[row], last[row] = token, lengths[row]
         for row in self._idle:
             ids[row], last[row] = 0, lengths[row]
-        total = 1 + max(lengths[: self._covered])
-        self._set_total[0] = total
+        self._set_total[0] = total = 1 + max(lengths[: self._covered])
         if total > slots.capacity:
             self.reserve(total)
         if slots.replaces:
             slots.begin(self._rows)
-        self._step_call()()
+        run = self._calls.get(slots.turn) or self._bind_step()
+        if self._engine.is_stranded:
+            self._engine.check_process()
+        run()
         for row in self._rows:
             lengths[row] += 1
         if slots.replaces:
             slots.take_over(self._rows)
 
-    def _step_call(self) -> Callable[[], None]:
-        """What runs a step of the selected rows, bound anew where something has moved."""
-        slots = self.slots
-        if self._bound != (slots.version, self._covered):
-            self._calls.clear()
-            self._bound = (slots.version, self._covered)
-        call = self._calls.get(slots.turn)
-        if call is None:
-            rows = slice(0, self._covered)
-            call = self._calls[slots.turn] = self._bind(
-                self._session,
-                rows,
-                self._ids[rows],
-                self._last[rows],
-                self._total,
-                self._positions[rows],
-                self._logits[rows],
-            )
-        elif self._engine.is_stranded:
-            self._engine.check_process()
-        return call
+    def _bind_step(self) -> Callable[[], None]:
+        """What runs a step of the selected rows, until they or the buffers change."""
+        rows = slice(0, self._covered)
+        run = self._calls[self.slots.turn] = self._bind(
+            self._session,
+            rows,
+            self._ids[rows],
+            self._last[rows],
+            self._total,
+            self._positions[rows],
+            self._logits[rows],
+        )
+        return run
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    def put_sources(self, slots: Sequence[int], encoded: Encoded) -> None:
+        """Give slots their sources; see `Slots.put_sources`."""
+        self._calls.clear()
+        self.slots.put_sources(slots, encoded)
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
         """Put a snapshot into a row; see `Slots.restore`."""
-        self._calls = {}
+        self._calls.clear()
         self.slots.restore(snapshot, row=row)
 
     def reserve(self, length: int) -> None:
@@ -226,7 +229,7 @@ class Runner:
         self.slots.check(length)
         if length > self.slots.capacity:
             # bound buffers would stay in memory beside the new ones
-            self._calls = {}
+            self._calls.clear()
             self.slots.reserve(length)
 
     def _bind(

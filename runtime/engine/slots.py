@@ -88,7 +88,6 @@ class Slots:
         lengths: valid tokens of each row.
         context_length: most tokens of a row.
         capacity: tokens that each row has room for.
-        version: another number whenever buffers have moved.
         replaces: whether there are replaced states; without them rows can be rewound.
         turn: which of the two buffers of replaced states is read, 0 or 1.
     """
@@ -105,7 +104,7 @@ class Slots:
         self.count, self.beams = count, beams
         self.lengths = [0] * (count * beams)
         self.capacity = min(CAPACITY_STEP, context_length)
-        self.version = self.turn = 0
+        self.turn = 0
         self.identity = identity
         self.context_length = context_length
         self._states = tuple(state for state in states if state.update != "source")
@@ -184,7 +183,6 @@ class Slots:
             larger[part] = buffer[part]
         self._buffers = moved
         self.capacity = capacity
-        self.version += 1
 
     def release(self, slot: int) -> None:
         """Forget all tokens of a slot; its memory serves the next request."""
@@ -241,7 +239,6 @@ class Slots:
         """Give slots their sources, in this order."""
         if list(slots) == list(range(self.count)):
             self._source = encoded  # every slot has its own: nothing to copy
-            self.version += 1
             return
         held = self._source
         if held is None:
@@ -251,7 +248,6 @@ class Slots:
         for state, values, new in zip(self._read, held.states, encoded.states, strict=True):
             if not _has_room(values, new, self.count):
                 values = _enlarged(values, new, self.count)
-                self.version += 1
             axis = state.shape.index("source")
             for index, slot in enumerate(slots):
                 values[slot] = 0

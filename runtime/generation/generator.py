@@ -39,7 +39,7 @@ class Text(Protocol):
     prefill_s: float
 
     @property
-    def next_tokens(self) -> list[int]:
+    def next_tokens(self) -> Sequence[int]:
         """The token to append next to each of its rows."""
 
     @property
@@ -187,7 +187,7 @@ class Generator:
         begun_at = time.monotonic()
         prefilling = dict(self._scheduler.prefilling)
         encoded = encode([text.request.source for text in prefilling.values()])
-        self._runner.slots.put_sources(list(prefilling), encoded)
+        self._runner.put_sources(list(prefilling), encoded)
         for slot, text in prefilling.items():
             text.prefill_s = time.monotonic() - begun_at
             self._scheduler.start(slot)

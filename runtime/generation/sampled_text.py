@@ -28,6 +28,7 @@ class SampledText:
 
     Attributes:
         tokens: the new ids.
+        next_tokens: the one to append next to its only row.
         finish_reason: `None` as long as it goes on.
         pending: text that `take` has not handed out.
         prefill_s: seconds that its prompt took so far.
@@ -46,6 +47,7 @@ class SampledText:
     ) -> None:
         self.request = request
         self.tokens: list[int] = []
+        self.next_tokens = (request.prompt[-1],)
         self.finish_reason: FinishReason | None = None
         self.pending = ""
         self.prefill_s = 0.0
@@ -62,11 +64,6 @@ class SampledText:
         self._error: OrtolanError | None = None
         self._started_at = self._first_at = self._last_at = time.monotonic()
 
-    @property
-    def next_tokens(self) -> list[int]:
-        """The token to append next: the last one."""
-        return self.tokens[-1:] or self.request.prompt[-1:]
-
     def advance(self, logits_V: NDArray[np.float32]) -> None:
         """Choose the next token, and see whether it is the last.
 
@@ -78,6 +75,7 @@ class SampledText:
         """
         token = self._choose(logits_V)
         self.tokens.append(token)
+        self.next_tokens = (token,)
         self._last_at = time.monotonic()
         if len(self.tokens) == 1:
             self._first_at = self._last_at
