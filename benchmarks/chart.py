@@ -45,7 +45,7 @@ def draw(speeds: Sequence[Speed], path: Path, *, title: str, highlighted: str) -
 def panel(
     axes: Axes, names: Sequence[str], values: Sequence[float], *, colors: Sequence[str], label: str
 ) -> None:
-    """Draw one bar per name, the first on top, its value behind it."""
+    """Draw one bar per name, the first on top, its value beside it."""
     drawn = axes.barh(range(len(names)), values, color=colors)
     axes.bar_label(drawn, fmt="%.0f", padding=3)
     axes.set_yticks(range(len(names)), names)

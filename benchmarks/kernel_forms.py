@@ -154,7 +154,7 @@ def fusion(
 def attention(
     rows: int, new_tokens: int, before: int, heads: int, kv_heads: int, width: int
 ) -> Case:
-    """Attention behind a cache; all copies write the same to the same places of it."""
+    """Attention after a cache; all copies write the same to the same places of it."""
     total = before + new_tokens
     cache = (rows, kv_heads, total, width)
     packed = (rows, new_tokens, (heads + 2 * kv_heads) * width)
@@ -169,7 +169,7 @@ def attention(
         outputs[y] = np.empty((rows, new_tokens, heads * width), np.float32)
         outputs |= {key: inputs["past_key"], value: inputs["past_value"]}
     return Case(
-        size=f"{rows}x{new_tokens} behind {before}, {heads}/{kv_heads} heads of {width}",
+        size=f"{rows}x{new_tokens} after {before}, {heads}/{kv_heads} heads of {width}",
         forms=(nodes, nodes),
         copies=COPIES,
         inputs=inputs,

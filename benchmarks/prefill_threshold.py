@@ -3,7 +3,7 @@
     ortolan export CHECKPOINT BUNDLE --precision int4 --graphs split --prefill-precision int8
     python benchmarks/prefill_threshold.py BUNDLE
 
-Prints the time of one step of each graph behind a context, medians of alternating runs. The rule
+Prints the time of one step of each graph after a context, medians of alternating runs. The rule
 made of it stands in the manifest as `min_new_tokens` (docs/adr/0006-int8-prefill.md).
 """
 

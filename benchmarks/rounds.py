@@ -114,7 +114,7 @@ class Worker:
         self.load_s: float = self._read()["load_s"]
 
     def logits(self, ids: Sequence[int], path: Path) -> NDArray[np.float32]:
-        """Return the logits behind each of some ids, `(len(ids), vocab)`.
+        """Return the logits after each of some ids, `(len(ids), vocab)`.
 
         Args:
             ids: of one sequence.
@@ -244,7 +244,7 @@ def measure(
     rounds: int,
     starts: int = 1,
 ) -> tuple[list[Run], dict[str, Loaded]]:
-    """Let every program generate behind every prompt; see `take_turns`."""
+    """Let every program generate after every prompt; see `take_turns`."""
     turns, loaded = take_turns(programs, requests, rounds=rounds, starts=starts)
     return [
         Run(

@@ -48,7 +48,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(
             f"{target}: expected to write a bundle there, got: {error}. "
-            "Check the room on the disk and the right to write."
+            "Check the free space on the disk and the permissions."
         ) from error
 
 

@@ -104,7 +104,7 @@ class Decoder(Model):
             temperature: short for a `sampling` with nothing but this.
             stop: texts that end the completion and are not part of it.
             ignore_eos: go on after end-of-text tokens.
-            cancel: a function or an event, asked between any two calls of the model.
+            cancel: a function or an event, checked between any two calls of the model.
 
         Returns:
             A completion; a list of them for a list of prompts.
@@ -148,7 +148,7 @@ class Decoder(Model):
     ) -> TextStream:
         """Continue a prompt, and give the text piece by piece.
 
-        The request is checked at once; nothing is computed before the first piece is asked for.
+        The request is checked at once; nothing is computed before the first piece is read.
         Closing or dropping the stream cancels it.
 
         Args:

@@ -112,7 +112,7 @@ class Encoder(Model):
             truncate: cut texts that are over the limit, at the end.
 
         Returns:
-            float32 `(tokens, width)` for each; the tokens of an image are its patches, behind
+            float32 `(tokens, width)` for each; the tokens of an image are its patches, after
             the model's own token where it has one.
 
         Raises:

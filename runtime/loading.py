@@ -70,7 +70,7 @@ def load(
 
     Raises:
         BundleError: the bundle is missing, damaged, or does what bundles may not do.
-        BundleKindError: it is of another kind than asked for.
+        BundleKindError: it is of another kind than requested.
         DeviceError: the device is unknown, absent, or not one the bundle was made for.
         InputError: `threads` is not a number of threads, or `kind` no kind of model.
         MemoryPlanError: what loading takes is more than the memory that is left.

@@ -142,7 +142,7 @@ class Seq2Seq(Model):
             sampling: how tokens are chosen; `None` takes the most probable. Not for beams.
             temperature: short for a `sampling` with nothing but this.
             stop: texts that end the text and are not part of it. Not for beams.
-            cancel: a function or an event, asked between any two calls of the model.
+            cancel: a function or an event, checked between any two calls of the model.
 
         Returns:
             A completion; a list of them for a list of sources.
@@ -182,7 +182,7 @@ class Seq2Seq(Model):
     ) -> TextStream:
         """Write the text of a source, and give it piece by piece.
 
-        The request is checked at once; nothing is computed before the first piece is asked for.
+        The request is checked at once; nothing is computed before the first piece is read.
         Closing or dropping the stream cancels it. There is no stream of a beam search, which
         knows its text at the end.
 

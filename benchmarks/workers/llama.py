@@ -60,7 +60,7 @@ class Context:
         return np.ctypeslib.as_array(logits, (rows, self.vocab_size))
 
     def next(self, ids: list[int]) -> int:
-        """Compute some tokens and return the likeliest one behind them."""
+        """Compute some tokens and return the likeliest one after them."""
         for start in range(0, len(ids), BATCH):
             logits = self.append(ids[start : start + BATCH], all_rows=False)
         return int(logits[-1].argmax())

@@ -65,7 +65,7 @@ class Engine:
     Attributes:
         generate: (prompt ids, number of new tokens) -> what came of it, greedily and past any
             end token.
-        logits: ids -> the logits behind each of them, `(len(ids), vocab)`.
+        logits: ids -> the logits after each of them, `(len(ids), vocab)`.
         translate: (texts, beams, most new tokens) -> the best text for each.
         encode: texts of one length -> the vectors of their tokens, `(texts, tokens, width)`.
     """

@@ -1,6 +1,6 @@
 """Codes that keep what a model computes on its inputs, found a layer at a time.
 
-The streams that enter a layer come out of the layers before it as they are stored, so that a
+The streams that enter a layer are computed by the layers before it as they are stored, so that a
 layer makes up for the errors of those before it (Frantar et al. 2022, "GPTQ", section 3). The
 decoder of an encoder-decoder reads what the encoder gives as it is stored.
 

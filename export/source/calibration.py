@@ -180,7 +180,7 @@ def _cut_texts(
     if not ids:
         raise OptionError(
             f"{text.origin}: expected a text of at least {room} tokens to calibrate on, got "
-            f"{len(encode(text.learn))} beside those held out. Give a longer text."
+            f"{len(encode(text.learn))} apart from those held out. Give a longer text."
         )
     return [wrapped(np.array(sequence, np.int64), length, special) for sequence in ids]
 

@@ -83,7 +83,7 @@ def open_exportable(
     """Open a checkpoint folder of any kind, or a module.
 
     Args:
-        source: the folder, or a `Decoder`, `Encoder` or `EncoderDecoder`.
+        source: the folder, or a `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`.
         tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
         max_context: tokens that have to fit, of a source and of a target alike; the model's own
             by default.

@@ -47,7 +47,7 @@ def special_tokens(config: ModelConfig, sides: Sides, folder: Path | None) -> To
     if len(last) > 1 or any(len(word) != 1 for word in words):
         raise OptionError(
             f"{GENERATION_CONFIG}: expected one forced_eos_token_id and bad_words_ids of one token "
-            "each, got several. Remove what a bundle cannot do."
+            "each, got several. Remove those that a bundle cannot hold."
         )
     start, first = None, None
     if isinstance(config, EncoderDecoderConfig):

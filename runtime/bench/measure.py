@@ -4,8 +4,8 @@ Each is measured after a number of tokens that are in the cache already, the dep
 meaning are llama.cpp's, so that figures can be compared.
 
 Repetitions go round over all cases, so that a machine that slows down slows all of them, and each
-case has a first run that is not counted. Beside the speed stand the bytes that a token reads and
-the share of the bandwidth that this takes, which is measured in the same run.
+case has a first run that is not counted. With the speed come the bytes that a token reads and their
+share of the memory bandwidth, which is measured in the same run.
 """
 
 import time
@@ -147,7 +147,7 @@ def _notes(measured: Bandwidth | None, results: tuple[CaseResult, ...]) -> Itera
     elif measured.buffer_bytes < measured.wanted_bytes:
         yield (
             f"bandwidth measured over {measured.buffer_bytes / 1e6:.0f} MB, not "
-            f"{measured.wanted_bytes / 1e6:.0f} MB, for want of memory: it may come out too high"
+            f"{measured.wanted_bytes / 1e6:.0f} MB, as memory is short: it may be too high"
         )
     for result in results:
         read = result.generation

@@ -100,11 +100,11 @@ def check_names(
         ("outputs", set(outputs_of(role, manifest)), set(outputs)),
     ):
         if expected != got:
-            missing = ", ".join(sorted(expected - got)[:4]) or "none missing"
-            surplus = ", ".join(sorted(got - expected)[:4]) or "none besides"
+            missing = ", ".join(sorted(expected - got)[:4]) or "none"
+            surplus = ", ".join(sorted(got - expected)[:4]) or "none"
             raise GraphError(
                 f"{manifest.graphs[role].file}: expected the {kind} of a graph for the role "
-                f"{role!r}, got missing: {missing}; besides: {surplus}. "
+                f"{role!r}, got missing: {missing}; unexpected: {surplus}. "
                 "Export the checkpoint again."
             )
 

@@ -1,9 +1,9 @@
 """Where attention keeps its scores: by which kernel, and of how many tokens at once.
 
-For several new tokens behind a cache, onnxruntime's CPU has two kernels of GroupQueryAttention. One
+For several new tokens after a cache, onnxruntime's CPU has two kernels of GroupQueryAttention. One
 works in tiles and never holds more than a few scores. The other holds all of a call, new tokens
 by tokens attended to by heads, and is the faster one: it took half of the time for a prompt of 128
-or 512 tokens, and three quarters behind 7,680 (docs/adr/0011). It is chosen here, and prompts are
+or 512 tokens, and three quarters after 7,680 (docs/adr/0011). It is chosen here, and prompts are
 cut so that what it holds stays small.
 
 Knows graphs and sizes. Does not know sessions.
@@ -55,9 +55,9 @@ def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
     return max([1, *said, *held])
 
 
-def chunk_tokens(heads: int, behind: int) -> int:
-    """Most new tokens of a call of a row that holds `behind` tokens already."""
-    return max(FEWEST, min(CHUNK, SCORE_BYTES // score_bytes(heads, 1, behind + CHUNK)))
+def chunk_tokens(heads: int, length: int) -> int:
+    """Most new tokens of a call of a row that holds `length` tokens already."""
+    return max(FEWEST, min(CHUNK, SCORE_BYTES // score_bytes(heads, 1, length + CHUNK)))
 
 
 def score_bytes(heads: int, new_tokens: int, total: int) -> int:

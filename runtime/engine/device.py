@@ -36,7 +36,7 @@ def choose_device(
             there, and the CPU otherwise.
         offered: kinds of device that the bundle was made for.
         providers: what this onnxruntime can compute with.
-        missing: gives what the machine lacks for CUDA; asked only where it matters.
+        missing: gives what the machine lacks for CUDA; called only where it matters.
 
     Raises:
         DeviceError: the device is unknown, not usable here (names what is missing), or not one
@@ -53,7 +53,7 @@ def choose_device(
         return Choice(device="cpu", reason=obstacle)
     if device == "cpu":
         if "cpu" in offered:
-            return Choice(device="cpu", reason="asked for")
+            return Choice(device="cpu", reason="requested")
         raise DeviceError(f"device 'cpu': {_not_offered('cpu', offered)}")
     raise DeviceError(f"device {device!r}: {_obstacle(device, offered, providers, missing)}")
 

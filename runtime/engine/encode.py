@@ -1,7 +1,7 @@
 """Several sources, encoded such that each is to the decoder what it is alone.
 
 Knows which encoders let the sources of a batch change each other, and how states are padded. Does
-not know sessions, nor what stands behind the sources.
+not know sessions, nor who reads the sources.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def _one(feeds: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDArray[Any
 
 
 def _together(parts: list[Encoded], manifest: Manifest) -> Encoded:
-    """Sources of any lengths as one batch, padded with zeros behind each."""
+    """Sources of any lengths as one batch, padded with zeros after each."""
     lengths = np.concatenate([part.lengths for part in parts])
     longest = int(lengths.max())
     read = [state for state in manifest.states if state.update == "source"]

@@ -11,11 +11,9 @@ What is refused on the CPU, and what is not:
    states and logits. The figures for these are from below.
 3. Room for activations, and copies of weights in few bits, are estimates: they are shown, and
    refuse nothing.
-4. A request counts with the tokens that are asked for by number. Without `max_new_tokens` only
+4. A request counts with the tokens that are requested by number. Without `max_new_tokens` only
    the prompt and one token do, since most texts end before the context does.
 5. Free swap counts as memory. Outside of Linux nothing is known, and nothing refused.
-6. What a model keeps of its last request (at most 64 MiB) counts as taken,
-   though the next one may use it again.
 
 On a GPU weights lie in its memory, where nobody drops them: they count. Copies that its kernels
 make are not known from here, nor what its libraries take for themselves.

@@ -184,7 +184,7 @@ class Engine:
 
         Args:
             inputs: as for `encode`; `input_ids` alone for a decoder; `target_ids` int64 `(B, S)`
-                besides for a decoder behind an encoder.
+                as well for the decoder of an encoder-decoder.
 
         Returns:
             The manifest's `attention_maps` by name, each `(B, heads, queries, keys)`.

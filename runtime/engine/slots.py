@@ -1,6 +1,6 @@
 """Slots: what a decoder carries from one step to the next, a row of states for each text.
 
-A slot belongs to one request. It has one row, or one for each beam of a search; behind an encoder
+A slot belongs to one request. It has one row, or one for each beam of a search; after an encoder
 it also holds what the decoder reads of its source. There are three kinds of state:
 
 * `append` grows. A row has room for `capacity` tokens, of which the first `lengths[row]` are valid.

@@ -40,7 +40,7 @@ SMALL_BYTES = 10_000_000
 
 
 def chosen_threads(threads: int | None, manifest: Manifest) -> int:
-    """How many threads to use for a bundle: those asked for, or its default.
+    """How many threads to use for a bundle: the given number, or its default.
 
     Raises:
         InputError: not a number of threads.
@@ -60,7 +60,7 @@ def is_small_translator(manifest: Manifest) -> bool:
 
 
 def checked_threads(threads: int | None) -> int:
-    """How many threads to use: those asked for, or as many as there are physical cores.
+    """How many threads to use: the given number, or as many as there are physical cores.
 
     Raises:
         InputError: not a number of threads.
@@ -90,7 +90,7 @@ def physical_cores(root: Path = Path("/")) -> int:
 
 
 def _distinct_cores(logical: set[int], root: Path) -> int:
-    """Count the physical cores behind some logical ones; one whose core is unknown counts."""
+    """Count the physical cores of some logical ones; one whose core is unknown counts."""
     cores: set[str] = set()
     for number in logical:
         topology = root / f"sys/devices/system/cpu/cpu{number}/topology"

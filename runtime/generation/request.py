@@ -15,7 +15,7 @@ from ortolan.runtime.limits import MAX_SEED
 __all__ = ["Cancel", "Request", "cancel_function", "checked_count", "numbered", "sampling_of"]
 
 Cancel = Callable[[], bool] | Event
-"""A function or an event, asked between any two calls of the model."""
+"""A function or an event, checked between any two calls of the model."""
 
 
 _GREEDY, _UNCONSTRAINED = Sampling(), Constraints()
@@ -33,7 +33,7 @@ class Request:
         eos: ids that end the text.
         stop: texts that end the text.
         constraints: tokens that are forced or ruled out.
-        cancelled: asked between any two calls of the model; `None` where nobody cancels.
+        cancelled: checked between any two calls of the model; `None` where nobody cancels.
     """
 
     prompt: list[int]

@@ -90,7 +90,7 @@ class SampledText:
             self.finish("length")
 
     def finish(self, reason: FinishReason) -> None:
-        """End the text, unless it has ended; what was held back of it comes out."""
+        """End the text, unless it has ended, and show what was held back of it."""
         if self.finish_reason is not None:
             return
         if self._stream is not None:

@@ -15,7 +15,7 @@ class TextStream(Iterator[str]):
     """Pieces of a text as they are generated. Stops early by `close`, or at the end of a `with`.
 
     A piece never holds half a character nor a part of a stop text. Nothing is computed before the
-    first piece is asked for.
+    first piece is read.
     """
 
     def __init__(self, text: SampledText, generator: Generator) -> None:

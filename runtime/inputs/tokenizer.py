@@ -58,7 +58,7 @@ class Tokenizer:
             own_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         if emptied:
             raise TokenizerError(
-                "tokenizer.json: expected added tokens that the normalizer leaves something of, "
+                "tokenizer.json: expected added tokens that the normalizer does not empty, "
                 f"got {emptied[0]!r}. Set its `normalized` to false."
             )
         if model_vocab_size is not None and own_size > model_vocab_size:

@@ -1,6 +1,6 @@
 """Where onnxruntime would compute each node of a bundle, from tables alone.
 
-No device is asked: what it says of CUDA has been read, not run.
+No device is used: what it says of CUDA has been read, not run.
 
 Shape arithmetic is set apart: nodes that compute with whole numbers or truth values and read no
 weights. onnxruntime places much of it on the CPU on purpose, since sizes are needed there.

@@ -95,6 +95,6 @@ def _left(folder: Path, *, limit: str, usage: str) -> int | None:
         for line in read_small(folder / "memory.stat").splitlines()
         if " " in line
     )
-    # Files that were read count as used, and give way when memory is asked for.
+    # Files that were read count as used, and give way when memory is needed.
     reclaimable = int(fields.get("inactive_file", "0"))
     return max(0, int(most) - int(used) + reclaimable)

@@ -48,7 +48,7 @@ __all__ = ["PackReport", "pack"]
 _SAVED = "saved.bin"
 
 _ROOM = (
-    "Check the right to write, and the room on the disk: while packing, up to four times the "
+    "Check the permissions, and the free space on the disk: packing takes up to four times the "
     "weights."
 )
 
@@ -280,7 +280,7 @@ def _bytes_on_disk(folder: Path) -> int:
 
 
 def _compare(bundle: Bundle, made: Packed) -> tuple[float, float]:
-    """Compare what comes out without and with packed weights; give the seconds to open each."""
+    """Compare the outputs without and with packed weights; give the seconds to open each."""
     # first the new one: memory of the other goes into huge pages in the background
     after, got = _opened(bundle, made)
     before, expected = _opened(bundle, None)

@@ -28,7 +28,7 @@ class Subject(NamedTuple):
         french: the same.
         person: of the verb: 0 je, 1 vous, 2 il or elle, 3 nous, 4 ils or elles.
         pronoun: how a second clause speaks of the same.
-        ending: of a participle behind `être`; None where the English does not tell.
+        ending: of a participle after `être`; None where the English does not tell.
     """
 
     english: str

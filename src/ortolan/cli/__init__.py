@@ -1,4 +1,4 @@
-"""The command line: one file per command, each imported when it is asked for.
+"""The command line: one file per command, each imported when it runs.
 
 Commands read arguments, call the library and print. Errors are one line on stderr and exit
 status 2; `--debug` shows the traceback.

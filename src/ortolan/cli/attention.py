@@ -35,11 +35,12 @@ def _numbers(
 @click.option("--target", help="The translation to look at; the model's own by default.")
 @click.option("--layers", callback=_numbers, help="Such as 0,2; all by default.")
 @click.option("--heads", callback=_numbers, help="Such as 0,1; all by default.")
-@click.option("--mean", is_flag=True, help="One map a layer, the mean of its heads.")
+@click.option("--mean", is_flag=True, help="One map per layer, the mean of its heads.")
 @click.option(
     "--kind",
     type=click.Choice(["self", "cross"]),
-    help="Among the tokens of a text, or from target to source; cross where there is one.",
+    help="self: among the tokens of a text; cross: from target to source. By default cross where "
+    "there is one.",
 )
 @options.threads
 def command(

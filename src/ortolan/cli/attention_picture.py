@@ -59,7 +59,7 @@ def choose(
     heads: Sequence[int] | None,
     mean: bool,
 ) -> list[Panel]:
-    """The panels that were asked for.
+    """The requested panels.
 
     Raises:
         InputError: there is no such layer, head or kind.
@@ -95,8 +95,8 @@ def choose(
     return panels
 
 
-def _check(what: str, asked: Sequence[int] | None, known: Sequence[int]) -> None:
-    for number in asked or ():
+def _check(what: str, chosen: Sequence[int] | None, known: Sequence[int]) -> None:
+    for number in chosen or ():
         if number not in known:
             raise InputError(f"{what}: expected {known[0]} to {known[-1]}, got {number}.")
 

@@ -44,7 +44,7 @@ _Length = click.IntRange(min=0)
     multiple=True,
     default=(0,),
     show_default=True,
-    help="Tokens that are in the cache before; repeatable.",
+    help="Tokens already in the cache; repeatable.",
 )
 @click.option(
     "-r",

@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Classify texts, or image files where BUNDLE takes images.
 
-    For -, each line of standard input is a text.
+    With -, each line of standard input is a text.
     """
     from ortolan.runtime import Encoder, load
 

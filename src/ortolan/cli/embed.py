@@ -24,9 +24,9 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Print a vector a line for each TEXT, or each image file where BUNDLE takes images.
+    """Print one vector per line: of each TEXT, or image file where BUNDLE takes images.
 
-    For -, each line of standard input is a text.
+    With -, each line of standard input is a text.
     """
     from ortolan.runtime import Encoder, load
 

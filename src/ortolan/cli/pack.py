@@ -12,7 +12,7 @@ from ortolan.cli.output import print_json, print_table, size
 @options.bundle
 @options.as_json
 def command(bundle: Path, as_json: bool) -> None:
-    """Prepare the weights of BUNDLE for this processor: it loads faster and in less memory.
+    """Prepare the weights of BUNDLE for this processor: it then loads faster, in less memory.
 
     onnxruntime rearranges weights for the processor each time it loads a bundle. This does it
     once, into a folder in BUNDLE about as large as the weights, which all processes that run the

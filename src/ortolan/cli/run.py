@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 @options.bundle
 @click.argument("prompt", default="-")
 @click.option(
-    "-n", "max_new_tokens", type=int, help="Maximum of new tokens; as many as fit by default."
+    "-n",
+    "max_new_tokens",
+    type=int,
+    help="Maximum number of new tokens; as many as fit by default.",
 )
 @click.option(
     "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."
@@ -71,7 +74,7 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Continue PROMPT, or standard input where it is - or left out.
+    """Continue PROMPT, or standard input if it is - or missing.
 
     The bundle of an encoder-decoder writes a new text from it, such as its translation. The text
     streams to standard output as it is generated; timings go to standard error.

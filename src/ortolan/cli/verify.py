@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> int:
     """Prove that BUNDLE computes on this machine what PyTorch computed when it was exported.
 
-    Every file is hashed, and the certificate replayed. A decoder, alone or after an encoder:
-    prefill in one go and in chunks, and decoding token by token. An encoder: inputs one by one,
-    and as padded batches. Exit status 0 for PASS, and for AMBIGUOUS, where only nearly tied
-    tokens or labels changed places; 1 for FAIL.
+    Every file is hashed, and the certificate is replayed: a decoder in one call, in chunks, and
+    token by token; an encoder with one input at a time and in padded batches. The exit status is 0
+    for PASS, and for AMBIGUOUS, where only nearly tied tokens or labels changed places; 1 for FAIL.
     """
     import msgspec
 

@@ -22,7 +22,7 @@ def never() -> Part | None:
 
 def test_cpu_is_taken_without_looking_for_a_gpu() -> None:
     choice = choose_device("cpu", BOTH, CPU, missing=never)
-    assert (choice.device, choice.reason) == ("cpu", "asked for")
+    assert (choice.device, choice.reason) == ("cpu", "requested")
 
 
 def test_auto_for_a_bundle_of_the_cpu_says_so_without_looking_for_a_gpu() -> None:

@@ -55,7 +55,7 @@ def test_a_graph_with_other_names_than_the_manifest_is_an_error(bundle: Bundle) 
     first, *rest = bundle.manifest.states
     states = (msgspec.structs.replace(first, input="past"), *rest)
     other = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, states=states))
-    with pytest.raises(GraphError, match=r"decoder\.onnx.*missing: past; besides: past_key_val"):
+    with pytest.raises(GraphError, match=r"decoder\.onnx.*missing: past; unexpected: past_key_val"):
         Engine(other)
 
 

@@ -106,7 +106,7 @@ def test_added_token_that_the_normalizer_empties_is_refused() -> None:
     data = saved(library("words"), normalizer=emptied, added_tokens=[plain])
     assert Tokenizer.from_bytes(data).encode("é") == [7]
     data = saved(library("words"), normalizer=emptied, added_tokens=[{**plain, "normalized": True}])
-    with pytest.raises(TokenizerError, match="normalizer leaves something of, got 'é'"):
+    with pytest.raises(TokenizerError, match="normalizer does not empty, got 'é'"):
         Tokenizer.from_bytes(data)
 
 

@@ -242,7 +242,9 @@ def test_another_packing_that_runs_is_an_error(bundle: Bundle) -> None:
 
 def test_a_bundle_that_cannot_be_written_to_is_an_error(bundle: Bundle) -> None:
     (bundle.path / ".packing.new").write_text("in the way")
-    refused(bundle, r"expected to write packed weights there, got: .*Not a directory.*the room")
+    refused(
+        bundle, r"expected to write packed weights there, got: .*Not a directory.*the free space"
+    )
 
 
 def test_a_disk_that_is_full_is_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +252,7 @@ def test_a_disk_that_is_full_is_an_error(bundle: Bundle, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(packing._Blob, "append", full)
-    refused(bundle, "No space left on device. Check the right to write, and the room on the disk")
+    refused(bundle, "No space left on device. Check the permissions, and the free space")
 
 
 def test_what_onnxruntime_cannot_write_is_an_error(
