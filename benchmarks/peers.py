@@ -99,7 +99,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def find_checkpoint(args: argparse.Namespace) -> Checkpoint:
-    """Return the checkpoint that is args for, made if it is a named shape."""
+    """Return the requested checkpoint, made if it is a named shape."""
     if args.checkpoint is not None:
         return trained_checkpoint(args.checkpoint)
     return random_checkpoint(args.shape, args.work)

@@ -220,7 +220,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Measure every setting that is args for, print and write the result."""
+    """Measure every requested setting, print and write the result."""
     settings = chosen(args.peers)
     checkpoint = trained_checkpoint(args.checkpoint)
     text = held_out(checkpoint, tokens=args.tokens)
