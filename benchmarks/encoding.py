@@ -100,13 +100,13 @@ def rows(turns: Sequence[rounds.Turn], texts: int) -> list[list[str]]:
     return found
 
 
-def side_by_side(asked: argparse.Namespace) -> None:
+def side_by_side(args: argparse.Namespace) -> None:
     """Prepare every peer, let them take turns, print and write the result."""
-    checkpoint = random_bert(asked.work)
+    checkpoint = random_bert(args.work)
     drawn = random.Random(0)
-    texts = [drawn.choices(range(1000, VOCABULARY), k=asked.tokens) for _ in range(asked.texts)]
+    texts = [drawn.choices(range(1000, VOCABULARY), k=args.tokens) for _ in range(args.texts)]
     programs = [
-        program(peer, checkpoint, asked.work, precision=precision, threads=asked.threads)
+        program(peer, checkpoint, args.work, precision=precision, threads=args.threads)
         for peer, precision in PEERS
     ]
     machine = report.machine()
@@ -114,22 +114,22 @@ def side_by_side(asked: argparse.Namespace) -> None:
     first = PEERS[0][0].name
     with tempfile.TemporaryDirectory() as folder:
         request = {"texts": texts, "folder": folder}
-        turns, loaded = rounds.take_turns(programs, [request], rounds=asked.rounds)
-        found = rows(turns, asked.texts)
+        turns, loaded = rounds.take_turns(programs, [request], rounds=args.rounds)
+        found = rows(turns, args.texts)
     text = "\n\n".join(
         (
-            f"# {SHAPE}, {asked.texts} texts of {asked.tokens} tokens, {asked.threads} threads",
-            f"{machine['processor']}, {machine['cores']} cores, {asked.rounds} rounds. `times` is "
+            f"# {SHAPE}, {args.texts} texts of {args.tokens} tokens, {args.threads} threads",
+            f"{machine['processor']}, {machine['cores']} cores, {args.rounds} rounds. `times` is "
             f"how many times as fast {first} is; `cosine` compares with {REFERENCE}.",
             report.table(["", "texts/s", f"{first}, times", "cosine"], found),
             report.with_versions(versions),
         )
     )
     print(text)
-    name = f"encoding-{SHAPE}-{asked.texts}x{asked.tokens}-t{asked.threads}.json"
+    name = f"encoding-{SHAPE}-{args.texts}x{args.tokens}-t{args.threads}.json"
     plain = [{"peer": t.peer, "round": t.round, "seconds": t.answer["seconds"]} for t in turns]
     sizes = {peer: seen.model_bytes for peer, seen in loaded.items()}
-    path = asked.out / name
+    path = args.out / name
     report.write(
         path, {"machine": machine, "versions": versions, "runs": plain, "model_bytes": sizes}
     )

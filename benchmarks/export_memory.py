@@ -54,20 +54,20 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="depth; the shape's own by default")
     parser.add_argument("--options", nargs="*", default=[], help="of the export, NAME=VALUE")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "export_memory")
-    asked = parser.parse_args()
-    name = asked.shape if asked.layers is None else f"{asked.shape}-{asked.layers}"
-    checkpoint = asked.work / name / "checkpoint"
+    args = parser.parse_args()
+    name = args.shape if args.layers is None else f"{args.shape}-{args.layers}"
+    checkpoint = args.work / name / "checkpoint"
     if not (checkpoint / "config.json").exists():
-        make_checkpoint(asked.shape, checkpoint, layers=asked.layers)
-    bundle = asked.work / name / "bundle"
-    command = [sys.executable, "-c", CHILD, str(checkpoint), str(bundle), *asked.options]
+        make_checkpoint(args.shape, checkpoint, layers=args.layers)
+    bundle = args.work / name / "bundle"
+    command = [sys.executable, "-c", CHILD, str(checkpoint), str(bundle), *args.options]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     measured = json.loads(done.stdout.splitlines()[-1])
     sizes = {
         role: sum(file.stat().st_size for file in folder.iterdir())
         for role, folder in (("checkpoint_bytes", checkpoint), ("bundle_bytes", bundle))
     }
-    print(json.dumps({"shape": name, "options": asked.options, **sizes, **measured}, indent=2))
+    print(json.dumps({"shape": name, "options": args.options, **sizes, **measured}, indent=2))
 
 
 if __name__ == "__main__":

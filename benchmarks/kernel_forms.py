@@ -270,18 +270,18 @@ def row(case: Case, *, threads: int, rounds: int) -> list[str]:
     return [case.size, *(f"{1e6 * median(taken):.1f}" for taken in times), f"{share:.2f}"]
 
 
-def side_by_side(asked: argparse.Namespace) -> None:
+def side_by_side(args: argparse.Namespace) -> None:
     """Measure and print."""
     machine = report.machine()
-    print(f"# Kernels, {asked.threads} threads\n")
-    print(f"{machine['processor']}, {machine['cores']} cores, {asked.rounds} rounds.\n")
+    print(f"# Kernels, {args.threads} threads\n")
+    print(f"{machine['processor']}, {machine['cores']} cores, {args.rounds} rounds.\n")
     for size, one, other, cases in (
         ("rows x width", "SkipLayerNormalization", "Add, LayerNormalization", starmap(norm, NORMS)),
         ("rows x width", "BiasGelu", "Add, Gelu", starmap(gelu, GELUS)),
         ("rows and columns", "signed weights", "unsigned weights", starmap(product, PRODUCTS)),
         ("new tokens", "attention in tiles", "with all scores", starmap(attention, ATTENTIONS)),
     ):
-        rows = [row(case, threads=asked.threads, rounds=asked.rounds) for case in cases]
+        rows = [row(case, threads=args.threads, rounds=args.rounds) for case in cases]
         header = [size, f"{one}, us", f"{other}, us", "second / first"]
         print(report.table(header, rows), end="\n\n", flush=True)
     print(report.with_versions({"kernels": {"onnxruntime": ort.__version__}}), end="")

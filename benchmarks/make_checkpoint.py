@@ -233,9 +233,9 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--layers", type=int, help="depth, if not that of the shape")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        make_checkpoint(asked.shape, asked.out, layers=asked.layers, seed=asked.seed)
+        make_checkpoint(args.shape, args.out, layers=args.layers, seed=args.seed)
     except (FileExistsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

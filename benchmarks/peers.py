@@ -92,52 +92,52 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--starts", type=count, default=1, help="how often to start all anew")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
-    if asked.new_tokens < 2:
+    args = parser.parse_args(arguments)
+    if args.new_tokens < 2:
         parser.error("-n: expected at least 2, got 1. The first token belongs to the prefill.")
-    return asked
+    return args
 
 
-def find_checkpoint(asked: argparse.Namespace) -> Checkpoint:
-    """Return the checkpoint that is asked for, made if it is a named shape."""
-    if asked.checkpoint is not None:
-        return trained_checkpoint(asked.checkpoint)
-    return random_checkpoint(asked.shape, asked.work)
+def find_checkpoint(args: argparse.Namespace) -> Checkpoint:
+    """Return the requested checkpoint, made if it is a named shape."""
+    if args.checkpoint is not None:
+        return trained_checkpoint(args.checkpoint)
+    return random_checkpoint(args.shape, args.work)
 
 
-def side_by_side(asked: argparse.Namespace) -> None:
+def side_by_side(args: argparse.Namespace) -> None:
     """Prepare every peer, measure them in turn, print and write the result."""
-    peers = chosen(asked.peers, asked.precision)
-    checkpoint = find_checkpoint(asked)
+    peers = chosen(args.peers, args.precision)
+    checkpoint = find_checkpoint(args)
     requests = [
         {
-            "prompt": make_prompt(checkpoint.path, tokens=length, new_tokens=asked.new_tokens),
-            "new_tokens": asked.new_tokens,
+            "prompt": make_prompt(checkpoint.path, tokens=length, new_tokens=args.new_tokens),
+            "new_tokens": args.new_tokens,
         }
-        for length in asked.prompt_tokens
+        for length in args.prompt_tokens
     ]
     programs = [
-        program(peer, checkpoint, asked.work, precision=asked.precision, threads=asked.threads)
+        program(peer, checkpoint, args.work, precision=args.precision, threads=args.threads)
         for peer in peers
     ]
     machine = report.machine()
     if machine["load_average"] > BUSY:
         say(f"load average {machine['load_average']:.1f}: this machine does other work as well")
     versions = all_versions(peers)
-    runs, loaded = rounds.measure(programs, requests, rounds=asked.rounds, starts=asked.starts)
+    runs, loaded = rounds.measure(programs, requests, rounds=args.rounds, starts=args.starts)
     setting = {
         "checkpoint": checkpoint.name,
-        "precision": asked.precision,
-        "threads": asked.threads,
-        "prompt_tokens": asked.prompt_tokens,
-        "new_tokens": asked.new_tokens,
-        "rounds": asked.rounds,
-        "starts": asked.starts,
+        "precision": args.precision,
+        "threads": args.threads,
+        "prompt_tokens": args.prompt_tokens,
+        "new_tokens": args.new_tokens,
+        "rounds": args.rounds,
+        "starts": args.starts,
         "versions": versions,
         "machine": machine,
     }
-    results = report.summarize(runs, loaded, new_tokens=asked.new_tokens)
-    publish(setting, runs, results, out=asked.out)
+    results = report.summarize(runs, loaded, new_tokens=args.new_tokens)
+    publish(setting, runs, results, out=args.out)
 
 
 def publish(

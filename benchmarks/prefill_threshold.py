@@ -48,11 +48,11 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-r", "--rounds", type=int, default=7)
-    asked = parser.parse_args()
-    bundle = open_bundle(asked.bundle)
+    args = parser.parse_args()
+    bundle = open_bundle(args.bundle)
     engines = {
-        "decode": Engine(used_from(bundle, bundle.manifest.context_length), threads=asked.threads),
-        "prefill": Engine(used_from(bundle, 1), threads=asked.threads),
+        "decode": Engine(used_from(bundle, bundle.manifest.context_length), threads=args.threads),
+        "prefill": Engine(used_from(bundle, 1), threads=args.threads),
     }
     random = np.random.default_rng(0)
     print("| new tokens | decode graph, ms | prefill graph, ms |")
@@ -60,10 +60,10 @@ def main() -> int:
     for count in NEW_TOKENS:
         ids = random.integers(0, bundle.manifest.vocab_size, count).tolist()
         times: dict[str, list[float]] = {name: [] for name in engines}
-        for number in range(asked.rounds + 1):
+        for number in range(args.rounds + 1):
             order = list(engines) if number % 2 == 0 else list(engines)[::-1]
             for name in order:
-                taken = seconds(engines[name], asked.context, ids)
+                taken = seconds(engines[name], args.context, ids)
                 if number > 0:
                     times[name].append(taken)
         medians = [1000 * statistics.median(times[name]) for name in ("decode", "prefill")]

@@ -219,20 +219,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def compare(asked: argparse.Namespace) -> None:
-    """Measure every setting that is asked for, print and write the result."""
-    settings = chosen(asked.peers)
-    checkpoint = trained_checkpoint(asked.checkpoint)
-    text = held_out(checkpoint, tokens=asked.tokens)
+def compare(args: argparse.Namespace) -> None:
+    """Measure every requested setting, print and write the result."""
+    settings = chosen(args.peers)
+    checkpoint = trained_checkpoint(args.checkpoint)
+    text = held_out(checkpoint, tokens=args.tokens)
     config = json.loads((checkpoint.path / "config.json").read_text(encoding="utf-8"))
     window = min(WINDOW, config["max_position_embeddings"])
     pieces = list(windows(text, window))
 
     def start(setting: Setting) -> Program:
         return program(
-            *(setting.peer, checkpoint, asked.work),
+            *(setting.peer, checkpoint, args.work),
             precision=setting.precision,
-            threads=asked.threads,
+            threads=args.threads,
         )
 
     # Before the long part: what fails for lack of a peer fails now.
@@ -260,7 +260,7 @@ def compare(asked: argparse.Namespace) -> None:
         "machine": machine,
         "settings": entries,
     }
-    path = asked.out / f"quality-{checkpoint.name}.json"
+    path = args.out / f"quality-{checkpoint.name}.json"
     report.write(path, document)
     path.with_suffix(".md").write_text(markdown(document), encoding="utf-8")
     print(markdown(document))

@@ -188,7 +188,7 @@ def speed_table(results: Results, prompt_tokens: int, *, new_tokens: int, exact:
     Args:
         results: of all peers.
         prompt_tokens: the length.
-        new_tokens: how many tokens were asked for.
+        new_tokens: how many tokens were requested.
         exact: whether all compute the same but for rounding, so that tokens can be compared.
     """
     speeds = [speed for speed in results.speeds if speed.prompt_tokens == prompt_tokens]

@@ -20,10 +20,10 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def exit_status(work: Callable[[argparse.Namespace], None], asked: argparse.Namespace) -> int:
+def exit_status(work: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:
     """Do what the command line asks; 2, and one line that says why, if that cannot be done."""
     try:
-        work(asked)
+        work(args)
     except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
         say(f"error: {error}")
         return 2

@@ -169,32 +169,32 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def side_by_side(asked: argparse.Namespace) -> None:
+def side_by_side(args: argparse.Namespace) -> None:
     """Prepare every peer, let them take turns, print and write the result."""
-    checkpoint: Checkpoint = trained_checkpoint(asked.checkpoint)
-    held_out = held_out_pairs(checkpoint.path / "recipe.toml")[: asked.sentences]
+    checkpoint: Checkpoint = trained_checkpoint(args.checkpoint)
+    held_out = held_out_pairs(checkpoint.path / "recipe.toml")[: args.sentences]
     sources, targets = map(list, zip(*held_out, strict=True))
     programs = [
-        program(peer, checkpoint, asked.work, precision=precision, threads=asked.threads)
+        program(peer, checkpoint, args.work, precision=precision, threads=args.threads)
         for peer, precision in PEERS
     ]
     setting = {
         "checkpoint": checkpoint.name,
         "sentences": len(held_out),
-        "threads": asked.threads,
-        "rounds": asked.rounds,
+        "threads": args.threads,
+        "rounds": args.rounds,
         "versions": all_versions([peer for peer, _ in PEERS]),
         "machine": report.machine(),
     }
-    requests = make_requests(sources, asked.batch)
-    turns, _ = rounds.take_turns(programs, requests, rounds=asked.rounds)
+    requests = make_requests(sources, args.batch)
+    turns, _ = rounds.take_turns(programs, requests, rounds=args.rounds)
     rows: list[Row] = []
     for request in requests:
         own = [turn for turn in turns if turn.request is request]
         rows += summarize(own, targets)
     text = markdown(rows, setting)
     print(text)
-    path = asked.out / f"translation-{checkpoint.name}-t{asked.threads}.json"
+    path = args.out / f"translation-{checkpoint.name}-t{args.threads}.json"
     plain = [{name: getattr(row, name) for name in Row.__dataclass_fields__} for row in rows]
     report.write(path, {**setting, "rows": plain})
     path.with_suffix(".md").write_text(text, encoding="utf-8")

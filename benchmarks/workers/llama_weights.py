@@ -39,7 +39,7 @@ HEADS = {  # the config's number of heads, for the matrices that rotary position
 
 
 class Tensor:
-    """A tensor of a safetensors file, read when asked for.
+    """A tensor of a safetensors file, read on demand.
 
     Attributes:
         name: its name in the checkpoint.

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.export import tiny_models
 from tests.modeling import kinds
@@ -53,6 +54,14 @@ def seq2seq_config(positions: Positions = LEARNED) -> EncoderDecoderConfig:
         decoder=replace(config.decoder, vocab_size=tiny_models.VOCAB),
         decoder_start_token_id=2,
     )
+
+
+def one_layer(config: Any) -> Any:
+    """The same model with a layer of each kind: tracing is what takes the time here."""
+    if isinstance(config, EncoderDecoderConfig):
+        sides = one_layer(config.encoder), one_layer(config.decoder)
+        return replace(config, encoder=sides[0], decoder=sides[1])
+    return replace(config, blocks=config.blocks[:1])
 
 
 def module_of(config: Config) -> TransformerModel:

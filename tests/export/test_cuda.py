@@ -5,7 +5,6 @@ which every bfloat16 is a float32 of the same value, computes what PyTorch compu
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from tests.export import tiny_models
 from tests.export.graph_runs import Steps, assert_close, opened, run
-from tests.export.models_of_kinds import encoder_config, image_config, module_of, seq2seq_config
+from tests.export.models_of_kinds import (
+    encoder_config,
+    image_config,
+    module_of,
+    one_layer,
+    seq2seq_config,
+)
 from torch import Tensor
 
 import ortolan
@@ -33,21 +38,13 @@ from ortolan.export.quantize.rtn import quantize
 from ortolan.export.settings import resolve
 from ortolan.export.weights.blob import BlobWriter
 from ortolan.export.weights.codes import write_codes
-from ortolan.modeling.config import EmbeddingHead, EncoderDecoderConfig, RelativeBiasPositions
+from ortolan.modeling.config import EmbeddingHead, RelativeBiasPositions
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime import Bundle, DeviceError, certificate, verify
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.placement import node_kinds, placement
 
 BFLOAT16, FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
-
-
-def one_layer(config: Any) -> Any:
-    """The same model with a layer of each kind: tracing is what takes the time here."""
-    if isinstance(config, EncoderDecoderConfig):
-        sides = one_layer(config.encoder), one_layer(config.decoder)
-        return replace(config, encoder=sides[0], decoder=sides[1])
-    return replace(config, blocks=config.blocks[:1])
 
 
 MODULES: dict[str, Callable[[], TransformerModel]] = {
