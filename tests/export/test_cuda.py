@@ -125,7 +125,10 @@ def rounded(name: str) -> Any:
     return MODULES[name]().to(torch.bfloat16).float().eval()
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "seq2seq" else ()) for name in MODULES],
+)
 def test_every_node_that_computes_in_bfloat16_has_a_kernel_on_cuda(
     name: str, exported: Callable[[str], Bundle]
 ) -> None:

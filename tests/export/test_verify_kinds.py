@@ -184,7 +184,7 @@ class Louder:
         return self.weights.rows(name, start, stop) * self.factor
 
 
-@pytest.mark.parametrize("name", ["embedding", "seq2seq"])
+@pytest.mark.parametrize("name", ["embedding", pytest.param("seq2seq", marks=pytest.mark.slow)])
 def test_export_that_goes_wrong_leaves_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,6 +227,7 @@ def test_the_baseline_tells_texts_apart_by_their_words() -> None:
 # --- the trained model --------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # of its bundle: tests/end_to_end/test_trained_models.py
 def test_the_trained_model_names_packages_as_its_card_says() -> None:
     figures = json.loads((MODEL / "training.json").read_text())
     card = (MODEL / "README.md").read_text()

@@ -97,7 +97,12 @@ def logits_of(module: TransformerModel, *inputs: NDArray[Any]) -> NDArray[np.flo
     return out
 
 
-@pytest.mark.parametrize("name", KINDS)
+def slow_kind(name: str) -> Any:
+    """The kinds that are spelled out in the graph, which takes long to trace, are slow tests."""
+    return pytest.param(name, marks=pytest.mark.slow if name in ("alibi", "relative-key") else ())
+
+
+@pytest.mark.parametrize("name", [slow_kind(name) for name in KINDS])
 def test_cached_decoder_equals_the_whole_text(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     module = randomised(kinds.decoder_config(kind.positions, kind.blocks[0], blocks=kind.blocks))
@@ -124,7 +129,7 @@ def test_cached_decoder_equals_the_whole_text(name: str, tmp_path: Path) -> None
 ENCODERS = ["learned", "rotary", "rotary of narrow heads", "relative-bias", "relative-key", "alibi"]
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", [slow_kind(name) for name in ENCODERS])
 def test_padded_encoder_equals_each_text_alone(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     blocks = tuple(map(kinds.bidirectional, kind.blocks))
@@ -138,6 +143,7 @@ def test_padded_encoder_equals_each_text_alone(name: str, tmp_path: Path) -> Non
         assert_close(out[row, :length], wanted, delta=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layer"), [("relative-key", 1), ("alibi", 1)])
 def test_rows_of_a_source_equal_each_alone_behind_it(name: str, layer: int, tmp_path: Path) -> None:
     kind = KINDS[name]
