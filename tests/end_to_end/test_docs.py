@@ -1,7 +1,6 @@
 """The commands and the programs that the documents show, and what they name.
 
-Commands are parsed here, and the programs of the README run in this process; the slow test types
-everything that any document shows.
+The quick tests parse every command; the slow one, which CI runs, types everything.
 """
 
 import ast
@@ -122,13 +121,6 @@ def test_commands_of_the_document_are_understood(document: str) -> None:
         if words[0] == "export":
             made.add(str(parsed["out"]))
         assert str(parsed.get("bundle")) in {"None", *made}, f"{words}: of a bundle not made before"
-
-
-def test_programs_of_the_readme_run(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(workspace)
-    for program in blocks("README.md", "python"):
-        shutil.rmtree(workspace / "build", ignore_errors=True)
-        exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
 
 
 def run(arguments: list[str], workspace: Path) -> None:

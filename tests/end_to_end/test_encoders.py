@@ -230,6 +230,7 @@ def test_maps_of_an_image_are_those_of_transformers(exported: Callable[[str], Lo
     assert found.keys["encoder.0.self"][-1] == "16"
 
 
+@pytest.mark.slow  # the numbers: tests/export/test_families.py
 @torch.no_grad()
 def test_maps_of_a_translation_name_what_is_read_and_what_is_written(
     exported: Callable[[str], Loaded],
