@@ -51,7 +51,7 @@ CASES: dict[str, EncoderCase] = (
 VISION = "vit-classifier"
 
 T5 = pytest.param("t5", marks=pytest.mark.slow)
-"""Its graphs are spelled out and take long to trace; its texts: tests/runtime/test_seq2seq_parity.py."""
+"""Its graphs take long to trace; tests/runtime/test_seq2seq_parity.py has its texts."""
 
 MAPPED = ("bert", "vit-classifier", "marian", "t5")
 

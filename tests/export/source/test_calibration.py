@@ -310,6 +310,7 @@ def test_files_of_our_models_hold_what_an_export_calibrates_on_by_default(
     assert len(data.held_out) == held_out
 
 
+@pytest.mark.slow  # an import-linter contract says the same of the code
 def test_export_imports_no_training() -> None:
     code = "import sys, ortolan.export.pipeline; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
