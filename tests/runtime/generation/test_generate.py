@@ -308,3 +308,36 @@ def test_timings_of_nothing_are_zero(model: Decoder) -> None:
     assert (timings.new_tokens, timings.prefill_s, timings.tokens_per_second) == (0, 0.0, 0.0)
     one = model.generate("hello", max_new_tokens=1).timings
     assert (one.decode_s, one.tokens_per_second) == (0.0, 0.0)
+
+
+# --- requests one after the other and at once ---------------------------------------------------
+
+
+def test_a_request_gives_what_it_gives_first_whatever_came_before(tiny: TinyDecoder) -> None:
+    def prompt(length: int, seed: int) -> list[int]:
+        return [(seed + 7 * index) % BOS for index in range(length)]
+
+    requests = [
+        [prompt(300, 5)],
+        [prompt(9, 1)],
+        [prompt(30, 4), prompt(2, 5), prompt(280, 6)],
+        [prompt(3, 7), prompt(25, 8), prompt(11, 9)],
+    ]
+
+    def tokens(model: Decoder, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+        done = model.generate(prompts, max_new_tokens=20, ignore_eos=True)
+        return [one.tokens for one in done]
+
+    used, got = load(tiny.path, Decoder, threads=1), {}
+    expected = [tokens(load(tiny.path, Decoder, threads=1), prompts) for prompts in requests]
+    assert [tokens(used, prompts) for prompts in requests] == expected
+
+    def work(thread: int) -> None:
+        got[thread] = [tokens(used, prompts) for prompts in requests]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {index: expected for index in range(3)}

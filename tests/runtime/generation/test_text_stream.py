@@ -122,3 +122,13 @@ def test_the_memory_of_a_stream_comes_back(
         assert made[0]() is None
     finally:
         gc.enable()
+
+
+def test_streams_that_take_turns_share_nothing(model: Decoder) -> None:
+    texts = ["hello", "worlds"]
+    expected = [model.generate(text, max_new_tokens=30, ignore_eos=True).text for text in texts]
+    streams = [model.stream(text, max_new_tokens=30, ignore_eos=True) for text in texts]
+    written = ["", ""]
+    for pieces in zip(*streams, strict=True):
+        written = [text + piece for text, piece in zip(written, pieces, strict=True)]
+    assert written == expected
