@@ -133,15 +133,15 @@ class Generator:
     # --- joining and leaving ----------------------------------------------------------------------
 
     def _retire_cancelled(self) -> None:
-        answers: dict[Callable[[], bool], bool] = {}
+        answers: dict[int, bool] = {}  # by identity: not every callable has a hash
         for text in list(self._cancellable):
             cancelled = text.request.cancelled
             if text.finish_reason is not None or cancelled is None:
                 self._cancellable.remove(text)
                 continue
-            if cancelled not in answers:
-                answers[cancelled] = cancelled()
-            if answers[cancelled]:
+            if id(cancelled) not in answers:
+                answers[id(cancelled)] = cancelled()
+            if answers[id(cancelled)]:
                 text.finish("cancelled")
                 self._leave(text)
                 self._cancellable.remove(text)

@@ -19,6 +19,7 @@ from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Graph
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine, save_packed
+from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import GraphError, InputError, ManifestError
 
@@ -166,6 +167,28 @@ def test_a_decoder_reads_its_sources_where_the_encoder_put_them(
     np.testing.assert_array_equal(logits[0], logits[1])
     np.testing.assert_array_equal(logits[2], logits[3])
     assert np.abs(logits[0] - logits[2]).max() > 1e-3
+
+
+def test_a_step_reads_the_source_that_was_put_last(exported: Callable[[str], Path]) -> None:
+    engine = Engine(open_bundle(exported("marian") / "bundle"), threads=1)
+
+    def encoded(*ids: int) -> Encoded:
+        lengths = np.array([len(ids)], np.int32)
+        return engine.encode_source({"input_ids": np.array([ids]), "lengths": lengths})
+
+    def first(runner: Runner, slot: int) -> NDArray[np.float32]:
+        runner.slots.release(slot)
+        runner.select([slot])
+        runner.step([1])
+        logits_V: NDArray[np.float32] = runner.logits_BV[slot].copy()
+        return logits_V
+
+    runner, fresh = (Runner(engine, engine.slots(2)) for _ in range(2))
+    for slot, ids in ((0, (5, 6)), (1, (7,)), (1, (9, 8, 7, 6, 5, 4)), (1, (40, 41))):
+        runner.put_sources([slot], encoded(*ids))
+        got = first(runner, slot)
+    fresh.put_sources([1], encoded(40, 41))
+    np.testing.assert_allclose(got, first(fresh, 1), rtol=0, atol=1e-5)
 
 
 # --- forks ------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -252,6 +253,16 @@ def test_cancelling_several_prompts_cancels_those_that_have_not_ended(model: Dec
     first, second = model.generate(["a", "b"], max_new_tokens=4, ignore_eos=True, cancel=cancel)
     assert (len(first.tokens), first.finish_reason) == (1, "cancelled")
     assert (len(second.tokens), second.finish_reason) == (0, "cancelled")
+
+
+def test_an_object_without_a_hash_cancels(model: Decoder) -> None:
+    @dataclass
+    class Always:
+        def __call__(self) -> bool:
+            return True
+
+    done = model.generate(["hello", "worlds"], max_new_tokens=5, cancel=Always())
+    assert [one.finish_reason for one in done] == ["cancelled", "cancelled"]
 
 
 def test_an_event_cancels_from_another_thread(model: Decoder) -> None:
