@@ -1,6 +1,7 @@
 """Checkpoint folders in the format of Hugging Face: safetensors and a config.json."""
 
 import json
+from collections.abc import Collection
 from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -31,7 +32,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError
 from ortolan.modeling.families import family_of, weights_of
-from ortolan.modeling.families.reader import MAX_SIZE, ConfigReader
+from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.stack import Stack, TransformerModel
@@ -68,17 +69,23 @@ CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
 
 
 @overload
-def read_config(path: str | Path) -> DecoderConfig: ...
+def read_config(path: str | Path, *, accept_unknown: Collection[str] = ...) -> DecoderConfig: ...
 @overload
-def read_config(path: str | Path, kind: type[C]) -> C: ...
+def read_config(path: str | Path, kind: type[C], *, accept_unknown: Collection[str] = ...) -> C: ...
 
 
-def read_config(path: str | Path, kind: type[ModelConfig] = DecoderConfig) -> ModelConfig:
+def read_config(
+    path: str | Path,
+    kind: type[ModelConfig] = DecoderConfig,
+    *,
+    accept_unknown: Collection[str] = (),
+) -> ModelConfig:
     """The config of a checkpoint folder.
 
     Args:
         path: the folder.
         kind: of the config; `ModelConfig` for whatever the checkpoint holds.
+        accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
         CheckpointError: no folder, or no readable config.json in it.
@@ -86,6 +93,19 @@ def read_config(path: str | Path, kind: type[ModelConfig] = DecoderConfig) -> Mo
             a model of another kind.
     """
     folder = Path(path)
+    config = config_from_hf(_values(folder), kind, accept_unknown=accept_unknown)
+    if isinstance(config, EncoderConfig) and config.head is None:
+        return replace(config, head=read_sentence_head(folder))
+    return config
+
+
+def read_config_keys(path: str | Path, accept_unknown: Collection[str] = ()) -> ConfigKeys:
+    """What became of the keys of a checkpoint folder's config.json; see `read_config`."""
+    return _read(_values(Path(path)), accept_unknown)[1]
+
+
+def _values(folder: Path) -> dict[str, object]:
+    """The contents of config.json."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: expected a checkpoint folder, got none. Check the path.")
     file = folder / "config.json"
@@ -94,38 +114,49 @@ def read_config(path: str | Path, kind: type[ModelConfig] = DecoderConfig) -> Mo
             f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file. "
             "Check the path."
         )
-    config = config_from_hf(read_json(file, MAX_CONFIG_BYTES), kind)
-    if isinstance(config, EncoderConfig) and config.head is None:
-        return replace(config, head=read_sentence_head(folder))
-    return config
+    return read_json(file, MAX_CONFIG_BYTES)
 
 
 @overload
-def config_from_hf(values: dict[str, object]) -> DecoderConfig: ...
+def config_from_hf(
+    values: dict[str, object], *, accept_unknown: Collection[str] = ...
+) -> DecoderConfig: ...
 @overload
-def config_from_hf(values: dict[str, object], kind: type[C]) -> C: ...
+def config_from_hf(
+    values: dict[str, object], kind: type[C], *, accept_unknown: Collection[str] = ...
+) -> C: ...
 
 
 def config_from_hf(
-    values: dict[str, object], kind: type[ModelConfig] = DecoderConfig
+    values: dict[str, object],
+    kind: type[ModelConfig] = DecoderConfig,
+    *,
+    accept_unknown: Collection[str] = (),
 ) -> ModelConfig:
-    """A config of ours from the values of a Hugging Face config.
+    """A config of ours from the values of a Hugging Face config; see `read_config`.
 
     Raises:
         ConfigError: a family that Ortolan does not have, a value it does not understand, or a
             model of another kind.
     """
-    reader = ConfigReader(values)
-    family = family_of(reader.get("model_type", str))
-    config: ModelConfig = family.config(reader)
-    reader.refuse("add_cross_attention")
-    reader.finish()
+    config, _ = _read(values, accept_unknown)
     if not isinstance(config, kind):
         raise ConfigError(
             f"{config.model_type}: expected {KINDS[kind]}, got {KINDS[type(config)]}. "
             "Choose another checkpoint, or say which kind to load."
         )
     return config
+
+
+def _read(
+    values: dict[str, object], accept_unknown: Collection[str]
+) -> tuple[ModelConfig, ConfigKeys]:
+    """A config of ours of any kind, and what became of the keys."""
+    reader = ConfigReader(values)
+    family = family_of(reader.get("model_type", str))
+    config: ModelConfig = family.config(reader)
+    reader.refuse("add_cross_attention")
+    return config, reader.finish(accept_unknown)
 
 
 def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:

@@ -71,7 +71,10 @@ def read(
     rope: dict[str, Any], *, head_dim: int = 64, theta: float = 10_000.0, key: str = "rope_scaling"
 ) -> RotaryPositions:
     values = {key: rope, "rope_theta": theta}
-    return read_rotary(ConfigReader(values), head_dim=head_dim, context_length=CONTEXT)
+    reader = ConfigReader(values)
+    positions = read_rotary(reader, head_dim=head_dim, context_length=CONTEXT)
+    reader.finish()
+    return positions
 
 
 def assert_equals_transformers(

@@ -61,6 +61,15 @@ def test_encoded_manifest_decodes_to_itself() -> None:
     assert decode(DATA) == MANIFEST
 
 
+def test_manifest_of_a_time_without_lists_of_keys_is_read() -> None:
+    data = changed(
+        lambda document: [
+            document["provenance"].pop(f"{fate}_keys") for fate in ("accepted", "ignored")
+        ]
+    )
+    assert decode(data) == MANIFEST
+
+
 def test_encoding_is_indented_and_ends_with_a_newline() -> None:
     assert DATA.startswith(b'{\n  "schema": 2,\n  "kind": "decoder",\n')
     assert DATA.endswith(b"}\n")
@@ -335,6 +344,14 @@ def with_states(count: int) -> Change:
         (
             limits.MAX_VERSIONS,
             lambda n: put("provenance", "versions", value={f"{i}": "1" for i in range(n)}),
+        ),
+        (
+            limits.MAX_CONFIG_KEYS,
+            lambda n: put("provenance", "accepted_keys", value=[f"key{i}" for i in range(n)]),
+        ),
+        (
+            limits.MAX_CONFIG_KEYS,
+            lambda n: put("provenance", "ignored_keys", value=[f"key{i}" for i in range(n)]),
         ),
         (
             limits.MAX_STATE_RANK,
