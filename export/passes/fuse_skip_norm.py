@@ -16,7 +16,7 @@ class FuseSkipNorm(ir.passes.InPlacePass):
     small model is dominated by what a node costs at least, one node less a sublayer counts.
 
     Case 1: the norm is over the last axis of the sum of two tensors of one shape: rewritten.
-    Case 2: anything else, a bias among the two included: the nodes stay.
+    Case 2: anything else, a bias among the two or more than three axes included: the nodes stay.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -36,6 +36,8 @@ def _rewrite(graph: ir.Graph, node: ir.Node) -> bool:
         return False  # Case 2
     a, b = add.inputs
     if a is None or b is None or a.shape is None or b.shape is None or a.shape != b.shape:
+        return False  # Case 2
+    if len(a.shape) > 3:
         return False  # Case 2
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     fused = ir.Node(
