@@ -5,7 +5,14 @@ Spec: ai.onnx RMSNormalization, version 23, and LayerNormalization, version 17.
 
 import onnx_ir as ir
 
-from ortolan.export.values import is_weight, number, only_user, producer, replace_value, static_shape
+from ortolan.export.values import (
+    is_weight,
+    number,
+    only_user,
+    producer,
+    replace_value,
+    static_shape,
+)
 
 
 class FuseNorm(ir.passes.InPlacePass):
@@ -70,7 +77,7 @@ def _is_twice(node: ir.Node) -> bool:
 
 
 def _normed(x: ir.Value, variance: ir.Value) -> ir.Value | None:
-    """x / sqrt(variance), however it is written."""
+    """X / sqrt(variance), however it is written."""
     root = only_user(variance, "Sqrt")
     if root is None:
         return None

@@ -5,6 +5,8 @@ Spec: ai.onnx GatherND, version 13.
 
 import onnx_ir as ir
 
+from ortolan.export.values import replace_value
+
 _BY_TOKEN = {
     *("Add", "Div", "Mul", "Sub"),
     *("Cast", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Softplus", "Tanh"),
@@ -72,9 +74,9 @@ def _rewrite(graph: ir.Graph, picks: list[ir.Node]) -> list[ir.Node] | None:
             made.append(pick)
     graph.remove(node)
     graph.insert_before(picks[0], node)
-    value.shape = picked.shape
-    for pick in picks:
-        pick.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
+    # An output of the graph keeps its name, which the last one gives.
+    for pick in sorted(picks, key=lambda pick: pick.outputs[0].is_graph_output()):
+        replace_value(pick.outputs[0], value)
         graph.remove(pick, safe=True)
     return made
 

@@ -15,6 +15,9 @@ _QUERY, _KEY, _VALUE = 0, 1, 2
 _COS, _SIN = 7, 8
 """Inputs of the node."""
 
+_LEFT = {"Reshape", "Slice"}
+"""Operators that this pass writes itself."""
+
 Parts = dict[int, tuple[TokenMap, Reading]]
 """What enters a node, by input."""
 
@@ -74,7 +77,9 @@ class RotaryIntoAttention(ir.passes.InPlacePass):
             if rotation is not None and not any(rotation is each for each in found):
                 found.append(rotation)
             parts[place] = (vectors, reading)
-        return _agreeing(node, parts)
+        agreeing = _agreeing(node, parts)
+        is_done = all(vectors.operators <= _LEFT for vectors, _ in agreeing.values())
+        return {} if is_done else agreeing
 
 
 def _takes(reading: Reading, head_dim: int) -> bool:

@@ -190,5 +190,3 @@ def _is_right(
 
 def _is_close(got: Array, wanted: Array) -> bool:
     return bool(np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max())
-
-

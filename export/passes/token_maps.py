@@ -49,6 +49,7 @@ class TokenMap:
         start: what enters, `(B, S, ...)`.
         axes: of what enters.
         width: W.
+        operators: of its nodes.
         session: computes it.
         sizes: by the names of inputs that are sizes, the axes that they are of.
     """
@@ -56,6 +57,7 @@ class TokenMap:
     start: ir.Value
     axes: Axes
     width: int
+    operators: frozenset[str]
     session: ort.InferenceSession
     sizes: dict[str, Axes]
 
@@ -111,6 +113,7 @@ class TokenMaps:
             start=start,
             axes=axes,
             width=width,
+            operators=frozenset(node.op_type for node in nodes),
             session=_session(self.graph, start, end, computed, list(known)),
             sizes=known,
         )
@@ -224,12 +227,13 @@ def _session(
     ]
     names = {name for name, _ in inputs}
     tensors = [_constant(graph.initializers[name]) for name in sorted(read - names)]
+    out = name_of(end) if protos else "same"
     proto = helper.make_model(
         helper.make_graph(
             protos or [helper.make_node("Identity", [name_of(start)], ["same"])],
             "map",
             [helper.make_tensor_value_info(name, dtype, None) for name, dtype in inputs],
-            [helper.make_tensor_value_info(name_of(end) if protos else "same", TensorProto.FLOAT, None)],
+            [helper.make_tensor_value_info(out, TensorProto.FLOAT, None)],
             tensors,
         ),
         opset_imports=[helper.make_opsetid("", graph.opset_imports[""])],
