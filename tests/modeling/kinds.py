@@ -64,6 +64,8 @@ BLOCKS: dict[str, BlockConfig] = {
     "pre": BLOCK,
     "post": replace(BLOCK, placement="post"),
     "pre-residual": replace(BLOCK, placement="pre_residual"),
+    "parallel": replace(BLOCK, placement="parallel"),
+    "parallel-norms": replace(BLOCK, placement="parallel_norms"),
     "rms": replace(BLOCK, norm=RMS, placement="pre_residual"),
     "grouped": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=2)),
     "multi-query": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=1)),

@@ -50,6 +50,13 @@ class Kind:
 
 KINDS = {
     "none": Kind(POSITIONS["none"], [(wide(), FUSED), (replace(wide(), placement="post"), FUSED)]),
+    "none, in parallel": Kind(
+        POSITIONS["none"],
+        [
+            (replace(wide(), placement="parallel"), FUSED),
+            (replace(wide(), placement="parallel_norms"), FUSED),
+        ],
+    ),
     "learned": Kind(
         POSITIONS["learned-offset"],
         [
