@@ -15,12 +15,8 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.sides import Sides, sides_of
 from ortolan.export.source.special_tokens import GENERATION_CONFIG, special_tokens
-from ortolan.modeling.checkpoint.folder import (
-    checkpoint_sha256,
-    limit_context,
-    open_weights,
-    read_config,
-)
+from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
+from ortolan.modeling.checkpoint.folder import limit_context, open_weights, read_config
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -78,12 +74,13 @@ class Exportable:
 
 
 def open_exportable(
-    source: str | Path | TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
+    source: Source | TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
 ) -> Exportable:
-    """Open a checkpoint folder of any kind, or a module.
+    """Open a checkpoint of any kind, or a module.
 
     Args:
-        source: the folder, or a `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`.
+        source: the checkpoint, see `open_checkpoint`, or a `DecoderModel`, `EncoderModel` or
+            `EncoderDecoderModel`.
         tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
         max_context: tokens that have to fit, of a source and of a target alike; the model's own
             by default.
@@ -102,9 +99,10 @@ def open_exportable(
         weights: Weights = ModuleWeights(source)
         digest = _module_sha256(source)
     else:
-        config, folder = read_config(source, ModelConfig), Path(source)
-        weights = open_weights(folder, config)
-        digest = checkpoint_sha256(folder)
+        checkpoint = open_checkpoint(source)
+        config, folder = read_config(checkpoint, ModelConfig), checkpoint.folder
+        weights = open_weights(checkpoint, config)
+        digest = checkpoint.sha256()
     limited = limit_context(config, max_context)
     sides = sides_of(limited)
     companions = _companions(sides, folder, tokenizer)
