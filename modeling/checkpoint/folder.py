@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
+from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
 from ortolan.modeling.checkpoint.sentence_head import (
     read_sentence_head,
     write_sentence_head,
@@ -39,7 +40,7 @@ from ortolan.modeling.models.transformer import (
     EncoderModel,
     build,
 )
-from ortolan.modeling.weights import MappedWeights, map_weights, published_pieces
+from ortolan.modeling.weights import published_pieces
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -235,10 +236,10 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
     table, packed = weights_of(module.config), packed_rows(module)
     tensors: dict[str, Tensor] = {}
     for ours, parameter in module.named_parameters():
-        weight = parameter.detach().cpu().to(dtype or parameter.dtype)
+        weight = parameter.detach().cpu()
         pieces = published_pieces(table, ours, packed.get(ours, weight.shape[:1]))
         for piece, rows in zip(pieces, torch.split(weight, [p.rows for p in pieces]), strict=True):
-            tensors[piece.name] = piece.published(rows).contiguous()
+            piece.write(rows, tensors, dtype or parameter.dtype)
     values["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
