@@ -1,6 +1,7 @@
 """Models read from checkpoints, and written as folders in the format of Hugging Face."""
 
 import json
+from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar, cast, overload
@@ -30,7 +31,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import family_of, weights_of
-from ortolan.modeling.families.reader import MAX_SIZE, ConfigReader
+from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.stack import Stack, TransformerModel
@@ -65,17 +66,23 @@ CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
 
 
 @overload
-def read_config(source: Source) -> DecoderConfig: ...
+def read_config(source: Source, *, accept_unknown: Collection[str] = ...) -> DecoderConfig: ...
 @overload
-def read_config(source: Source, kind: type[C]) -> C: ...
+def read_config(source: Source, kind: type[C], *, accept_unknown: Collection[str] = ...) -> C: ...
 
 
-def read_config(source: Source, kind: type[ModelConfig] = DecoderConfig) -> ModelConfig:
+def read_config(
+    source: Source,
+    kind: type[ModelConfig] = DecoderConfig,
+    *,
+    accept_unknown: Collection[str] = (),
+) -> ModelConfig:
     """The config of a checkpoint.
 
     Args:
         source: the checkpoint, see `open_checkpoint`.
         kind: of the config; `ModelConfig` for whatever the checkpoint holds.
+        accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
         CheckpointError: no folder, or no readable config.json in it.
@@ -83,38 +90,57 @@ def read_config(source: Source, kind: type[ModelConfig] = DecoderConfig) -> Mode
             a model of another kind.
     """
     checkpoint = open_checkpoint(source)
-    config = config_from_hf(checkpoint.values, kind)
+    config = config_from_hf(checkpoint.values, kind, accept_unknown=accept_unknown)
     if isinstance(config, EncoderConfig) and config.head is None:
         return replace(config, head=read_sentence_head(checkpoint.folder))
     return config
 
 
+def read_config_keys(source: Source, accept_unknown: Collection[str] = ()) -> ConfigKeys:
+    """What became of the keys of a checkpoint's config; see `read_config`."""
+    return _read(open_checkpoint(source).values, accept_unknown)[1]
+
+
 @overload
-def config_from_hf(values: dict[str, object]) -> DecoderConfig: ...
+def config_from_hf(
+    values: dict[str, object], *, accept_unknown: Collection[str] = ...
+) -> DecoderConfig: ...
 @overload
-def config_from_hf(values: dict[str, object], kind: type[C]) -> C: ...
+def config_from_hf(
+    values: dict[str, object], kind: type[C], *, accept_unknown: Collection[str] = ...
+) -> C: ...
 
 
 def config_from_hf(
-    values: dict[str, object], kind: type[ModelConfig] = DecoderConfig
+    values: dict[str, object],
+    kind: type[ModelConfig] = DecoderConfig,
+    *,
+    accept_unknown: Collection[str] = (),
 ) -> ModelConfig:
-    """A config of ours from the values of a Hugging Face config.
+    """A config of ours from the values of a Hugging Face config; see `read_config`.
 
     Raises:
         ConfigError: a family that Ortolan does not have, a value it does not understand, or a
             model of another kind.
     """
-    reader = ConfigReader(values)
-    family = family_of(reader.get("model_type", str))
-    config: ModelConfig = family.config(reader)
-    reader.refuse("add_cross_attention")
-    reader.finish()
+    config, _ = _read(values, accept_unknown)
     if not isinstance(config, kind):
         raise ConfigError(
             f"{config.model_type}: expected {KINDS[kind]}, got {KINDS[type(config)]}. "
             "Choose another checkpoint, or say which kind to load."
         )
     return config
+
+
+def _read(
+    values: dict[str, object], accept_unknown: Collection[str]
+) -> tuple[ModelConfig, ConfigKeys]:
+    """A config of ours of any kind, and what became of the keys."""
+    reader = ConfigReader(values)
+    family = family_of(reader.get("model_type", str))
+    config: ModelConfig = family.config(reader)
+    reader.refuse("add_cross_attention")
+    return config, reader.finish(accept_unknown)
 
 
 def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
