@@ -20,6 +20,7 @@ from ortolan.modeling.checkpoint.folder import (
     limit_context,
     open_weights,
     read_config,
+    read_config_keys,
 )
 from ortolan.modeling.config import (
     ClassifierHead,
@@ -28,6 +29,7 @@ from ortolan.modeling.config import (
     LanguageModelHead,
     ModelConfig,
 )
+from ortolan.modeling.families.reader import ConfigKeys
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.weights import ModuleWeights, Weights
@@ -38,6 +40,9 @@ TOKENIZER = "tokenizer.json"
 
 COMPANIONS = (TOKENIZER, "chat_template.jinja", GENERATION_CONFIG)
 """Files of a checkpoint that are copied into a bundle; of an encoder, only the tokenizer."""
+
+NO_KEYS = ConfigKeys(read=(), ignored=(), accepted=())
+"""Of a model without a config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,7 @@ class Exportable:
         tokenizer: reads texts; `None` where the model takes only ids, or images.
         takes: what the encoder takes; `None` for a decoder by itself.
         gives: what an encoder by itself gives; `None` for the other kinds.
+        keys: what became of the keys of its config.json; none of a live module.
     """
 
     config: ModelConfig
@@ -70,6 +76,7 @@ class Exportable:
     tokenizer: Tokenizer | None
     takes: TextSource | ImageSource | None
     gives: Output | None
+    keys: ConfigKeys = NO_KEYS
 
     @property
     def output(self) -> str:
@@ -78,7 +85,11 @@ class Exportable:
 
 
 def open_exportable(
-    source: str | Path | TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
+    source: str | Path | TransformerModel,
+    *,
+    tokenizer: str | Path | None,
+    max_context: int | None,
+    accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
     """Open a checkpoint folder of any kind, or a module.
 
@@ -87,6 +98,7 @@ def open_exportable(
         tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
         max_context: tokens that have to fit, of a source and of a target alike; the model's own
             by default.
+        accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
         CheckpointError: the folder cannot be read.
@@ -100,9 +112,11 @@ def open_exportable(
     if isinstance(source, TransformerModel):
         config, folder = source.config, None
         weights: Weights = ModuleWeights(source)
-        digest = _module_sha256(source)
+        digest, keys = _module_sha256(source), NO_KEYS
+        _refuse_keys_of_module(accept_unknown)
     else:
-        config, folder = read_config(source, ModelConfig), Path(source)
+        config = read_config(source, ModelConfig, accept_unknown=accept_unknown)
+        keys, folder = read_config_keys(source, accept_unknown), Path(source)
         weights = open_weights(folder, config)
         digest = checkpoint_sha256(folder)
     limited = limit_context(config, max_context)
@@ -125,7 +139,16 @@ def open_exportable(
         tokenizer=_tokenizer(sides, companions.get(TOKENIZER)),
         takes=_takes(sides, folder),
         gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder),
+        keys=keys,
     )
+
+
+def _refuse_keys_of_module(accept_unknown: tuple[str, ...]) -> None:
+    if accept_unknown:
+        raise OptionError(
+            f"accept_unknown: expected a checkpoint with {', '.join(accept_unknown)} in its "
+            "config.json, got a live module. Leave it out."
+        )
 
 
 def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None:

@@ -1,6 +1,7 @@
 """Checkpoint folders in the format of Hugging Face: safetensors and a config.json."""
 
 import json
+from collections.abc import Collection
 from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
 from ortolan.modeling.checkpoint.safetensors import SafetensorsFolder, read_json
 from ortolan.modeling.checkpoint.sentence_head import (
     read_sentence_head,
@@ -31,7 +33,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError
 from ortolan.modeling.families import family_of, published_config, weights_of
-from ortolan.modeling.families.reader import MAX_SIZE, ConfigReader
+from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.stack import Stack, TransformerModel
@@ -41,7 +43,7 @@ from ortolan.modeling.models.transformer import (
     EncoderModel,
     build,
 )
-from ortolan.modeling.weights import MappedWeights, map_weights, published_pieces
+from ortolan.modeling.weights import published_pieces
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -68,17 +70,23 @@ CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
 
 
 @overload
-def read_config(path: str | Path) -> DecoderConfig: ...
+def read_config(path: str | Path, *, accept_unknown: Collection[str] = ...) -> DecoderConfig: ...
 @overload
-def read_config(path: str | Path, kind: type[C]) -> C: ...
+def read_config(path: str | Path, kind: type[C], *, accept_unknown: Collection[str] = ...) -> C: ...
 
 
-def read_config(path: str | Path, kind: type[ModelConfig] = DecoderConfig) -> ModelConfig:
+def read_config(
+    path: str | Path,
+    kind: type[ModelConfig] = DecoderConfig,
+    *,
+    accept_unknown: Collection[str] = (),
+) -> ModelConfig:
     """The config of a checkpoint folder.
 
     Args:
         path: the folder.
         kind: of the config; `ModelConfig` for whatever the checkpoint holds.
+        accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
         CheckpointError: no folder, or no readable config.json in it.
@@ -86,6 +94,19 @@ def read_config(path: str | Path, kind: type[ModelConfig] = DecoderConfig) -> Mo
             a model of another kind.
     """
     folder = Path(path)
+    config = config_from_hf(_values(folder), kind, accept_unknown=accept_unknown)
+    if isinstance(config, EncoderConfig) and config.head is None:
+        return replace(config, head=read_sentence_head(folder))
+    return config
+
+
+def read_config_keys(path: str | Path, accept_unknown: Collection[str] = ()) -> ConfigKeys:
+    """What became of the keys of a checkpoint folder's config.json; see `read_config`."""
+    return _read(_values(Path(path)), accept_unknown)[1]
+
+
+def _values(folder: Path) -> dict[str, object]:
+    """The contents of config.json."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: expected a checkpoint folder, got none. Check the path.")
     file = folder / "config.json"
@@ -94,38 +115,49 @@ def read_config(path: str | Path, kind: type[ModelConfig] = DecoderConfig) -> Mo
             f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file. "
             "Check the path."
         )
-    config = config_from_hf(read_json(file, MAX_CONFIG_BYTES), kind)
-    if isinstance(config, EncoderConfig) and config.head is None:
-        return replace(config, head=read_sentence_head(folder))
-    return config
+    return read_json(file, MAX_CONFIG_BYTES)
 
 
 @overload
-def config_from_hf(values: dict[str, object]) -> DecoderConfig: ...
+def config_from_hf(
+    values: dict[str, object], *, accept_unknown: Collection[str] = ...
+) -> DecoderConfig: ...
 @overload
-def config_from_hf(values: dict[str, object], kind: type[C]) -> C: ...
+def config_from_hf(
+    values: dict[str, object], kind: type[C], *, accept_unknown: Collection[str] = ...
+) -> C: ...
 
 
 def config_from_hf(
-    values: dict[str, object], kind: type[ModelConfig] = DecoderConfig
+    values: dict[str, object],
+    kind: type[ModelConfig] = DecoderConfig,
+    *,
+    accept_unknown: Collection[str] = (),
 ) -> ModelConfig:
-    """A config of ours from the values of a Hugging Face config.
+    """A config of ours from the values of a Hugging Face config; see `read_config`.
 
     Raises:
         ConfigError: a family that Ortolan does not have, a value it does not understand, or a
             model of another kind.
     """
-    reader = ConfigReader(values)
-    family = family_of(reader.get("model_type", str))
-    config: ModelConfig = family.config(reader)
-    reader.refuse("add_cross_attention")
-    reader.finish()
+    config, _ = _read(values, accept_unknown)
     if not isinstance(config, kind):
         raise ConfigError(
             f"{config.model_type}: expected {KINDS[kind]}, got {KINDS[type(config)]}. "
             "Choose another checkpoint, or say which kind to load."
         )
     return config
+
+
+def _read(
+    values: dict[str, object], accept_unknown: Collection[str]
+) -> tuple[ModelConfig, ConfigKeys]:
+    """A config of ours of any kind, and what became of the keys."""
+    reader = ConfigReader(values)
+    family = family_of(reader.get("model_type", str))
+    config: ModelConfig = family.config(reader)
+    reader.refuse("add_cross_attention")
+    return config, reader.finish(accept_unknown)
 
 
 def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
@@ -245,10 +277,10 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
     table, packed = weights_of(module.config), packed_rows(module)
     tensors: dict[str, Tensor] = {}
     for ours, parameter in module.named_parameters():
-        weight = parameter.detach().cpu().to(dtype or parameter.dtype)
+        weight = parameter.detach().cpu()
         pieces = published_pieces(table, ours, packed.get(ours, weight.shape[:1]))
         for piece, rows in zip(pieces, torch.split(weight, [p.rows for p in pieces]), strict=True):
-            tensors[piece.name] = piece.published(rows).contiguous()
+            piece.write(rows, tensors, dtype or parameter.dtype)
     values["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)

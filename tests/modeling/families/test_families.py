@@ -17,6 +17,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import family_of, published_config, weights_of
 from ortolan.modeling.families.activations import NAMES, read_activation, write_activation
+from ortolan.modeling.weights import targets
 
 COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
@@ -251,8 +252,8 @@ def test_every_activation_survives_being_written() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_decoder_family_has_a_head_and_an_embedding(name: str) -> None:
     table = weights_of(config_from_hf(PUBLISHED[name][0]))
-    targets = {target.name for target in table.values() if target}
-    assert {"embedding.weight", "head.weight", "final_norm.weight"} <= targets
+    names = {target.name for entry in table for target in targets(table, entry)}
+    assert {"embedding.weight", "head.weight", "final_norm.weight"} <= names
 
 
 @pytest.mark.parametrize(
