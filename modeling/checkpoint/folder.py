@@ -30,7 +30,7 @@ from ortolan.modeling.config import (
     StackConfig,
 )
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import family_of, weights_of
+from ortolan.modeling.families import family_of, published_config, weights_of
 from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
@@ -256,8 +256,7 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
         WeightError: a weight has no place in the family's format.
         ConfigError: the config cannot be written in the family's format.
     """
-    family = family_of(module.config.model_type)
-    values = family.hf_config(module.config)
+    values = published_config(module.config)
     _check_reads_back(values, module.config)
     table, packed = weights_of(module.config), packed_rows(module)
     tensors: dict[str, Tensor] = {}
