@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ortolan.modeling.config.head import Activation, NormConfig
+from ortolan.modeling.config.positions import NoPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 
 
@@ -19,6 +20,10 @@ class AttentionConfig:
         value_dim: channels of each value; None for as many as a key's.
         readout: `projection` maps the heads, side by side, by one more matrix. `sum` adds them
             up: with values as wide as the model, the map of head h is `V_h X A_h`.
+        rotary: of this layer in place of the stack's positions in the scores, such as another
+            base, or none; None for the stack's own.
+        sinks: each head has a trained score of one more key, whose value is zero: it takes
+            a part of the weights (Xiao et al. 2024).
     """
 
     num_heads: int
@@ -32,6 +37,8 @@ class AttentionConfig:
     causal: bool = True
     value_dim: int | None = None
     readout: Literal["projection", "sum"] = "projection"
+    rotary: RotaryPositions | NoPositions | None = None
+    sinks: bool = False
 
     @property
     def value_width(self) -> int:

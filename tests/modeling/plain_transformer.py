@@ -110,7 +110,12 @@ def layer(
     """One block on a whole text."""
 
     def attend(rows: list[Array]) -> list[Array]:
-        head = Head(weights.below("attention"), shared, config.positions, block.attention)
+        head = Head(
+            weights.below("attention"),
+            shared,
+            block.attention.rotary or config.positions,
+            block.attention,
+        )
         return [head.read(now, rows) for now in range(len(rows))]
 
     def cross(rows: list[Array]) -> list[Array]:
