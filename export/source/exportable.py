@@ -21,6 +21,7 @@ from ortolan.modeling.checkpoint.folder import (
     open_weights,
     read_config,
 )
+from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -85,8 +86,8 @@ def open_exportable(
     Args:
         source: the folder, or a `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`.
         tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
-        max_context: tokens that have to fit, of a source and of a target alike; the model's own
-            by default.
+        max_context: tokens that have to fit, of a source and of a target alike; by default the
+            model's own, or as many as its sentence-transformers folder says.
 
     Raises:
         CheckpointError: the folder cannot be read.
@@ -105,7 +106,9 @@ def open_exportable(
         config, folder = read_config(source, ModelConfig), Path(source)
         weights = open_weights(folder, config)
         digest = checkpoint_sha256(folder)
-    limited = limit_context(config, max_context)
+    limited = limit_context(
+        config, _max_tokens(config, folder) if max_context is None else max_context
+    )
     sides = sides_of(limited)
     companions = _companions(sides, folder, tokenizer)
     has_vocabulary = sides.patches is None or sides.decoder is not None
@@ -128,15 +131,28 @@ def open_exportable(
     )
 
 
+def _max_tokens(config: ModelConfig, folder: Path | None) -> int | None:
+    """Tokens of the longest text that an embedding was made for, where its positions reach on."""
+    match config:
+        case EncoderConfig(head=EmbeddingHead(), context_length=most) if folder:
+            return min(max_tokens(folder) or most, most)
+        case _:
+            return None
+
+
 def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None:
     if sides.patches is not None:
         return image_source(sides.patches, folder)
     if sides.encoder is None:
         return None
     own = sides.source_vocab_size
+    is_embedding = isinstance(sides.encoder.head, EmbeddingHead)
+    prompts = read_prompts(folder) if folder and is_embedding else Prompts()
     return TextSource(
         max_tokens=sides.encoder.context_length,
         vocab_size=None if own == sides.vocab_size else own,
+        prompts=prompts.texts,
+        default_prompt=prompts.default,
     )
 
 
@@ -146,8 +162,8 @@ def _gives(encoder: EncoderConfig) -> Output:
             return Output(kind="labels", size=len(labels), labels=labels)
         case LanguageModelHead():
             return Output(kind="logits", size=Sides(encoder=encoder).vocab_size)
-        case EmbeddingHead():
-            return Output(kind="embedding", size=encoder.hidden_size)
+        case EmbeddingHead() as head:
+            return Output(kind="embedding", size=head.width(encoder.hidden_size))
         case _:
             return Output(kind="states", size=encoder.hidden_size)
 

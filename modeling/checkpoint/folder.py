@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ortolan.modeling.checkpoint.safetensors import SafetensorsFolder, read_json
 from ortolan.modeling.checkpoint.sentence_head import (
+    DENSE_WEIGHTS,
+    SentenceTensors,
     read_sentence_head,
     sentence_files,
     write_sentence_head,
@@ -41,7 +43,12 @@ from ortolan.modeling.models.transformer import (
     EncoderModel,
     build,
 )
-from ortolan.modeling.weights import MappedWeights, map_weights, published_pieces
+from ortolan.modeling.weights import (
+    MappedWeights,
+    TensorSource,
+    map_weights,
+    published_pieces,
+)
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -96,7 +103,7 @@ def read_config(path: str | Path, kind: type[ModelConfig] = DecoderConfig) -> Mo
         )
     config = config_from_hf(read_json(file, MAX_CONFIG_BYTES), kind)
     if isinstance(config, EncoderConfig) and config.head is None:
-        return replace(config, head=read_sentence_head(folder))
+        return replace(config, head=read_sentence_head(folder, config.hidden_size))
     return config
 
 
@@ -137,13 +144,23 @@ def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
     """
     module = empty_model(config)
     return map_weights(
-        SafetensorsFolder(Path(path)),
+        _tensors(Path(path), config),
         weights_of(config),
         {name: tuple(p.shape) for name, p in module.named_parameters()},
         packed_rows(module),
         base_model_prefix=family_of(config.model_type).BASE_MODEL_PREFIX,
         tied=module.tied,
     )
+
+
+def _tensors(folder: Path, config: ModelConfig) -> TensorSource:
+    """The tensors of a checkpoint, in whatever folders they lie."""
+    whole = SafetensorsFolder(folder)
+    match config:
+        case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
+            return SentenceTensors(whole, folder)
+        case _:
+            return whole
 
 
 def empty_model(config: ModelConfig) -> TransformerModel:
@@ -255,7 +272,10 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
     folder.mkdir(parents=True, exist_ok=True)
     match module.config:
         case EncoderConfig(head=EmbeddingHead() | None as head, hidden_size=width):
-            write_sentence_head(folder, head, width)
+            for number, place in enumerate(write_sentence_head(folder, head, width)):
+                names = [name for name in tensors if name.startswith(f"projections.{number}.")]
+                dense = {f"linear.{name.rpartition('.')[2]}": tensors.pop(name) for name in names}
+                save_file(dense, str(place / DENSE_WEIGHTS), metadata={"format": "pt"})
     # Renamed when complete: training saves over an earlier checkpoint, which must not be lost.
     partial = folder / "model.safetensors.partial"
     save_file(tensors, str(partial), metadata={"format": "pt"})
