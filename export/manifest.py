@@ -46,6 +46,8 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
             source_sha256=model.sha256,
             model_type=model.config.model_type,
             versions={"ortolan": __version__, **{name: version(name) for name in packages}},
+            accepted_keys=model.keys.accepted,
+            ignored_keys=model.keys.ignored,
         ),
         prefill_precision=settings.options.prefill_precision,
         quantized=stored.quantized,

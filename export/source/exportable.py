@@ -15,11 +15,12 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.sides import Sides, sides_of
 from ortolan.export.source.special_tokens import GENERATION_CONFIG, special_tokens
+from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
 from ortolan.modeling.checkpoint.folder import (
-    checkpoint_sha256,
     limit_context,
     open_weights,
     read_config,
+    read_config_keys,
 )
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
 from ortolan.modeling.config import (
@@ -29,6 +30,7 @@ from ortolan.modeling.config import (
     LanguageModelHead,
     ModelConfig,
 )
+from ortolan.modeling.families.reader import ConfigKeys
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.weights import ModuleWeights, Weights
@@ -39,6 +41,9 @@ TOKENIZER = "tokenizer.json"
 
 COMPANIONS = (TOKENIZER, "chat_template.jinja", GENERATION_CONFIG)
 """Files of a checkpoint that are copied into a bundle; of an encoder, only the tokenizer."""
+
+NO_KEYS = ConfigKeys(read=(), ignored=(), accepted=())
+"""Of a model without a config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ class Exportable:
         tokenizer: reads texts; `None` where the model takes only ids, or images.
         takes: what the encoder takes; `None` for a decoder by itself.
         gives: what an encoder by itself gives; `None` for the other kinds.
+        keys: what became of the keys of its config.json; none of a live module.
     """
 
     config: ModelConfig
@@ -71,6 +77,7 @@ class Exportable:
     tokenizer: Tokenizer | None
     takes: TextSource | ImageSource | None
     gives: Output | None
+    keys: ConfigKeys = NO_KEYS
 
     @property
     def output(self) -> str:
@@ -79,15 +86,21 @@ class Exportable:
 
 
 def open_exportable(
-    source: str | Path | TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
+    source: Source | TransformerModel,
+    *,
+    tokenizer: str | Path | None,
+    max_context: int | None,
+    accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
-    """Open a checkpoint folder of any kind, or a module.
+    """Open a checkpoint of any kind, or a module.
 
     Args:
-        source: the folder, or a `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`.
+        source: the checkpoint, see `open_checkpoint`, or a `DecoderModel`, `EncoderModel` or
+            `EncoderDecoderModel`.
         tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
         max_context: tokens that have to fit, of a source and of a target alike; by default the
             model's own, or as many as its sentence-transformers folder says.
+        accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
         CheckpointError: the folder cannot be read.
@@ -101,11 +114,14 @@ def open_exportable(
     if isinstance(source, TransformerModel):
         config, folder = source.config, None
         weights: Weights = ModuleWeights(source)
-        digest = _module_sha256(source)
+        digest, keys = _module_sha256(source), NO_KEYS
+        _refuse_keys_of_module(accept_unknown)
     else:
-        config, folder = read_config(source, ModelConfig), Path(source)
-        weights = open_weights(folder, config)
-        digest = checkpoint_sha256(folder)
+        checkpoint = open_checkpoint(source)
+        config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+        keys, folder = read_config_keys(checkpoint, accept_unknown), checkpoint.folder
+        weights = open_weights(checkpoint, config)
+        digest = checkpoint.sha256()
     limited = limit_context(
         config, _max_tokens(config, folder) if max_context is None else max_context
     )
@@ -128,6 +144,7 @@ def open_exportable(
         tokenizer=_tokenizer(sides, companions.get(TOKENIZER)),
         takes=_takes(sides, folder),
         gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder),
+        keys=keys,
     )
 
 
@@ -138,6 +155,14 @@ def _max_tokens(config: ModelConfig, folder: Path | None) -> int | None:
             return min(max_tokens(folder) or most, most)
         case _:
             return None
+
+
+def _refuse_keys_of_module(accept_unknown: tuple[str, ...]) -> None:
+    if accept_unknown:
+        raise OptionError(
+            f"accept_unknown: expected a checkpoint with {', '.join(accept_unknown)} in its "
+            "config.json, got a live module. Leave it out."
+        )
 
 
 def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None:

@@ -8,13 +8,14 @@ Source: Reimers and Gurevych 2019; sentence-transformers 6.2, `load_config` of e
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.safetensors import SafetensorsFolder, read_json, read_json_value
+from ortolan.modeling.checkpoint.json_file import read_json, read_json_value
 from ortolan.modeling.config import Activation, EmbeddingHead, Pooling, Projection
 from ortolan.modeling.errors import CheckpointError, ConfigError
 from ortolan.modeling.families.reader import ConfigReader
@@ -115,7 +116,7 @@ def sentence_files(folder: Path) -> list[Path]:
     """The files that say which vector is the embedding of a text, those that there are."""
     if not (folder / MODULES).is_file():
         return []
-    names = (MODULE_CONFIG, DENSE_WEIGHTS)
+    names = (MODULE_CONFIG, DENSE_WEIGHTS, "pytorch_model.bin")
     return [
         folder / MODULES,
         *sorted(file for name in names for file in folder.glob(f"[0-9]*_*/{name}")),
@@ -161,20 +162,19 @@ def read_prompts(folder: Path) -> Prompts:
     return Prompts(texts=texts, default=default)
 
 
-class SentenceTensors:
-    """The tensors of a checkpoint, and those of its dense modules as `projections.0.weight`.
+def dense_folders(folder: Path) -> list[Path]:
+    """The folders that have the weights of the projections, in their order."""
+    return [folder / module.path for module in _modules(folder) if module.kind == "Dense"]
 
-    Raises:
-        CheckpointError: the files of a dense module cannot be read.
-    """
 
-    def __init__(self, whole: TensorSource, folder: Path) -> None:
+class WithProjections:
+    """The tensors of a checkpoint, and those of its dense modules as `projections.0.weight`."""
+
+    def __init__(self, whole: TensorSource, dense: Sequence[TensorSource]) -> None:
         self._places: dict[str, tuple[TensorSource, str]] = {
             name: (whole, name) for name in whole.shapes()
         }
-        dense = [module.path for module in _modules(folder) if module.kind == "Dense"]
-        for number, path in enumerate(dense):
-            source = SafetensorsFolder(folder / path)
+        for number, source in enumerate(dense):
             self._places |= {
                 f"projections.{number}.{name.removeprefix('linear.')}": (source, name)
                 for name in source.shapes()
@@ -182,7 +182,8 @@ class SentenceTensors:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor."""
-        return {ours: source.shapes()[name] for ours, (source, name) in self._places.items()}
+        shapes = {id(source): source.shapes() for source, _ in self._places.values()}
+        return {ours: shapes[id(source)][name] for ours, (source, name) in self._places.items()}
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
         """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype."""
