@@ -15,8 +15,8 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.sides import Sides, sides_of
 from ortolan.export.source.special_tokens import GENERATION_CONFIG, special_tokens
+from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
 from ortolan.modeling.checkpoint.folder import (
-    checkpoint_sha256,
     limit_context,
     open_weights,
     read_config,
@@ -85,16 +85,17 @@ class Exportable:
 
 
 def open_exportable(
-    source: str | Path | TransformerModel,
+    source: Source | TransformerModel,
     *,
     tokenizer: str | Path | None,
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
-    """Open a checkpoint folder of any kind, or a module.
+    """Open a checkpoint of any kind, or a module.
 
     Args:
-        source: the folder, or a `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`.
+        source: the checkpoint, see `open_checkpoint`, or a `DecoderModel`, `EncoderModel` or
+            `EncoderDecoderModel`.
         tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
         max_context: tokens that have to fit, of a source and of a target alike; the model's own
             by default.
@@ -115,10 +116,11 @@ def open_exportable(
         digest, keys = _module_sha256(source), NO_KEYS
         _refuse_keys_of_module(accept_unknown)
     else:
-        config = read_config(source, ModelConfig, accept_unknown=accept_unknown)
-        keys, folder = read_config_keys(source, accept_unknown), Path(source)
-        weights = open_weights(folder, config)
-        digest = checkpoint_sha256(folder)
+        checkpoint = open_checkpoint(source)
+        config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+        keys, folder = read_config_keys(checkpoint, accept_unknown), checkpoint.folder
+        weights = open_weights(checkpoint, config)
+        digest = checkpoint.sha256()
     limited = limit_context(config, max_context)
     sides = sides_of(limited)
     companions = _companions(sides, folder, tokenizer)

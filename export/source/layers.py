@@ -243,7 +243,7 @@ class _Layer(nn.Module):
         states: LayerCache | None = None
         if source_BTE is not None:
             states = cast(CrossAttention, block.cross_attention).states(source_BTE)
-        out: Tensor = block(x_BSE, self.stack.rotary, relative, source=states)
+        out: Tensor = block(x_BSE, self.stack.rotary(self.index), relative, source=states)
         return out
 
 

@@ -1,9 +1,8 @@
-"""Checkpoint folders in the format of Hugging Face: safetensors and a config.json."""
+"""Models read from checkpoints, and written as folders in the format of Hugging Face."""
 
 import json
 from collections.abc import Collection
 from dataclasses import fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar, cast, overload
 
@@ -11,11 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
 from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
-from ortolan.modeling.checkpoint.safetensors import SafetensorsFolder, read_json
 from ortolan.modeling.checkpoint.sentence_head import (
     read_sentence_head,
-    sentence_files,
     write_sentence_head,
 )
 from ortolan.modeling.config import (
@@ -31,8 +29,8 @@ from ortolan.modeling.config import (
     RotaryPositions,
     StackConfig,
 )
-from ortolan.modeling.errors import CheckpointError, ConfigError
-from ortolan.modeling.families import family_of, weights_of
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import family_of, published_config, weights_of
 from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
@@ -51,8 +49,6 @@ S = TypeVar("S", bound=StackConfig)
 
 M = TypeVar("M", bound=TransformerModel)
 
-MAX_CONFIG_BYTES = 1 << 20
-
 KINDS: dict[type[ModelConfig], str] = {
     DecoderConfig: "a decoder",
     EncoderConfig: "an encoder",
@@ -70,21 +66,21 @@ CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
 
 
 @overload
-def read_config(path: str | Path, *, accept_unknown: Collection[str] = ...) -> DecoderConfig: ...
+def read_config(source: Source, *, accept_unknown: Collection[str] = ...) -> DecoderConfig: ...
 @overload
-def read_config(path: str | Path, kind: type[C], *, accept_unknown: Collection[str] = ...) -> C: ...
+def read_config(source: Source, kind: type[C], *, accept_unknown: Collection[str] = ...) -> C: ...
 
 
 def read_config(
-    path: str | Path,
+    source: Source,
     kind: type[ModelConfig] = DecoderConfig,
     *,
     accept_unknown: Collection[str] = (),
 ) -> ModelConfig:
-    """The config of a checkpoint folder.
+    """The config of a checkpoint.
 
     Args:
-        path: the folder.
+        source: the checkpoint, see `open_checkpoint`.
         kind: of the config; `ModelConfig` for whatever the checkpoint holds.
         accept_unknown: keys of config.json to ignore although nothing is known of them.
 
@@ -93,29 +89,16 @@ def read_config(
         ConfigError: a family that Ortolan does not have, a config it does not understand, or
             a model of another kind.
     """
-    folder = Path(path)
-    config = config_from_hf(_values(folder), kind, accept_unknown=accept_unknown)
+    checkpoint = open_checkpoint(source)
+    config = config_from_hf(checkpoint.values, kind, accept_unknown=accept_unknown)
     if isinstance(config, EncoderConfig) and config.head is None:
-        return replace(config, head=read_sentence_head(folder))
+        return replace(config, head=read_sentence_head(checkpoint.folder))
     return config
 
 
-def read_config_keys(path: str | Path, accept_unknown: Collection[str] = ()) -> ConfigKeys:
-    """What became of the keys of a checkpoint folder's config.json; see `read_config`."""
-    return _read(_values(Path(path)), accept_unknown)[1]
-
-
-def _values(folder: Path) -> dict[str, object]:
-    """The contents of config.json."""
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: expected a checkpoint folder, got none. Check the path.")
-    file = folder / "config.json"
-    if not file.is_file():
-        raise CheckpointError(
-            f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file. "
-            "Check the path."
-        )
-    return read_json(file, MAX_CONFIG_BYTES)
+def read_config_keys(source: Source, accept_unknown: Collection[str] = ()) -> ConfigKeys:
+    """What became of the keys of a checkpoint's config; see `read_config`."""
+    return _read(open_checkpoint(source).values, accept_unknown)[1]
 
 
 @overload
@@ -160,8 +143,8 @@ def _read(
     return config, reader.finish(accept_unknown)
 
 
-def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
-    """The weights of a checkpoint folder by our names, read on demand.
+def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
+    """The weights of a checkpoint by our names, read on demand.
 
     Raises:
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
@@ -169,7 +152,7 @@ def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
     """
     module = empty_model(config)
     return map_weights(
-        SafetensorsFolder(Path(path)),
+        open_checkpoint(source).tensors,
         weights_of(config),
         {name: tuple(p.shape) for name, p in module.named_parameters()},
         packed_rows(module),
@@ -185,29 +168,30 @@ def empty_model(config: ModelConfig) -> TransformerModel:
 
 
 @overload
-def load(path: str | Path, *, max_context: int | None = None) -> DecoderModel: ...
+def load(source: Source, *, max_context: int | None = None) -> DecoderModel: ...
 @overload
-def load(path: str | Path, kind: type[M], *, max_context: int | None = None) -> M: ...
+def load(source: Source, kind: type[M], *, max_context: int | None = None) -> M: ...
 
 
 def load(
-    path: str | Path, kind: type[TransformerModel] = DecoderModel, *, max_context: int | None = None
+    source: Source, kind: type[TransformerModel] = DecoderModel, *, max_context: int | None = None
 ) -> TransformerModel:
-    """Load a checkpoint folder as a float32 module in evaluation mode.
+    """Load a checkpoint as a float32 module in evaluation mode.
 
     Args:
-        path: a folder with config.json and one or many safetensors (bf16, fp16 or fp32).
+        source: the checkpoint, see `open_checkpoint`.
         kind: `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`; `TransformerModel` for any.
         max_context: tokens that shall fit; the config's own by default.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint that can be read.
+        CheckpointError: this is not a checkpoint that can be read.
         ConfigError: the config asks for something that Ortolan does not have, or is of a model
             of another kind.
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
     """
-    config = read_config(path, CONFIGS[kind])
-    weights = open_weights(path, config)
+    checkpoint = open_checkpoint(source)
+    config = read_config(checkpoint, CONFIGS[kind])
+    weights = open_weights(checkpoint, config)
     module = empty_model(limit_context(config, max_context))
     # A shorter context needs only the first rows of a learned table.
     state = {
@@ -272,8 +256,7 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
         WeightError: a weight has no place in the family's format.
         ConfigError: the config cannot be written in the family's format.
     """
-    family = family_of(module.config.model_type)
-    values = family.hf_config(module.config)
+    values = published_config(module.config)
     _check_reads_back(values, module.config)
     table, packed = weights_of(module.config), packed_rows(module)
     tensors: dict[str, Tensor] = {}
@@ -308,16 +291,3 @@ def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
             f"{config.model_type}: expected a model that its format can describe, got one whose "
             f"{', '.join(changed)} would be read back differently. Save it as another family."
         )
-
-
-def checkpoint_sha256(path: str | Path) -> str:
-    """A hash over the names and contents of every file that a model's output depends on."""
-    folder = Path(path)
-    digest = sha256()
-    weights = SafetensorsFolder(folder).files()
-    for file in [folder / "config.json", *weights, *sentence_files(folder)]:
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

@@ -15,7 +15,7 @@ from ortolan.modeling.config import (
     RotaryPositions,
 )
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import family_of, weights_of
+from ortolan.modeling.families import family_of, published_config, weights_of
 from ortolan.modeling.families.activations import NAMES, read_activation, write_activation
 from ortolan.modeling.weights import targets
 
@@ -185,7 +185,7 @@ def test_a_config_reads_the_same_after_transformers_rewrote_it(name: str) -> Non
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_reads_the_same_after_we_wrote_it(name: str) -> None:
     config = config_from_hf(PUBLISHED[name][0])
-    assert config_from_hf(family_of(config.model_type).hf_config(config)) == config
+    assert config_from_hf(published_config(config)) == config
 
 
 def test_what_a_llama_config_says() -> None:
