@@ -143,7 +143,8 @@ def main() -> int:
         DOCUMENT.write_text(markdown(decode(DATA_FILE.read_bytes())))
         return 0
     torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
+    logging: Any = transformers.utils.logging
+    logging.disable_progress_bar()
     unsupported = 0
     for model_type in given.only or FAMILY_CONFIGS:
         for way in given.way or SOURCES:

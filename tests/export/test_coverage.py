@@ -18,16 +18,14 @@ from ortolan.modeling.families import FAMILIES
 
 
 def row(**values: Any) -> Row:
-    return Row(
-        **{
-            "model_type": "llama",
-            "way": "family",
-            "kind": "decoder",
-            "error": 1e-6,
-            "tokens_equal": True,
-        }
-        | values
-    )
+    given: dict[str, Any] = {
+        "model_type": "llama",
+        "way": "family",
+        "kind": "decoder",
+        "error": 1e-6,
+        "tokens_equal": True,
+    }
+    return Row(**given | values)
 
 
 def test_every_family_has_a_tiny_config_and_a_row_within_the_bound() -> None:
