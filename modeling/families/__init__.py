@@ -57,17 +57,30 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
-    "bart": bart,
-    "bert": bert,
+    "bart": bart.BART,
+    "blenderbot": bart.BLENDERBOT,
+    "bert": bert.BERT,
+    "camembert": roberta.CAMEMBERT,
+    "data2vec-text": roberta.DATA2VEC_TEXT,
     "distilbert": distilbert,
+    "ernie": bert.ERNIE,
     "gpt2": gpt2,
     "llama": llama,
+    "m2m_100": bart.M2M_100,
     "marian": marian,
+    "mbart": bart.MBART,
+    "megatron-bert": bert.MEGATRON_BERT,
+    "mvp": bart.MVP,
+    "pegasus": bart.PEGASUS,
+    "plbart": bart.PLBART,
     "mistral": mistral,
     "qwen2": qwen2,
-    "roberta": roberta,
+    "roberta": roberta.ROBERTA,
+    "roberta-prelayernorm": roberta.ROBERTA_PRELAYERNORM,
     "t5": t5,
     "vit": vit,
+    "xlm-roberta": roberta.XLM_ROBERTA,
+    "xlm-roberta-xl": roberta.XLM_ROBERTA_XL,
 }
 
 

@@ -80,10 +80,32 @@ T5: dict[str, Any] = {
 _ALL: tuple[dict[str, Any], ...] = (
     BERT,
     BERT | {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "type_vocab_size": 1},
+    BERT | {"model_type": "camembert", "architectures": ["CamembertForMaskedLM"]},
+    BERT | {"model_type": "data2vec-text", "architectures": ["Data2VecTextForMaskedLM"]},
+    BERT | {"model_type": "ernie", "architectures": ["ErnieForMaskedLM"]},
+    BERT | {"model_type": "megatron-bert", "architectures": ["MegatronBertForMaskedLM"]},
+    BERT
+    | {
+        "model_type": "roberta-prelayernorm",
+        "architectures": ["RobertaPreLayerNormForMaskedLM"],
+    },
+    BERT | {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForMaskedLM"]},
+    BERT | {"model_type": "xlm-roberta-xl", "architectures": ["XLMRobertaXLForMaskedLM"]},
     DISTILBERT,
     VIT,
     MARIAN,
-    MARIAN | {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]},
+    *(
+        MARIAN | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
+        for name, classes in {
+            "bart": "Bart",
+            "blenderbot": "Blenderbot",
+            "m2m_100": "M2M100",
+            "mbart": "MBart",
+            "mvp": "Mvp",
+            "pegasus": "Pegasus",
+            "plbart": "PLBart",
+        }.items()
+    ),
     T5,
 )
 
