@@ -14,6 +14,7 @@ from ortolan.modeling.config.head import (
     NormConfig,
     Pooling,
 )
+from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
     DecoderConfig,
     EncoderConfig,
@@ -60,6 +61,7 @@ __all__ = [
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
+    "MixtureConfig",
     "ModelConfig",
     "NoPositions",
     "NormConfig",
