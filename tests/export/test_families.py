@@ -28,8 +28,8 @@ from transformers import PreTrainedModel
 
 import ortolan
 from ortolan.export import pipeline
-from ortolan.export.kinds import trace_graph
 from ortolan.export.options import ExportOptions
+from ortolan.export.source.family import trace_graph
 from ortolan.runtime import Bundle
 
 SHALLOW = {

@@ -15,12 +15,12 @@ from torch import Tensor
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
-from ortolan.export.kinds import trace_graph
 from ortolan.export.options import ExportOptions
 from ortolan.export.passes import tidy
 from ortolan.export.precision import Int4
 from ortolan.export.proof.certificate import thresholds
 from ortolan.export.proof.replay import replay
+from ortolan.export.source.family import trace_graph
 from ortolan.export.weights import blob as weights
 from ortolan.export.weights import store
 from ortolan.modeling.weights import Weights
