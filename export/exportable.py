@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from ortolan.modeling.families.reader import ConfigKeys
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import KINDS, ModelKind
 from ortolan.runtime.bundle.manifest import (
@@ -35,6 +36,10 @@ ids `(S,)` of a decoder, None where the model takes no such thing.
 
 Logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding `(E,)`.
 """
+
+
+NO_KEYS = ConfigKeys(read=(), ignored=(), accepted=())
+"""Of a model without a config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,7 @@ class Exportable:
         tokenizer: reads texts; None where the model takes only ids, or images.
         takes: what the encoder takes; None for a decoder by itself.
         gives: what an encoder by itself gives; None for the other kinds.
+        keys: what became of the keys of its config.json; none of a live module.
     """
 
     kind: str
@@ -83,6 +89,7 @@ class Exportable:
     tokenizer: Tokenizer | None
     takes: TextSource | ImageSource | None
     gives: Output | None
+    keys: ConfigKeys = NO_KEYS
 
     @property
     def output(self) -> str:

@@ -44,6 +44,8 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
             source_sha256=model.sha256,
             model_type=model.model_type,
             versions={"ortolan": __version__, **{name: version(name) for name in packages}},
+            accepted_keys=model.keys.accepted,
+            ignored_keys=model.keys.ignored,
         ),
         prefill_precision=settings.options.prefill_precision,
         quantized=stored.quantized,

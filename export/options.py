@@ -22,6 +22,8 @@ class ExportOptions:
         max_kl: fail where the mean divergence from PyTorch is larger; None for the bound of the
             precision.
         tokenizer: a tokenizer.json; None for the checkpoint's own.
+        accept_unknown: keys of config.json to ignore although nothing is known of them. What they
+            change is not seen by the certificate, whose reference ignores them as well.
     """
 
     graphs: Graphs = "unified"
@@ -31,6 +33,7 @@ class ExportOptions:
     allow_cpu_nodes: bool = False
     max_kl: float | None = None
     tokenizer: str | Path | None = None
+    accept_unknown: tuple[str, ...] = ()
 
 
 DEFAULTS = ExportOptions()

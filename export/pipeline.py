@@ -70,7 +70,12 @@ def export(
     Raises:
         OrtolanError: see `export.errors`, and for the source `modeling.errors`.
     """
-    model = open_exportable(source, tokenizer=options.tokenizer, max_context=max_context)
+    model = open_exportable(
+        source,
+        tokenizer=options.tokenizer,
+        max_context=max_context,
+        accept_unknown=options.accept_unknown,
+    )
     file = own_calibration(model) if calibration is None else Path(calibration)
     settings = resolve(
         model.kind,

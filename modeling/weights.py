@@ -1,8 +1,9 @@
-"""The weights of a model by our names, wherever they come from.
+"""The weights of a model by our names, wherever they come from, and the tables that map names.
 
-A family's table maps the names of a published checkpoint to ours; several published tensors
-may fill the rows of one of ours, in the order of the table. `Weights` hides this, and reads any
-rows of any weight without holding another.
+A family's table maps the names of a published checkpoint to ours. Several published tensors may
+fill the rows of one of ours, in the order of the table; one may hold rows of several of ours, or
+rows in another order. `Weights` hides this, and reads any rows of any weight without holding
+another.
 """
 
 import math
@@ -19,51 +20,70 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 HEAD, EMBEDDING = "head.weight", "embedding.weight"
 
-ROWS_AT_ONCE = 4096
-
-
 READ_ELEMENTS = 1 << 21
 """Elements of a weight that are in flight while it is read."""
 
+GAP = 16
+"""Rows of no use between others that are read with them, which is faster than a read for each."""
+
+
+class Rows(NamedTuple):
+    """Which rows of a published tensor are ours, and in what order.
+
+    Its rows are seen as `(groups, members, width)`, where -1 stands for as many as there are;
+    ours are those of all groups for the first of `parts`, then for the next.
+
+    Attributes:
+        groups: such as heads.
+        members: of each group, such as a query, a key and a value.
+        width: rows of each member, such as the channels of a head.
+        parts: ranges of members.
+    """
+
+    groups: int
+    members: int
+    width: int
+    parts: tuple[tuple[int, int], ...]
+
+    def published(self, count: int) -> int:
+        """Rows of the published tensor, where `count` of them are ours."""
+        return count * self.members // sum(stop - start for start, stop in self.parts)
+
+    def order(self, count: int) -> Tensor:
+        """The published row of each of our `count` rows, int64 `(count,)`."""
+        all_GMW = torch.arange(self.published(count)).view(self.groups, self.members, self.width)
+        return torch.cat([all_GMW[:, start:stop].flatten() for start, stop in self.parts])
+
 
 class Target(NamedTuple):
-    """Where a published tensor goes.
+    """Where a published tensor goes, and what our values are to its.
 
     Attributes:
         name: our parameter, with `{}` for the layer.
         transposed: the checkpoint stores `(in, out)`, as GPT-2 does.
         leading: the checkpoint stores it with one more axis, of length 1, in front.
         spare: of a head; a checkpoint may hold it though this model has another head, or none.
+        rows: which of its rows are ours; None for all, as they are.
+        offset: added to the published values, which are then read as float32.
+        scaled_by: name of another published tensor, `(rows,)`, that multiplies each row.
+        absent: the checkpoint has no such vector; it is zeros.
     """
 
     name: str
     transposed: bool = False
     leading: bool = False
     spare: bool = False
+    rows: Rows | None = None
+    offset: float = 0.0
+    scaled_by: str | None = None
+    absent: bool = False
 
 
-Table = Mapping[str, Target | None]
-"""From a published name (`{}` for the layer) to ours; None for dropped on purpose."""
+Table = Mapping[str, Target | tuple[Target, ...] | str | None]
+"""From a published name (`{}` for the layer) to ours; None for dropped on purpose.
 
-OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
-"""Names of the parameters of norms in checkpoints of the first BERTs, and in tables."""
-
-
-class Piece(NamedTuple):
-    """A published tensor that fills some rows of one of our weights; see `Target`."""
-
-    name: str
-    rows: int
-    transposed: bool
-    leading: bool
-
-    def published(self, rows: Tensor) -> Tensor:
-        """Our rows as the checkpoint stores them."""
-        return rows.T if self.transposed else rows[None] if self.leading else rows
-
-    def ours(self, stored: Tensor) -> Tensor:
-        """Our rows, from those that the checkpoint stores."""
-        return stored.T if self.transposed else stored[0] if self.leading else stored
+A name that ends in `*` stands for all that begin so: dropped, or read under another prefix.
+"""
 
 
 class TensorSource(Protocol):
@@ -76,6 +96,86 @@ class TensorSource(Protocol):
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
         """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype."""
         ...
+
+
+class Piece(NamedTuple):
+    """What a published tensor gives to some rows of one of our weights.
+
+    Attributes:
+        name: of the published tensor.
+        rows: of ours that it fills.
+        target: how.
+        scale: name of the published tensor that multiplies them.
+    """
+
+    name: str
+    rows: int
+    target: Target
+    scale: str | None = None
+
+    def published_shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that the checkpoint stores, for a weight of shape `ours`."""
+        layout = self.target.rows
+        shape = (self.rows if layout is None else layout.published(self.rows), *ours[1:])
+        return shape[::-1] if self.target.transposed else (1,) * self.target.leading + shape
+
+    def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Our rows `[start:stop]` of this piece, in their stored dtype if they are stored so."""
+        if self.target.absent:
+            return torch.zeros(stop - start)
+        rows = self._stored(source, start, stop)
+        if self.target.offset:
+            rows = rows.float() + self.target.offset
+        if self.scale is not None:
+            factors = source.read(self.scale, start, stop).float()
+            rows = rows.float() * factors.view(-1, *[1] * (rows.dim() - 1))
+        return rows
+
+    def write(self, rows: Tensor, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+        """Put our rows where the checkpoint stores them; the inverse of `read`.
+
+        Raises:
+            WeightError: the format has no place for them.
+        """
+        if self.target.absent:
+            if rows.count_nonzero():
+                raise WeightError(
+                    f"{self.target.name}: expected zeros, which the family's format leaves out, "
+                    "got others. This model cannot be stored in this format."
+                )
+            return
+        if self.scale is not None:
+            tensors[self.scale] = torch.ones(self.rows, dtype=dtype)
+        values = (rows.float() - self.target.offset if self.target.offset else rows).to(dtype)
+        layout = self.target.rows
+        if layout is None:
+            tensors[self.name] = self._turned(values).contiguous()
+            return
+        if self.name not in tensors:
+            tensors[self.name] = torch.empty(self.published_shape(tuple(rows.shape)), dtype=dtype)
+        self._ours(tensors[self.name])[layout.order(self.rows)] = values
+
+    def _stored(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        axis = int(self.target.transposed or self.target.leading)
+        layout = self.target.rows
+        if layout is None:
+            return self._ours(source.read(self.name, start, stop, axis=axis))
+        wanted = layout.order(self.rows)[start:stop]
+        step = wanted.diff()
+        cuts = ((step < 1) | (step > GAP)).nonzero().flatten() + 1
+        spans = []
+        for span in torch.tensor_split(wanted, cuts):
+            first, last = int(span[0]), int(span[-1]) + 1
+            spans.append(self._ours(source.read(self.name, first, last, axis=axis))[span - first])
+        return torch.cat(spans)
+
+    def _ours(self, stored: Tensor) -> Tensor:
+        """A view of what the checkpoint stores, with its rows first."""
+        return stored.T if self.target.transposed else stored[0] if self.target.leading else stored
+
+    def _turned(self, rows: Tensor) -> Tensor:
+        """Rows as the checkpoint stores them."""
+        return rows.T if self.target.transposed else rows[None] if self.target.leading else rows
 
 
 class Weights(Protocol):
@@ -105,32 +205,6 @@ class ModuleWeights:
         return self._tensors[name][start:stop]
 
 
-class MappedWeights:
-    """The weights of a checkpoint, through its family's table."""
-
-    def __init__(
-        self, source: TensorSource, pieces: Mapping[str, tuple[Piece, ...]], shapes: Shapes
-    ) -> None:
-        self._source = source
-        self._pieces = pieces
-        self._shapes = shapes
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a weight."""
-        return self._shapes[name]
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight, read now and kept nowhere, in their stored dtype."""
-        slices, offset = [], 0
-        for piece in self._pieces[name]:
-            first, last = max(start - offset, 0), min(stop - offset, piece.rows)
-            if first < last:
-                axis = int(piece.transposed or piece.leading)
-                slices.append(piece.ours(self._source.read(piece.name, first, last, axis=axis)))
-            offset += piece.rows
-        return slices[0] if len(slices) == 1 else torch.cat(slices)
-
-
 def read_weight(weights: Weights, name: str) -> Tensor:
     """A whole weight in float32, converted a few rows at a time: it is in memory once."""
     shape = weights.shape(name)
@@ -140,65 +214,6 @@ def read_weight(weights: Weights, name: str) -> Tensor:
         stop = min(start + step, shape[0])
         whole[start:stop] = weights.rows(name, start, stop)
     return whole
-
-
-def map_weights(
-    source: TensorSource,
-    table: Table,
-    expected: Shapes,
-    parts: Mapping[str, tuple[int, ...]],
-    *,
-    base_model_prefix: str,
-    tied: Mapping[str, str],
-) -> MappedWeights:
-    """Check a checkpoint against a model and give access to its weights by our names.
-
-    Args:
-        source: the published tensors.
-        table: the family's table.
-        expected: the shape of every parameter of the model, by our names.
-        parts: rows of each projection in the parameters that hold several.
-        base_model_prefix: of names, which a checkpoint without the head leaves out.
-        tied: our names of weights that share another's values, which a checkpoint may repeat.
-
-    Raises:
-        WeightError: names every weight that is missing, unexpected or of the wrong shape.
-    """
-    published = source.shapes()
-    unclaimed = _table_names(published, table, base_model_prefix)
-    mapped: dict[str, tuple[Piece, ...]] = {}
-    problems = []
-    for ours, shape in expected.items():
-        found = []
-        for piece in published_pieces(table, ours, parts.get(ours, shape[:1])):
-            name = unclaimed.pop(piece.name, None)
-            if name is None:
-                problems.append(f"missing {piece.name}")
-                continue
-            problems += _misshapen(name, published[name], _published_shape(piece, shape))
-            found.append(piece._replace(name=name))
-        mapped[ours] = tuple(found)
-    # Where the head is the embedding, a checkpoint may hold a copy of it.
-    copies = {
-        name: tied[target.name]
-        for place, name in unclaimed.items()
-        if (target := _target(table, place)) is not None and target.name in tied
-    }
-    for name, original in copies.items():
-        problems += _misshapen(name, published[name], expected[original])
-    for place, name in unclaimed.items():
-        if name not in copies and not _is_dropped(table, place):
-            problems.append(f"unexpected {name}")
-    if problems:
-        raise WeightError(
-            f"weights: expected those that config.json describes, got {len(problems)} "
-            f"differences: {'; '.join(sorted(problems))}. "
-            "The checkpoint and its config do not belong together."
-        )
-    weights = MappedWeights(source, mapped, expected)
-    for name, original in copies.items():
-        _check_tied(source, name, weights, original)
-    return weights
 
 
 def published_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[Piece, ...]:
@@ -212,11 +227,12 @@ def published_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[P
     Raises:
         WeightError: the family's format has no place for this weight.
     """
-    template, layer = _template(ours)
+    template, layer = name_template(ours)
     found = [
-        (name.format(layer), target)
-        for name, target in table.items()
-        if target is not None and target.name == template
+        (name, target)
+        for name in table
+        for target in targets(table, name)
+        if target.name == template
     ]
     if not found:
         raise WeightError(
@@ -225,72 +241,31 @@ def published_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[P
         )
     rows = parts if len(found) > 1 else (sum(parts),)
     return tuple(
-        Piece(name, count, target.transposed, target.leading)
+        Piece(
+            name.format(layer),
+            count,
+            target,
+            None if target.scaled_by is None else target.scaled_by.format(layer),
+        )
         for (name, target), count in zip(found, rows, strict=True)
     )
 
 
-def _published_shape(piece: Piece, ours: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in which a checkpoint stores a piece of a weight of shape `ours`."""
-    shape = (piece.rows, *ours[1:])
-    return shape[::-1] if piece.transposed else (1, *shape) if piece.leading else shape
+def targets(table: Table, entry: str) -> tuple[Target, ...]:
+    """What an entry of a table gives rows to."""
+    match table.get(entry):
+        case Target() as target:
+            return (target,)
+        case None | str():
+            return ()
+        case several:
+            return several
 
 
-def _entry(table: Table, name: str) -> str | None:
-    """The name under which a table has a tensor: its own, or with `{}` for the layer."""
-    return next((key for key in (name, _template(name)[0]) if key in table), None)
-
-
-def _target(table: Table, name: str) -> Target | None:
-    return table.get(_entry(table, name) or name)
-
-
-def _is_dropped(table: Table, name: str) -> bool:
-    entry = _entry(table, name)
-    if entry is None:
-        return False
-    target = table[entry]
-    return target is None or target.spare
-
-
-def _misshapen(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> list[str]:
-    return [] if got == want else [f"{name}: expected shape {want}, got {got}"]
-
-
-def _template(name: str) -> tuple[str, str]:
+def name_template(name: str) -> tuple[str, str]:
     """A name with its layer number replaced by `{}`, and that number (or nothing)."""
     found = re.search(r"\.(\d+)\.", f".{name}")
     if found is None:
         return name, ""
     start, end = (position - 1 for position in found.span(1))
     return f"{name[:start]}{{}}{name[end:]}", found.group(1)
-
-
-def _table_names(published: Shapes, table: Table, prefix: str) -> dict[str, str]:
-    """The table's name of each published tensor; without a head, the prefix is left out."""
-    bare = not any(name.startswith(f"{prefix}.") for name in published)
-    names = {}
-    for name in published:
-        place = _modern(name) if _entry(table, name) is None else name
-        names[f"{prefix}.{place}" if bare and _entry(table, place) is None else place] = name
-    return names
-
-
-def _modern(name: str) -> str:
-    """A name whose end is not one of `OLD_NAMES`."""
-    for old, new in OLD_NAMES.items():
-        name = name.removesuffix(old) + new if name.endswith(old) else name
-    return name
-
-
-def _check_tied(source: TensorSource, head: str, weights: Weights, original: str) -> None:
-    """Raise WeightError unless a tied weight is a copy of the other (the embedding)."""
-    rows = weights.shape(original)[0]
-    for start in range(0, rows, ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, rows)
-        ours = weights.rows(original, start, stop)
-        if not torch.equal(source.read(head, start, stop).float(), ours.float()):
-            raise WeightError(
-                f"{head}: expected a copy of the embedding, got other values. "
-                "If they were trained apart, set tie_word_embeddings in config.json to false."
-            )

@@ -77,6 +77,9 @@ MAX_LABEL_LENGTH = 256
 MAX_VERSIONS = 32
 """Packages whose version the provenance lists; an export lists about six."""
 
+MAX_CONFIG_KEYS = 1024
+"""Keys of a published config that the provenance lists; the largest configs have some hundreds."""
+
 # --- graphs ---------------------------------------------------------------------------------
 
 MAX_NODES = 50_000

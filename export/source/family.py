@@ -5,7 +5,8 @@ Names of weights and tables are those of the module: of an encoder-decoder they 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
+from dataclasses import replace
+from hashlib import sha256 as new_sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ from ortolan.export.trace.encoder import trace_encoder
 from ortolan.export.trace.encoder_decoder import trace_source_encoder, trace_target_decoder
 from ortolan.export.trace.sides import Sides, sides_of
 from ortolan.export.trace.states import cache_states, source_states
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.folder import (
-    checkpoint_sha256,
     empty_model,
     limit_context,
     open_weights,
     read_config,
+    read_config_keys,
 )
 from ortolan.modeling.config import (
     ClassifierHead,
@@ -71,19 +73,38 @@ TRACERS: Mapping[str, Mapping[str, Tracer]] = {
 """What traces each graph of each kind of model."""
 
 
-def open_family(
-    source: Path | TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
+def open_model(
+    model: TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
 ) -> Exportable:
-    """Open a checkpoint folder of a family, or a module.
+    """Open a `DecoderModel`, an `EncoderModel` or an `EncoderDecoderModel`; see `open_family`."""
+    return _describe(
+        model.config,
+        limit_context(model.config, max_context),
+        folder=None,
+        tokenizer=tokenizer,
+        weights=ModuleWeights(model),
+        sha256=module_sha256(model),
+    )
+
+
+def open_family(
+    checkpoint: Checkpoint,
+    *,
+    tokenizer: str | Path | None,
+    max_context: int | None,
+    accept_unknown: tuple[str, ...] = (),
+) -> Exportable:
+    """Open a checkpoint of a family.
 
     Args:
-        source: the folder, or a `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`.
-        tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
+        checkpoint: as it was published.
+        tokenizer: a tokenizer.json for it; the checkpoint's own by default.
         max_context: tokens that have to fit, of a source and of a target alike; the model's own
             by default.
+        accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
-        CheckpointError: the folder cannot be read.
+        CheckpointError: the files cannot be read.
         ConfigError: the model cannot be exported like this.
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
         OptionError: the given tokenizer does not exist, or is not needed; generation_config.json
@@ -91,16 +112,16 @@ def open_family(
             the vocabulary.
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
-    if isinstance(source, TransformerModel):
-        config, folder = source.config, None
-        weights: Weights = ModuleWeights(source)
-        digest = module_sha256(source)
-    else:
-        config, folder = read_config(source, ModelConfig), source
-        weights = open_weights(folder, config)
-        digest = checkpoint_sha256(folder)
-    limited = limit_context(config, max_context)
-    return _described(config, limited, weights, digest, folder, tokenizer)
+    config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+    model = _describe(
+        config,
+        limit_context(config, max_context),
+        folder=checkpoint.folder,
+        tokenizer=tokenizer,
+        weights=open_weights(checkpoint, config),
+        sha256=checkpoint.sha256(),
+    )
+    return replace(model, keys=read_config_keys(checkpoint, accept_unknown))
 
 
 def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:
@@ -122,13 +143,14 @@ def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dt
     return tracer(config, dtype=dtype, **fixed)
 
 
-def _described(
+def _describe(
     config: ModelConfig,
     limited: ModelConfig,
-    weights: Weights,
-    digest: str,
+    *,
     folder: Path | None,
     tokenizer: str | Path | None,
+    weights: Weights,
+    sha256: str,
 ) -> Exportable:
     """What an export needs of a model, with the context that was chosen in `limited`."""
     sides = sides_of(limited)
@@ -158,7 +180,7 @@ def _described(
         maps=map_names(sides),
         weights=weights,
         tables=computed,
-        sha256=digest,
+        sha256=sha256,
         folder=folder,
         companions=companions,
         tokens=special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
@@ -173,7 +195,7 @@ def _described(
 
 def module_sha256(module: torch.nn.Module) -> str:
     """A hash over what a live module is, and its weights."""
-    digest = sha256(repr(getattr(module, "config", module)).encode())
+    digest = new_sha256(repr(getattr(module, "config", module)).encode())
     for name, parameter in module.named_parameters():
         digest.update(name.encode())
         values = parameter.detach().cpu().contiguous()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import DecoderConfig, DecoderModel
-from ortolan.modeling.config import RelativePositions, RotaryPositions
+from ortolan.modeling.config import AttentionConfig, RelativePositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.lowering import fits_kernel
 from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS, state_names
@@ -79,10 +79,14 @@ def make_step(config: DecoderConfig, seqlens_k: Tensor, total: Tensor, cache: Pa
 
 def _measures_distances(config: DecoderConfig) -> bool:
     """Whether some layer is told its keys' distances, or is no node of its own."""
-    rotated = config.positions.dim if isinstance(config.positions, RotaryPositions) else 0
     return isinstance(config.positions, RelativePositions) or not all(
-        fits_kernel(block.attention, rotated=rotated, vectors=False) for block in config.blocks
+        _fits(config, block.attention) for block in config.blocks
     )
+
+
+def _fits(config: DecoderConfig, attention: AttentionConfig) -> bool:
+    rotary = config.rotary_of(attention)
+    return fits_kernel(attention, rotated=rotary.dim if rotary else 0, vectors=False)
 
 
 def step_example(

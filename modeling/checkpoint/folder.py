@@ -1,8 +1,8 @@
-"""Checkpoint folders in the format of Hugging Face: safetensors and a config.json."""
+"""Models read from checkpoints, and written as folders in the format of Hugging Face."""
 
 import json
+from collections.abc import Collection
 from dataclasses import fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar, cast, overload
 
@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.safetensors import SafetensorsFolder, read_json
+from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
+from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
 from ortolan.modeling.checkpoint.sentence_head import (
     read_sentence_head,
-    sentence_files,
     write_sentence_head,
 )
 from ortolan.modeling.config import (
@@ -29,9 +29,9 @@ from ortolan.modeling.config import (
     RotaryPositions,
     StackConfig,
 )
-from ortolan.modeling.errors import CheckpointError, ConfigError
-from ortolan.modeling.families import family_of, weights_of
-from ortolan.modeling.families.reader import MAX_SIZE, ConfigReader
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import family_of, published_config, weights_of
+from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.stack import Stack, TransformerModel
@@ -41,15 +41,13 @@ from ortolan.modeling.models.transformer import (
     EncoderModel,
     build,
 )
-from ortolan.modeling.weights import MappedWeights, map_weights, published_pieces
+from ortolan.modeling.weights import published_pieces
 
 C = TypeVar("C", bound=ModelConfig)
 
 S = TypeVar("S", bound=StackConfig)
 
 M = TypeVar("M", bound=TransformerModel)
-
-MAX_CONFIG_BYTES = 1 << 20
 
 KINDS: dict[type[ModelConfig], str] = {
     DecoderConfig: "a decoder",
@@ -68,58 +66,64 @@ CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
 
 
 @overload
-def read_config(path: str | Path) -> DecoderConfig: ...
+def read_config(source: Source, *, accept_unknown: Collection[str] = ...) -> DecoderConfig: ...
 @overload
-def read_config(path: str | Path, kind: type[C]) -> C: ...
+def read_config(source: Source, kind: type[C], *, accept_unknown: Collection[str] = ...) -> C: ...
 
 
-def read_config(path: str | Path, kind: type[ModelConfig] = DecoderConfig) -> ModelConfig:
-    """The config of a checkpoint folder.
+def read_config(
+    source: Source,
+    kind: type[ModelConfig] = DecoderConfig,
+    *,
+    accept_unknown: Collection[str] = (),
+) -> ModelConfig:
+    """The config of a checkpoint.
 
     Args:
-        path: the folder.
+        source: the checkpoint, see `open_checkpoint`.
         kind: of the config; `ModelConfig` for whatever the checkpoint holds.
+        accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
         CheckpointError: no folder, or no readable config.json in it.
         ConfigError: a family that Ortolan does not have, a config it does not understand, or
             a model of another kind.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: expected a checkpoint folder, got none. Check the path.")
-    file = folder / "config.json"
-    if not file.is_file():
-        raise CheckpointError(
-            f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file. "
-            "Check the path."
-        )
-    config = config_from_hf(read_json(file, MAX_CONFIG_BYTES), kind)
+    checkpoint = open_checkpoint(source)
+    config = config_from_hf(checkpoint.values, kind, accept_unknown=accept_unknown)
     if isinstance(config, EncoderConfig) and config.head is None:
-        return replace(config, head=read_sentence_head(folder))
+        return replace(config, head=read_sentence_head(checkpoint.folder))
     return config
 
 
+def read_config_keys(source: Source, accept_unknown: Collection[str] = ()) -> ConfigKeys:
+    """What became of the keys of a checkpoint's config; see `read_config`."""
+    return _read(open_checkpoint(source).values, accept_unknown)[1]
+
+
 @overload
-def config_from_hf(values: dict[str, object]) -> DecoderConfig: ...
+def config_from_hf(
+    values: dict[str, object], *, accept_unknown: Collection[str] = ...
+) -> DecoderConfig: ...
 @overload
-def config_from_hf(values: dict[str, object], kind: type[C]) -> C: ...
+def config_from_hf(
+    values: dict[str, object], kind: type[C], *, accept_unknown: Collection[str] = ...
+) -> C: ...
 
 
 def config_from_hf(
-    values: dict[str, object], kind: type[ModelConfig] = DecoderConfig
+    values: dict[str, object],
+    kind: type[ModelConfig] = DecoderConfig,
+    *,
+    accept_unknown: Collection[str] = (),
 ) -> ModelConfig:
-    """A config of ours from the values of a Hugging Face config.
+    """A config of ours from the values of a Hugging Face config; see `read_config`.
 
     Raises:
         ConfigError: a family that Ortolan does not have, a value it does not understand, or a
             model of another kind.
     """
-    reader = ConfigReader(values)
-    family = family_of(reader.get("model_type", str))
-    config: ModelConfig = family.config(reader)
-    reader.refuse("add_cross_attention")
-    reader.finish()
+    config, _ = _read(values, accept_unknown)
     if not isinstance(config, kind):
         raise ConfigError(
             f"{config.model_type}: expected {KINDS[kind]}, got {KINDS[type(config)]}. "
@@ -128,8 +132,19 @@ def config_from_hf(
     return config
 
 
-def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
-    """The weights of a checkpoint folder by our names, read on demand.
+def _read(
+    values: dict[str, object], accept_unknown: Collection[str]
+) -> tuple[ModelConfig, ConfigKeys]:
+    """A config of ours of any kind, and what became of the keys."""
+    reader = ConfigReader(values)
+    family = family_of(reader.get("model_type", str))
+    config: ModelConfig = family.config(reader)
+    reader.refuse("add_cross_attention")
+    return config, reader.finish(accept_unknown)
+
+
+def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
+    """The weights of a checkpoint by our names, read on demand.
 
     Raises:
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
@@ -137,7 +152,7 @@ def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
     """
     module = empty_model(config)
     return map_weights(
-        SafetensorsFolder(Path(path)),
+        open_checkpoint(source).tensors,
         weights_of(config),
         {name: tuple(p.shape) for name, p in module.named_parameters()},
         packed_rows(module),
@@ -153,29 +168,30 @@ def empty_model(config: ModelConfig) -> TransformerModel:
 
 
 @overload
-def load(path: str | Path, *, max_context: int | None = None) -> DecoderModel: ...
+def load(source: Source, *, max_context: int | None = None) -> DecoderModel: ...
 @overload
-def load(path: str | Path, kind: type[M], *, max_context: int | None = None) -> M: ...
+def load(source: Source, kind: type[M], *, max_context: int | None = None) -> M: ...
 
 
 def load(
-    path: str | Path, kind: type[TransformerModel] = DecoderModel, *, max_context: int | None = None
+    source: Source, kind: type[TransformerModel] = DecoderModel, *, max_context: int | None = None
 ) -> TransformerModel:
-    """Load a checkpoint folder as a float32 module in evaluation mode.
+    """Load a checkpoint as a float32 module in evaluation mode.
 
     Args:
-        path: a folder with config.json and one or many safetensors (bf16, fp16 or fp32).
+        source: the checkpoint, see `open_checkpoint`.
         kind: `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`; `TransformerModel` for any.
         max_context: tokens that shall fit; the config's own by default.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint that can be read.
+        CheckpointError: this is not a checkpoint that can be read.
         ConfigError: the config asks for something that Ortolan does not have, or is of a model
             of another kind.
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
     """
-    config = read_config(path, CONFIGS[kind])
-    weights = open_weights(path, config)
+    checkpoint = open_checkpoint(source)
+    config = read_config(checkpoint, CONFIGS[kind])
+    weights = open_weights(checkpoint, config)
     module = empty_model(limit_context(config, max_context))
     # A shorter context needs only the first rows of a learned table.
     state = {
@@ -240,16 +256,15 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
         WeightError: a weight has no place in the family's format.
         ConfigError: the config cannot be written in the family's format.
     """
-    family = family_of(module.config.model_type)
-    values = family.hf_config(module.config)
+    values = published_config(module.config)
     _check_reads_back(values, module.config)
     table, packed = weights_of(module.config), packed_rows(module)
     tensors: dict[str, Tensor] = {}
     for ours, parameter in module.named_parameters():
-        weight = parameter.detach().cpu().to(dtype or parameter.dtype)
+        weight = parameter.detach().cpu()
         pieces = published_pieces(table, ours, packed.get(ours, weight.shape[:1]))
         for piece, rows in zip(pieces, torch.split(weight, [p.rows for p in pieces]), strict=True):
-            tensors[piece.name] = piece.published(rows).contiguous()
+            piece.write(rows, tensors, dtype or parameter.dtype)
     values["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -276,16 +291,3 @@ def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
             f"{config.model_type}: expected a model that its format can describe, got one whose "
             f"{', '.join(changed)} would be read back differently. Save it as another family."
         )
-
-
-def checkpoint_sha256(path: str | Path) -> str:
-    """A hash over the names and contents of every file that a model's output depends on."""
-    folder = Path(path)
-    digest = sha256()
-    weights = SafetensorsFolder(folder).files()
-    for file in [folder / "config.json", *weights, *sentence_files(folder)]:
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

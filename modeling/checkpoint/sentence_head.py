@@ -9,7 +9,7 @@ Source: Reimers and Gurevych 2019; sentence-transformers, models/Pooling.py.
 import json
 from pathlib import Path
 
-from ortolan.modeling.checkpoint.safetensors import read_json, read_json_value
+from ortolan.modeling.checkpoint.json_file import read_json, read_json_value
 from ortolan.modeling.config import EmbeddingHead, Pooling
 from ortolan.modeling.errors import CheckpointError, ConfigError
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ortolan.modeling.config.head import Activation, NormConfig
+from ortolan.modeling.config.positions import NoPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 
 
@@ -19,6 +20,10 @@ class AttentionConfig:
         value_dim: channels of each value; None for as many as a key's.
         readout: `projection` maps the heads, side by side, by one more matrix. `sum` adds them
             up: with values as wide as the model, the map of head h is `V_h X A_h`.
+        rotary: of this layer in place of the stack's positions in the scores, such as another
+            base, or none; None for the stack's own.
+        sinks: each head has a trained score of one more key, whose value is zero: it takes
+            a part of the weights (Xiao et al. 2024).
     """
 
     num_heads: int
@@ -32,6 +37,8 @@ class AttentionConfig:
     causal: bool = True
     value_dim: int | None = None
     readout: Literal["projection", "sum"] = "projection"
+    rotary: RotaryPositions | NoPositions | None = None
+    sinks: bool = False
 
     @property
     def value_width(self) -> int:
@@ -96,12 +103,26 @@ class BlockConfig:
     Attributes:
         placement: `pre` normalises what enters a sublayer, x + f(norm(x)); `post` what leaves
             its residual sum, norm(x + f(x)); `pre_residual` takes the residual from the
-            normed stream, norm(x) + f(norm(x)).
+            normed stream, norm(x) + f(norm(x)). `parallel` feeds both sublayers the same,
+            x + attention(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J");
+            `parallel_norms` gives each a norm of its own.
         cross_attention: to a source, between the self-attention and the mlp; None without one.
     """
 
     attention: AttentionConfig
     feed_forward: FeedForwardConfig
     norm: NormConfig
-    placement: Literal["pre", "post", "pre_residual"] = "pre"
+    placement: Literal["pre", "post", "pre_residual", "parallel", "parallel_norms"] = "pre"
     cross_attention: AttentionConfig | None = None
+
+    @property
+    def parallel(self) -> bool:
+        """Whether both sublayers read what enters the layer."""
+        return self.placement in ("parallel", "parallel_norms")
+
+    def __post_init__(self) -> None:
+        if self.parallel and self.cross_attention is not None:
+            raise ConfigError(
+                "block: expected no cross-attention where attention and mlp are parallel, got "
+                "some. Choose another placement."
+            )

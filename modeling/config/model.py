@@ -6,7 +6,6 @@ from its published config to one of these; nothing else in Ortolan knows a famil
 behaviour is a new value of a field.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig
@@ -20,6 +19,7 @@ from ortolan.modeling.config.positions import (
     ConcatenatedPositions,
     Positions,
     RelativeBiasPositions,
+    RelativePositions,
     RotaryPositions,
 )
 from ortolan.modeling.errors import ConfigError
@@ -126,6 +126,17 @@ class StackConfig(ModelConfig):
             case _:
                 return self.hidden_size
 
+    def rotary_of(self, attention: AttentionConfig) -> RotaryPositions | None:
+        """What turns the queries and keys of a layer: its own, or the stack's."""
+        positions = attention.rotary or self.positions
+        return positions if isinstance(positions, RotaryPositions) else None
+
+    @property
+    def rotaries(self) -> tuple[RotaryPositions, ...]:
+        """The rotary positions of its layers, each once, in the order of their first layer."""
+        of_layers = (self.rotary_of(block.attention) for block in self.blocks)
+        return tuple(dict.fromkeys(rotary for rotary in of_layers if rotary))
+
     def __post_init__(self) -> None:
         if not self.blocks:
             raise ConfigError(
@@ -136,7 +147,7 @@ class StackConfig(ModelConfig):
                 f"positions: expected fewer channels than the {self.hidden_size} of the stream, "
                 f"got {self.hidden_size - self.embedding_width}. Correct one of them."
             )
-        _check_positions(self.positions, [block.attention for block in self.blocks])
+        _check_positions(self)
         _check_readouts(self.blocks, self.hidden_size)
 
 
@@ -239,19 +250,26 @@ class EncoderDecoderConfig(ModelConfig):
                 )
 
 
-def _check_positions(positions: Positions, attentions: Iterable[AttentionConfig]) -> None:
-    """Raise ConfigError unless every layer can take these positions."""
-    layers = list(attentions)
-    if isinstance(positions, RotaryPositions):
-        narrowest = min(attention.head_dim for attention in layers)
-        if positions.dim % 2 or not 0 < positions.dim <= narrowest:
+def _check_positions(config: StackConfig) -> None:
+    """Raise ConfigError unless every layer can take its positions."""
+    layers = [block.attention for block in config.blocks]
+    for attention in layers:
+        rotary = config.rotary_of(attention)
+        if rotary and (rotary.dim % 2 or not 0 < rotary.dim <= attention.head_dim):
             raise ConfigError(
-                f"positions: expected an even number of rotated channels up to {narrowest} "
-                f"(the head's width), got {positions.dim}. "
+                f"positions: expected an even number of rotated channels up to "
+                f"{attention.head_dim} (the head's width), got {rotary.dim}. "
                 "Check partial_rotary_factor and head_dim."
             )
+    if not isinstance(config.positions, RelativePositions):
+        return
+    if any(attention.rotary for attention in layers):
+        raise ConfigError(
+            "attention: expected no rotary positions of its own where distances change the "
+            "scores of every layer, got some. Leave them out."
+        )
     shapes = {(attention.num_heads, attention.causal) for attention in layers}
-    if isinstance(positions, RelativeBiasPositions | AlibiPositions) and len(shapes) > 1:
+    if isinstance(config.positions, RelativeBiasPositions | AlibiPositions) and len(shapes) > 1:
         raise ConfigError(
             "positions: expected as many heads in every layer, all causal or none, where the "
             "layers share a bias, got others. Choose other positions."

@@ -1,7 +1,7 @@
 """The families of published checkpoints: one small file each.
 
-A family maps a published config to a config of ours and published weight names to ours, and
-back. Adding one is a file and a row in `FAMILIES`.
+A family maps a published config to a config of ours and published weight names to ours; those
+that a model can be saved in, back too. Adding one is a file and a row in `FAMILIES`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,11 @@ C = TypeVar("C", bound=ModelConfig)
 
 
 class Family(Protocol[C]):
-    """The parts of a family's file."""
+    """The parts of a family's file.
+
+    One whose format a model can be saved in has `hf_config(config)` besides: ours as a published
+    config (see `published_config`).
+    """
 
     @property
     def WEIGHTS(self) -> Table | Callable[[C], Table]:  # noqa: N802 - a module's constant
@@ -43,10 +47,6 @@ class Family(Protocol[C]):
 
     def config(self, hf: ConfigReader, /) -> C:
         """A published config as ours."""
-        ...
-
-    def hf_config(self, config: C, /) -> dict[str, object]:
-        """Ours as a published config."""
         ...
 
 
@@ -73,6 +73,25 @@ def weights_of(config: ModelConfig) -> Table:
     """
     weights = family_of(config.model_type).WEIGHTS
     return weights(config) if callable(weights) else weights
+
+
+def published_config(config: ModelConfig) -> dict[str, object]:
+    """A config in the format of its family.
+
+    Raises:
+        ConfigError: there is no such family, or it is one that Ortolan only reads.
+    """
+    write = getattr(family_of(config.model_type), "hf_config", None)
+    if write is None:
+        savable = ", ".join(
+            name for name, family in FAMILIES.items() if hasattr(family, "hf_config")
+        )
+        raise ConfigError(
+            f"{config.model_type}: expected a family that can be saved, which are {savable}, got "
+            "one that is only read. Save it as one of them."
+        )
+    values: dict[str, object] = write(config)
+    return values
 
 
 def family_of(model_type: str) -> Family[Any]:

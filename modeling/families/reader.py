@@ -1,15 +1,17 @@
 """Reads a Hugging Face `config.json` and notices the keys that were not read.
 
 A key that is not understood may change what the model computes (a new kind of rope scaling,
-say), so it is an error, never dropped.
+say), so it is an error, never dropped, unless it is known to be inert or accepted by name.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from types import EllipsisType
-from typing import TypeVar, overload
+from typing import Literal, TypeVar, overload
 
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families.inert_keys import is_inert
 
 T = TypeVar("T")
 
@@ -18,25 +20,20 @@ MAX_SIZE = 1 << 24
 
 MAX_LAYERS = 1 << 12
 
-_IRRELEVANT = """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
-    architectures attention_dropout attn_pdrop attribute_map auto_map bad_words_ids
-    begin_suppress_tokens chunk_size_feed_forward cross_attention_hidden_size
-    decoder_start_token_id diversity_penalty
-    do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing id2label initializer_range is_decoder is_encoder_decoder label2id
-    length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups
-    num_beams num_return_sequences output_attentions output_hidden_states output_past output_scores
-    prefix
-    pretraining_tp problem_type pruned_heads remove_invalid_values repetition_penalty
-    resid_pdrop return_dict return_dict_in_generate sep_token_id suppress_tokens
-    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k
-    top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
-    use_bfloat16 use_cache
-"""
-IRRELEVANT = frozenset(_IRRELEVANT.split())
-"""Keys of Hugging Face configs that do not change a forward pass of inference."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigKeys:
+    """What became of the keys of a config; keys of an object in it are written `object.key`.
+
+    Attributes:
+        read: those that say what the model computes.
+        ignored: those that are known not to.
+        accepted: those that are unknown, and were accepted by name.
+    """
+
+    read: tuple[str, ...]
+    ignored: tuple[str, ...]
+    accepted: tuple[str, ...]
 
 
 class ConfigReader:
@@ -45,12 +42,18 @@ class ConfigReader:
     Args:
         values: the parsed JSON object.
         name: where it came from, for messages.
+        prefix: what the names of its keys begin with, for an object inside of a config.
     """
 
-    def __init__(self, values: Mapping[str, object], name: str = "config.json") -> None:
+    def __init__(
+        self, values: Mapping[str, object], name: str = "config.json", *, prefix: str = ""
+    ) -> None:
         self._values = values
         self._name = name
+        self._prefix = prefix
         self._read: set[str] = set()
+        self._skipped: set[str] = set()
+        self._nested: dict[str, ConfigReader] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -122,9 +125,16 @@ class ConfigReader:
         return isinstance(self._values.get(key), list)
 
     def nested(self, key: str) -> "ConfigReader | None":
-        """The object under `key` as a reader of its own; None where absent or null."""
+        """The object under `key` as a reader of its own; None where absent or null.
+
+        What is left unread of it is found by this reader's `finish`.
+        """
         values = self.get(key, dict, None)
-        return None if values is None else ConfigReader(values, f"{self._name}: {key}")
+        if values is None:
+            return None
+        path = f"{self._prefix}{key}"
+        inner = ConfigReader(values, f"{self._name}: {key}", prefix=f"{path}.")
+        return self._nested.setdefault(key, inner)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """The ids under `key`, which Hugging Face writes as null, a number or a list."""
@@ -188,17 +198,67 @@ class ConfigReader:
 
     def skip(self, *keys: str) -> None:
         """Declare keys that this family knows to be irrelevant."""
-        self._read.update(keys)
+        self._skipped.update(keys)
 
-    def finish(self) -> None:
-        """Raise ConfigError if a key was left unread that may matter."""
-        unread = sorted(
-            key
-            for key, value in self._values.items()
-            if key not in self._read and key not in IRRELEVANT and value is not None
+    def finish(self, accept_unknown: Collection[str] = ()) -> ConfigKeys:
+        """What became of every key, those of nested objects included.
+
+        Args:
+            accept_unknown: keys to ignore although nothing is known of them.
+
+        Raises:
+            ConfigError: a key was left unread that may matter; or one is accepted that is not
+                there, or that is understood.
+        """
+        fates = dict(self._fates())
+        unknown = {key for key, fate in fates.items() if fate == "unknown"}
+        for key in accept_unknown:
+            if key not in unknown:
+                got = "none of that name" if key not in fates else f"one that is {fates[key]}"
+                raise ConfigError(
+                    f"{self._name}: expected an unknown key {key!r:.80} to accept, got {got}. "
+                    "Leave it out."
+                )
+        refused = sorted(unknown - set(accept_unknown))
+        if refused:
+            raise ConfigError(self._unknown(refused))
+        return ConfigKeys(
+            read=tuple(key for key, fate in fates.items() if fate == "read"),
+            ignored=tuple(key for key, fate in fates.items() if fate == "ignored"),
+            accepted=tuple(sorted(unknown)),
         )
-        if unread:
-            raise ConfigError(
-                f"{self._name}: expected only keys whose effect is known, got {', '.join(unread)}. "
-                "Remove them if they do not change what the model computes."
-            )
+
+    def _fates(self) -> Iterator[tuple[str, Literal["read", "ignored", "unknown"]]]:
+        """What became of each key that has a value."""
+        for key, value in self._values.items():
+            name = f"{self._prefix}{key}"
+            if value is None:
+                continue
+            if key in self._nested:
+                yield from self._nested[key]._fates()
+            elif key in self._read:
+                yield name, "read"
+            elif key in self._skipped or is_inert(key, value):
+                yield name, "ignored"
+            else:
+                yield name, "unknown"
+
+    def _unknown(self, refused: list[str]) -> str:
+        """The message for keys whose effect is not known."""
+        fates = dict(self._fates())
+        read = [f"{key} {self._value(key)!r:.30}" for key, fate in fates.items() if fate == "read"]
+        ignored = sum(fate == "ignored" for fate in fates.values())
+        flags = " ".join(f"--accept-unknown {key}" for key in refused)
+        return (
+            f"{self._name}: expected only keys whose effect is known, got {', '.join(refused)}. "
+            f"Understood: {', '.join(read)}; {ignored} more change nothing. "
+            f"If these do not change what the model computes either, accept them: {flags}"
+        )
+
+    def _value(self, name: str) -> object:
+        """The value under a name that `finish` gives."""
+        key = name.removeprefix(self._prefix)
+        for outer, inner in self._nested.items():
+            if key.startswith(f"{outer}."):
+                return inner._value(name)
+        return self._values[key]

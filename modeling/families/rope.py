@@ -22,7 +22,7 @@ def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> Rota
     """The rotary positions that a config describes.
 
     Raises:
-        ConfigError: a kind of scaling that Ortolan does not have, or a key it does not know.
+        ConfigError: a kind of scaling that Ortolan does not have.
     """
     # A config with both is ambiguous: the second stays unread, which is an error.
     rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
@@ -36,7 +36,6 @@ def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> Rota
             "Correct it."
         )
     scaling = _read_scaling(rope, context_length)
-    rope.finish()
     return RotaryPositions(dim=int(head_dim * fraction), theta=theta, scaling=scaling)
 
 

@@ -50,6 +50,7 @@ class SelfAttention(nn.Module):
         )
         self.qkv = PackedLinear(width, parts, bias=config.qkv_bias)
         self.out = readout(config, width)
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
         self.relative_key: nn.Embedding | None = (
             None if distances is None else nn.Embedding(distances, config.head_dim)
         )
@@ -69,6 +70,7 @@ class SelfAttention(nn.Module):
                 spec=self.config,
                 relative=self._own(relative),
                 lengths=lengths,
+                sinks=self.sinks,
             )
         )
         return out
@@ -81,9 +83,14 @@ class SelfAttention(nn.Module):
         lengths: Tensor | None = None,
     ) -> Tensor:
         """The attention weights of `forward`, float32 `(B, H, S, S)`."""
-        qkv = self.qkv(x_BSE)
-        own = self._own(relative)
-        return attention_weights(qkv, rotary, spec=self.config, relative=own, lengths=lengths)
+        return attention_weights(
+            self.qkv(x_BSE),
+            rotary,
+            spec=self.config,
+            relative=self._own(relative),
+            lengths=lengths,
+            sinks=self.sinks,
+        )
 
     def step(
         self,
@@ -99,7 +106,13 @@ class SelfAttention(nn.Module):
         Of the attention output, `(B, S, H * U)`, only the tokens that `pick` selects are read out.
         """
         attended, present = cached_attention(
-            self.qkv(x_BSE), past, step, rotary, spec=self.config, relative=self._own(relative)
+            self.qkv(x_BSE),
+            past,
+            step,
+            rotary,
+            spec=self.config,
+            relative=self._own(relative),
+            sinks=self.sinks,
         )
         return self.out(pick(attended)), present
 

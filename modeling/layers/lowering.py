@@ -22,6 +22,9 @@ from ortolan.modeling.layers.sizes import Size, is_one, is_same
 
 Rotary = tuple[Tensor, Tensor]
 
+Projections = tuple[Tensor, Tensor | None, Tensor | None]
+"""Queries, keys and values; or all of them side by side, and nothing for the other two."""
+
 _Attributes = dict[
     str, int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]
 ]
@@ -49,48 +52,55 @@ def fits_kernel(spec: AttentionConfig, *, rotated: int, vectors: bool) -> bool:
 
 
 def group_query_attention(
-    qkv: Tensor,
+    projections: Projections,
     rotary: Rotary | None,
     lengths: Tensor | None,
     bias: Tensor | None,
+    sinks: Tensor | None = None,
     *,
     spec: AttentionConfig,
 ) -> Tensor:
     """Self-attention without a cache as one node, `(B, S, H * D)`."""
-    batch, length, _ = qkv.shape
-    total = _int32(_size(qkv, 1), ())
+    first = projections[0]
+    batch, length, _ = first.shape
+    total = _int32(_size(first, 1), ())
     # Without lengths there are as many tokens in every row.
     last = (total - 1).expand(batch) if lengths is None else lengths.to(torch.int32) - 1
     return torch.onnx.ops.symbolic(
         "com.microsoft::GroupQueryAttention",
-        _given(qkv, None, None, None, None, last, total, *_tables(rotary), None, bias),
+        _given(
+            *(*projections, None, None, last, total),
+            *(*_tables(rotary), None, bias, sinks),
+        ),
         _attributes(spec, rotary) | {"causal": int(spec.causal)},
-        dtype=qkv.dtype,
+        dtype=first.dtype,
         shape=(batch, length, spec.num_heads * spec.head_dim),
         version=1,
     )
 
 
 def cached_group_query_attention(
-    qkv: Tensor,
+    projections: Projections,
     past: LayerCache,
     step: StepLengths,
     rotary: Rotary | None,
     bias: Tensor | None,
+    sinks: Tensor | None = None,
     *,
     spec: AttentionConfig,
 ) -> tuple[Tensor, LayerCache]:
     """Self-attention after a cache as one node; present keeps the capacity of past."""
-    batch, new_tokens, _ = qkv.shape
+    first = projections[0]
+    batch, new_tokens, _ = first.shape
     cache_shape = (batch, *past.key.shape[1:])
     out, key, value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         _given(
-            *(qkv, None, None, past.key, past.value, step.seqlens_k, step.total),
-            *(*_tables(rotary), None, bias),
+            *(*projections, past.key, past.value, step.seqlens_k, step.total),
+            *(*_tables(rotary), None, bias, sinks),
         ),
         _attributes(spec, rotary),
-        dtypes=(qkv.dtype, qkv.dtype, qkv.dtype),
+        dtypes=(first.dtype, first.dtype, first.dtype),
         shapes=((batch, new_tokens, spec.num_heads * spec.head_dim), cache_shape, cache_shape),
         version=1,
     )

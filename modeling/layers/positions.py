@@ -28,16 +28,28 @@ from ortolan.modeling.config import (
 def tables(config: StackConfig) -> dict[str, Tensor]:
     """The fixed tables of a stack, by the name of the buffer that holds each.
 
-    `rotary_cos` and `rotary_sin` are `(P, R/2)`; `position_table` is `(P, E)`, or as wide as
-    the positions that are joined to the embedding; `alibi_slopes` is `(H,)`. All are float32
-    but `relative_buckets`, int64 `(M,)`. A stack without fixed tables has none: learned
-    positions are a weight.
+    `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended where layers have
+    others (`rotary_names`); `position_table` is `(P, E)`, or as wide as the positions that are
+    joined to the embedding; `alibi_slopes` is `(H,)`. All are float32 but `relative_buckets`,
+    int64 `(M,)`. A stack without fixed tables has none: learned positions are a weight.
     """
+    named: dict[str, Tensor] = {}
+    for place, rotary in enumerate(config.rotaries):
+        pair = rotary_tables(rotary, config.context_length)
+        named |= dict(zip(rotary_names(place), pair, strict=True))
+    return named | _stack_tables(config)
+
+
+def rotary_names(place: int) -> tuple[str, str]:
+    """The buffers of cosines and sines, by the place of their positions in `rotaries`."""
+    suffix = f"_{place}" if place else ""
+    return f"rotary_cos{suffix}", f"rotary_sin{suffix}"
+
+
+def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
+    """The tables that all layers of a stack share."""
     first = config.blocks[0].attention
     match config.positions:
-        case RotaryPositions() as positions:
-            cos, sin = rotary_tables(positions, config.context_length)
-            return {"rotary_cos": cos, "rotary_sin": sin}
         case SinusoidalPositions(layout=layout):
             table = sinusoidal_table(config.context_length, config.hidden_size, layout)
             return {"position_table": table}

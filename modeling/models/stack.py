@@ -23,7 +23,7 @@ from ortolan.modeling.layers.block import Block
 from ortolan.modeling.layers.embeddings import position_embedding
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
-from ortolan.modeling.layers.positions import relative_index, tables
+from ortolan.modeling.layers.positions import relative_index, rotary_names, tables
 
 
 class TransformerModel(nn.Module):
@@ -73,11 +73,13 @@ class Stack(TransformerModel):
         for name, table in tables(config).items():
             self.register_buffer(name, table, persistent=False)
 
-    @property
-    def rotary(self) -> Rotary | None:
-        """The rotary tables, if the positions are rotary."""
-        cos, sin = (self._buffers.get(name) for name in ("rotary_cos", "rotary_sin"))
-        return None if cos is None or sin is None else (cos, sin)
+    def rotary(self, layer: int) -> Rotary | None:
+        """The rotary tables of a layer, if its positions are rotary."""
+        positions = self.config.rotary_of(self.config.blocks[layer].attention)
+        if positions is None:
+            return None
+        cos, sin = rotary_names(self.config.rotaries.index(positions))
+        return self.get_buffer(cos), self.get_buffer(sin)
 
     @property
     def layers(self) -> Iterable[Block]:

@@ -71,8 +71,10 @@ class DecoderModel(Stack):
         x_BSE = self.embed(input_ids, positions)
         relative = self.relative(positions, input_ids.shape[1])
         lengths = None if source is None else source.lengths
-        for block, states in zip(self.layers, self._states(source), strict=True):
-            x_BSE = block(x_BSE, self.rotary, relative, source=states, source_lengths=lengths)
+        layers = zip(self.layers, self._states(source), strict=True)
+        for number, (block, states) in enumerate(layers):
+            rotary = self.rotary(number)
+            x_BSE = block(x_BSE, rotary, relative, source=states, source_lengths=lengths)
         return self.logits(x_BSE)
 
     def step(
@@ -102,17 +104,17 @@ class DecoderModel(Stack):
         pick = same if logit_positions is None else partial(_select, positions_BN=logit_positions)
         present = []
         layers = zip(self.layers, cache, self._states(source), strict=True)
-        for number, (block, past, states) in enumerate(layers, 1):
+        for number, (block, past, states) in enumerate(layers):
             x_BSE, extended = block.step(
                 x_BSE,
-                self.rotary,
+                self.rotary(number),
                 past,
                 step,
                 relative,
                 source=states,
                 source_lengths=lengths,
                 # After the keys and values of the last layer, only these tokens are needed.
-                pick=pick if number == len(self.blocks) else same,
+                pick=pick if number == len(self.blocks) - 1 else same,
             )
             present.append(extended)
         return self.logits(x_BSE), present
@@ -200,8 +202,8 @@ class EncoderModel(Stack):
         positions = torch.arange(length, device=inputs.device)[None]
         x_BTE = self.embed(inputs, positions, added)
         relative = self.relative(positions, length)
-        for block in self.layers:
-            x_BTE = block(x_BTE, self.rotary, relative, lengths=lengths)
+        for number, block in enumerate(self.layers):
+            x_BTE = block(x_BTE, self.rotary(number), relative, lengths=lengths)
         out: Tensor = self.final_norm(x_BTE)
         return out
 

@@ -219,11 +219,15 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         source_sha256: of the checkpoint that was exported.
         model_type: the family, as the checkpoint names it.
         versions: package name to version.
+        accepted_keys: of the checkpoint's config, unknown to the export, whose user accepted them.
+        ignored_keys: of the checkpoint's config, known not to change what the model computes.
     """
 
     source_sha256: Sha256
     model_type: Label
     versions: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_VERSIONS)]
+    accepted_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
+    ignored_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

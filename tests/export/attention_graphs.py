@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.ops import Relative, cached_attention
+from ortolan.modeling.layers.ops import Heads, Relative, cached_attention
 from ortolan.modeling.layers.positions import rotary_tables
 
 CAPACITY = 16
@@ -31,6 +31,8 @@ class Kind:
     window: int | None = None
     softcap: float | None = None
     biased: bool = False
+    apart: bool = False
+    sinks: bool = False
 
     @property
     def spec(self) -> AttentionConfig:
@@ -62,12 +64,22 @@ def graph(kind: Kind) -> ModelProto:
         "seqlens_k": (TensorProto.INT32, ["batch"]),
         "total": (TensorProto.INT32, []),
     }
+    if kind.apart:
+        names[:3] = ["query", "key", "value"]
+        heads = {"query": 4, "key": 2, "value": 2}
+        values |= {
+            name: (TensorProto.FLOAT, ["batch", "sequence", count * 32])
+            for name, count in heads.items()
+        }
     if kind.rotary is not None:
         names += ["cos", "sin"]
         values |= {name: (TensorProto.FLOAT, [CAPACITY, kind.rotated // 2]) for name in names[-2:]}
     if kind.biased:
         names += ["", "", "", "bias"]
         values["bias"] = (TensorProto.FLOAT, [1, 4, "sequence", "longest"])
+    if kind.sinks:
+        names += [""] * (11 - len(names)) + ["sinks"]
+        values["sinks"] = (TensorProto.FLOAT, [4])
     node = helper.make_node(
         "GroupQueryAttention",
         names,
@@ -133,12 +145,13 @@ def in_pytorch(kind: Kind) -> Run:
     def run(inputs: Arrays) -> list[NDArray[np.float32]]:
         given = {name: torch.from_numpy(np.asarray(value)) for name, value in inputs.items()}
         output, present = cached_attention(
-            given["query"],
+            Heads(given["query"], given["key"], given["value"]) if kind.apart else given["query"],
             LayerCache(given["past_key"], given["past_value"]),
             StepLengths(given["seqlens_k"], given["total"], int(given["total"])),
             kind.rotary,
             spec=kind.spec,
             relative=Relative(bias=given["bias"]) if kind.biased else None,
+            sinks=given.get("sinks"),
         )
         return [output.numpy(), present.key.numpy(), present.value.numpy()]
 
@@ -183,6 +196,10 @@ class Conversation:
                 "seqlens_k": lengths - 1,
                 "total": np.array(lengths.max(), np.int32),
             }
+            if kind.apart:
+                inputs |= dict(zip(("query", "key", "value"), _cut(query), strict=True))
+            if kind.sinks:
+                inputs["sinks"] = np.linspace(-1, 2, 4, dtype=np.float32)
             if kind.rotary is not None:
                 inputs |= {"cos": kind.rotary[0].numpy(), "sin": kind.rotary[1].numpy()}
             if kind.biased:
@@ -193,6 +210,10 @@ class Conversation:
         for row, length in enumerate(lengths):
             collected += [key[row, :, :length], value[row, :, :length]]
         return collected
+
+
+def _cut(packed: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    return [np.ascontiguousarray(part) for part in np.split(packed, [4 * 32, 6 * 32], -1)]
 
 
 CONVERSATIONS = {
@@ -212,4 +233,14 @@ KINDS = {
     "bias": Kind(biased=True),
     "bias, window and softcap": Kind(biased=True, window=5, softcap=1.0),
     "all": Kind(rotated=16, window=5, softcap=3.0),
+    "apart": Kind(apart=True, softcap=2.0),
+    "apart, rotary": Kind(apart=True, rotated=16, window=5),
 }
+
+SINKS = {
+    "sinks": Kind(sinks=True),
+    "sinks, rotary and window": Kind(sinks=True, rotated=32, window=3, apart=True),
+    "sinks and softcap": Kind(sinks=True, softcap=1.5),
+    "sinks and bias": Kind(sinks=True, biased=True, window=5),
+}
+"""Kinds without a body of standard operators."""

@@ -94,6 +94,10 @@ def flags(line: str) -> list[str]:
             {"options": ExportOptions(allow_cpu_nodes=True, max_kl=0.5)},
         ),
         (
+            flags("--accept-unknown a --accept-unknown rope_scaling.b"),
+            {"options": ExportOptions(accept_unknown=("a", "rope_scaling.b"))},
+        ),
+        (
             ["--max-context", "7", "--calibration", "notes.txt", "--force"],
             {"max_context": 7, "calibration": Path("notes.txt"), "force": True},
         ),

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def made() -> tuple[Odd, Odd]:
 
 
 def calls(module: nn.Module) -> list[Callable[[], Any]]:
-    return [lambda ids=ids: module(ids) for ids in TEXTS]
+    return [partial(module, ids) for ids in TEXTS]
 
 
 @pytest.mark.parametrize("read_bytes", [streamed.READ_BYTES, 100])
@@ -101,7 +102,7 @@ def test_another_weight_takes_the_place_of_the_models() -> None:
 def test_an_error_of_one_input_ends_the_run_and_every_thread() -> None:
     module, empty = made()
 
-    def fails() -> Tensor:
+    def fails() -> Any:
         return empty.up(empty.table(torch.arange(2))) @ torch.ones(3)
 
     before = threading.active_count()

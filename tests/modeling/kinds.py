@@ -64,6 +64,8 @@ BLOCKS: dict[str, BlockConfig] = {
     "pre": BLOCK,
     "post": replace(BLOCK, placement="post"),
     "pre-residual": replace(BLOCK, placement="pre_residual"),
+    "parallel": replace(BLOCK, placement="parallel"),
+    "parallel-norms": replace(BLOCK, placement="parallel_norms"),
     "rms": replace(BLOCK, norm=RMS, placement="pre_residual"),
     "grouped": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=2)),
     "multi-query": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=1)),
@@ -95,13 +97,37 @@ def bidirectional(block: BlockConfig) -> BlockConfig:
     return replace(block, attention=replace(block.attention, causal=False))
 
 
-def decoder_config(
-    positions: Positions, block: BlockConfig = BLOCK, **fields: Any
-) -> DecoderConfig:
+LAYERS: dict[str, tuple[BlockConfig, BlockConfig]] = {
+    "own-and-none": (
+        replace(BLOCK, attention=replace(ATTENTION, rotary=RotaryPositions(dim=4, theta=9.0))),
+        replace(BLOCK, attention=replace(ATTENTION, rotary=NoPositions())),
+    ),
+    "own-and-shared": (
+        replace(BLOCK, attention=replace(ATTENTION, rotary=RotaryPositions(dim=2, theta=50.0))),
+        BLOCK,
+    ),
+}
+"""Stacks whose layers differ."""
+
+Blocks = BlockConfig | tuple[BlockConfig, ...]
+
+
+def layers(block: Blocks) -> tuple[BlockConfig, ...]:
+    """Two of the same, or the layers themselves."""
+    return block if isinstance(block, tuple) else (block, block)
+
+
+def cross_of(block: BlockConfig) -> AttentionConfig:
+    """Attention like a layer's, to a source."""
+    return replace(block.attention, causal=False, rotary=None)
+
+
+def decoder_config(positions: Positions, block: Blocks = BLOCK, **fields: Any) -> DecoderConfig:
+    blocks = layers(block)
     values: dict[str, Any] = {
-        "final_norm": None if block.placement == "post" else block.norm,
+        "final_norm": None if blocks[-1].placement == "post" else blocks[-1].norm,
         "tied_head": not isinstance(positions, ConcatenatedPositions),
-        "blocks": (block, block),
+        "blocks": blocks,
         **fields,
     }
     return DecoderConfig(
@@ -114,14 +140,13 @@ def decoder_config(
     )
 
 
-def encoder_config(
-    positions: Positions, block: BlockConfig = BLOCK, **fields: Any
-) -> EncoderConfig:
+def encoder_config(positions: Positions, block: Blocks = BLOCK, **fields: Any) -> EncoderConfig:
+    blocks = layers(block)
     values: dict[str, Any] = {
-        "final_norm": None if block.placement == "post" else block.norm,
+        "final_norm": None if blocks[-1].placement == "post" else blocks[-1].norm,
         "input": TokenInput(vocab_size=VOCAB),
         "context_length": CONTEXT,
-        "blocks": (bidirectional(block),) * 2,
+        "blocks": tuple(map(bidirectional, blocks)),
         **fields,
     }
     return EncoderConfig(
@@ -133,14 +158,15 @@ def encoder_config(
 
 
 def seq2seq_config(
-    positions: Positions, block: BlockConfig = BLOCK, *, layers: int = 2
+    positions: Positions, block: Blocks = BLOCK, *, depth: int = 2
 ) -> EncoderDecoderConfig:
     """An encoder and a decoder of so many layers each."""
-    crossed = replace(block, cross_attention=bidirectional(block).attention)
+    blocks = layers(block)[:depth]
+    crossed = tuple(replace(each, cross_attention=cross_of(each)) for each in blocks)
     return EncoderDecoderConfig(
         model_type="none",
-        encoder=encoder_config(positions, block, blocks=(bidirectional(block),) * layers),
-        decoder=decoder_config(positions, crossed, blocks=(crossed,) * layers),
+        encoder=encoder_config(positions, blocks),
+        decoder=decoder_config(positions, crossed),
         shared_embedding=True,
         decoder_start_token_id=0,
     )

@@ -110,7 +110,12 @@ def layer(
     """One block on a whole text."""
 
     def attend(rows: list[Array]) -> list[Array]:
-        head = Head(weights.below("attention"), shared, config.positions, block.attention)
+        head = Head(
+            weights.below("attention"),
+            shared,
+            block.attention.rotary or config.positions,
+            block.attention,
+        )
         return [head.read(now, rows) for now in range(len(rows))]
 
     def cross(rows: list[Array]) -> list[Array]:
@@ -119,10 +124,21 @@ def layer(
         below = weights.below("cross_attention")
         return [cross_attention(below, block.cross_attention, row, source) for row in rows]
 
+    def mix(rows: list[Array]) -> list[Array]:
+        return [feed_forward(weights, block, row) for row in rows]
+
+    def normed_by(name: str) -> list[Array]:
+        return [norm(weights, f"{name}_norm", block.norm, row) for row in x]
+
+    if block.placement in ("parallel", "parallel_norms"):
+        own = "attention" if block.placement == "parallel" else "feed_forward"
+        both = zip(x, attend(normed_by("attention")), mix(normed_by(own)), strict=True)
+        return [a + b + c for a, b, c in both]
+
     sublayers: list[tuple[str, Callable[[list[Array]], list[Array]]]] = [
         ("attention", attend),
         *([("cross_attention", cross)] if block.cross_attention else []),
-        ("feed_forward", lambda rows: [feed_forward(weights, block, row) for row in rows]),
+        ("feed_forward", mix),
     ]
     for name, sublayer in sublayers:
 

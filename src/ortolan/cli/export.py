@@ -127,6 +127,12 @@ _OF_INTEGERS = (
     help="Most texts of 256 tokens, images, or groups of eight pairs that gptq calibrates on; 32 "
     "by default.",
 )
+@click.option(
+    "--accept-unknown",
+    multiple=True,
+    metavar="KEY",
+    help="Ignore a key of config.json of which nothing is known; repeatable.",
+)
 @click.option("--force", is_flag=True, help="Replace the bundle at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

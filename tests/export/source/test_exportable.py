@@ -12,6 +12,7 @@ from tests.export.conftest import Exported
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
+from ortolan.export.options import ExportOptions
 from ortolan.export.source import open_exportable
 from ortolan.modeling import CheckpointError, ConfigError, save
 
@@ -157,3 +158,23 @@ def test_stretched_positions_are_those_of_the_context_that_was_asked_for() -> No
 def test_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         opened(tmp_path)
+
+
+def test_keys_that_were_accepted_and_ignored_are_in_the_manifest(
+    folder: Path, tmp_path: Path
+) -> None:
+    change(folder / "config.json", strange=1, unsloth_fixed=True)
+    options = ExportOptions(accept_unknown=("strange",))
+    with pytest.raises(ConfigError, match="is known, got strange"):
+        opened(folder)
+    provenance = ortolan.export(folder, tmp_path / "out", options=options).manifest.provenance
+    assert provenance.accepted_keys == ("strange",)
+    assert "unsloth_fixed" in provenance.ignored_keys
+    assert "hidden_size" not in provenance.ignored_keys
+
+
+def test_accepted_keys_of_a_live_module_are_an_error(exported: Export) -> None:
+    with pytest.raises(OptionError, match=r"a checkpoint with strange in its config\.json"):
+        open_exportable(
+            exported("llama").module, tokenizer=None, max_context=None, accept_unknown=("strange",)
+        )

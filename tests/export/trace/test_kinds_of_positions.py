@@ -14,7 +14,7 @@ from tests.export.graph_runs import Steps, assert_close, run, sessions_of
 from tests.modeling import kinds
 from tests.modeling.kinds import BLOCK, POSITIONS, VOCAB
 
-from ortolan.modeling.config import BlockConfig, Positions, RotaryPositions
+from ortolan.modeling.config import BlockConfig, NoPositions, Positions, RotaryPositions
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import build
 
@@ -50,6 +50,13 @@ class Kind:
 
 KINDS = {
     "none": Kind(POSITIONS["none"], [(wide(), FUSED), (replace(wide(), placement="post"), FUSED)]),
+    "none, in parallel": Kind(
+        POSITIONS["none"],
+        [
+            (replace(wide(), placement="parallel"), FUSED),
+            (replace(wide(), placement="parallel_norms"), FUSED),
+        ],
+    ),
     "learned": Kind(
         POSITIONS["learned-offset"],
         [
@@ -66,6 +73,14 @@ KINDS = {
         [(replace(wide(), placement="pre_residual"), FUSED), (wide(value_dim=3), STANDARD)],
     ),
     "rotary": Kind(RotaryPositions(dim=16, theta=30.0), [(wide(num_kv_heads=2), FUSED)]),
+    "rotary of each layer": Kind(
+        NoPositions(),
+        [
+            (wide(rotary=RotaryPositions(dim=16, theta=30.0)), FUSED),
+            (wide(), FUSED),
+            (narrow(rotary=RotaryPositions(dim=4)), STANDARD),
+        ],
+    ),
     "rotary of narrow heads": Kind(POSITIONS["rotary-partial"], [(narrow(), STANDARD)]),
     "relative-bias": Kind(
         POSITIONS["relative-bias"],
@@ -147,7 +162,7 @@ def test_padded_encoder_equals_each_text_alone(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("name", "layer"), [("relative-key", 1), ("alibi", 1)])
 def test_rows_of_a_source_equal_each_alone_behind_it(name: str, layer: int, tmp_path: Path) -> None:
     kind = KINDS[name]
-    module = randomised(kinds.seq2seq_config(kind.positions, kind.blocks[layer], layers=1))
+    module = randomised(kinds.seq2seq_config(kind.positions, kind.blocks[layer], depth=1))
     graphs = sessions_of(module, ["encoder", "decoder"], tmp_path)
     cross = run(graphs["encoder"], {"input_ids": SOURCES, "lengths": LENGTHS})
     steps = Steps(graphs["decoder"], 6, {**cross, "source_lengths": LENGTHS})

@@ -12,7 +12,8 @@ from torch.nn import functional
 from transformers import AutoModel
 
 from ortolan.modeling import CheckpointError, ConfigError, EncoderConfig, EncoderModel, load, save
-from ortolan.modeling.checkpoint.folder import checkpoint_sha256, read_config
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.checkpoint.folder import read_config
 from ortolan.modeling.config import EmbeddingHead
 
 TEXTS = ragged(9, 1, 16, 4)
@@ -144,11 +145,11 @@ def test_a_pooling_that_was_not_fetched_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_hash_of_a_checkpoint_knows_its_embedding(tmp_path: Path) -> None:
-    digests = {checkpoint_sha256(written(tmp_path / "source"))}
+    digests = {open_checkpoint(written(tmp_path / "source")).sha256()}
     (tmp_path / "source/1_Pooling/config.json").write_text(json.dumps(FIRST))
-    digests.add(checkpoint_sha256(tmp_path / "source"))
+    digests.add(open_checkpoint(tmp_path / "source").sha256())
     (tmp_path / "source/modules.json").write_text(json.dumps(ALL[:2]))
-    digests.add(checkpoint_sha256(tmp_path / "source"))
+    digests.add(open_checkpoint(tmp_path / "source").sha256())
     (tmp_path / "source/modules.json").unlink()
-    digests.add(checkpoint_sha256(tmp_path / "source"))
+    digests.add(open_checkpoint(tmp_path / "source").sha256())
     assert len(digests) == 4

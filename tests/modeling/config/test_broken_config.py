@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.modeling.tiny_models import GPT2, LLAMA
 
 from ortolan.modeling import CheckpointError, ConfigError, read_config
-from ortolan.modeling.checkpoint.folder import MAX_CONFIG_BYTES, config_from_hf
+from ortolan.modeling.checkpoint.checkpoint import MAX_CONFIG_BYTES
+from ortolan.modeling.checkpoint.folder import config_from_hf
 
 
 def write_config(folder: Path, **changes: object) -> Path:

@@ -64,6 +64,11 @@ def test_a_feed_forward_that_cannot_be_is_an_error(change: dict[str, Any]) -> No
         replace(MLP, **change)
 
 
+def test_sublayers_side_by_side_have_no_cross_attention_between_them() -> None:
+    with pytest.raises(ConfigError, match="no cross-attention where attention and mlp are"):
+        seq2seq_config(NoPositions(), BLOCKS["parallel"])
+
+
 def test_a_decoder_that_cannot_be_is_an_error() -> None:
     with pytest.raises(ConfigError, match="expected causal attention in every layer"):
         decoder_config(NoPositions(), bidirectional(BLOCK))

@@ -71,7 +71,10 @@ def read(
     rope: dict[str, Any], *, head_dim: int = 64, theta: float = 10_000.0, key: str = "rope_scaling"
 ) -> RotaryPositions:
     values = {key: rope, "rope_theta": theta}
-    return read_rotary(ConfigReader(values), head_dim=head_dim, context_length=CONTEXT)
+    reader = ConfigReader(values)
+    positions = read_rotary(reader, head_dim=head_dim, context_length=CONTEXT)
+    reader.finish()
+    return positions
 
 
 def assert_equals_transformers(
@@ -198,8 +201,8 @@ def test_theta_beside_and_inside_the_scaling_reads_the_same() -> None:
         ({"rope_type": "linear", "factor": "2"}, "expected factor of type float"),
         ({"rope_type": "linear", "factor": 0.0}, "positive factor"),
         ({"rope_type": "linear", "factor": float("nan")}, "factor to be finite"),
-        ({"rope_type": "linear", "factor": 2.0, "alpha": 1}, "got alpha"),
-        ({"rope_type": "default", "mrope_section": [1]}, "got mrope_section"),
+        ({"rope_type": "linear", "factor": 2.0, "alpha": 1}, "got rope_scaling.alpha"),
+        ({"rope_type": "default", "mrope_section": [1]}, "got rope_scaling.mrope_section"),
         ({"rope_type": "llama3", "factor": 2.0}, "expected low_freq_factor"),
         (SCALINGS["llama3"] | {"low_freq_factor": 4.0}, "low_freq_factor below high_freq_factor"),
         (YARN | {"beta_slow": 0.0}, "positive beta_fast and beta_slow"),

@@ -7,8 +7,10 @@ import pytest
 import torch
 from tests.modeling.kinds import (
     BLOCKS,
+    LAYERS,
     POSITIONS,
     VOCAB,
+    Blocks,
     decoder,
     decoder_config,
     encoder,
@@ -20,7 +22,7 @@ from tests.modeling.plain_transformer import Array, Weights, stack
 from torch import Tensor
 
 from ortolan.modeling import DecoderModel
-from ortolan.modeling.config import AlibiPositions, DecoderConfig, NoPositions
+from ortolan.modeling.config import AlibiPositions, DecoderConfig, NoPositions, Positions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.models.stack import Stack
 
@@ -33,9 +35,12 @@ MIXED = {
     for block in ("grouped", "softcap", "wide-values", "readout-sum", "pre-residual")
 }
 
-CASES = {
+CASES: dict[str, tuple[Positions, Blocks]] = {
     **{f"positions-{name}": (kind, BLOCKS["pre"]) for name, kind in POSITIONS.items()},
     **{f"block-{name}": (POSITIONS["learned"], block) for name, block in BLOCKS.items()},
+    **{f"layers-{name}": (POSITIONS["rotary"], blocks) for name, blocks in LAYERS.items()},
+    "layers-own-alone": (POSITIONS["none"], LAYERS["own-and-none"]),
+    "layers-own-and-a-table": (POSITIONS["learned"], LAYERS["own-and-none"]),
     **MIXED,
 }
 

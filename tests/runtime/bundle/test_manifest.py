@@ -61,6 +61,15 @@ def test_encoded_manifest_decodes_to_itself() -> None:
     assert decode(DATA) == MANIFEST
 
 
+def test_manifest_of_a_time_without_lists_of_keys_is_read() -> None:
+    data = changed(
+        lambda document: [
+            document["provenance"].pop(f"{fate}_keys") for fate in ("accepted", "ignored")
+        ]
+    )
+    assert decode(data) == MANIFEST
+
+
 def test_encoding_is_indented_and_ends_with_a_newline() -> None:
     assert DATA.startswith(b'{\n  "schema": 2,\n  "kind": "decoder",\n')
     assert DATA.endswith(b"}\n")
@@ -105,6 +114,7 @@ def test_missing_field_is_refused(keys: tuple[str | int, ...]) -> None:
         *("sequence", "min_new_tokens", "bos", "eos", "pad"),
         *("start", "forced_first", "forced_last", "suppressed"),
         *("prefill_precision", "quantized", "source", "output", "attention_maps", "unverified"),
+        *("accepted_keys", "ignored_keys"),
     }
     for field in set(reached(json.loads(DATA), keys)) - optional:
         assert field in error_of(changed(without(keys, field)))
@@ -335,6 +345,14 @@ def with_states(count: int) -> Change:
         (
             limits.MAX_VERSIONS,
             lambda n: put("provenance", "versions", value={f"{i}": "1" for i in range(n)}),
+        ),
+        (
+            limits.MAX_CONFIG_KEYS,
+            lambda n: put("provenance", "accepted_keys", value=[f"key{i}" for i in range(n)]),
+        ),
+        (
+            limits.MAX_CONFIG_KEYS,
+            lambda n: put("provenance", "ignored_keys", value=[f"key{i}" for i in range(n)]),
         ),
         (
             limits.MAX_STATE_RANK,

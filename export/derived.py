@@ -1,0 +1,139 @@
+"""Weights that a graph reads in another form than their source holds them.
+
+A pass that wants rows joined, axes swapped or a number added gives the new initializer a recipe.
+Nothing is computed until the rows are read.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ortolan.export.values import add_initializer, static_shape, type_of
+from ortolan.modeling.weights import READ_ELEMENTS, Weights
+
+_KEY = "ortolan.recipe"
+"""Of an initializer's recipe among what the graph knows of it in memory; no file has it."""
+
+
+class Recipe(NamedTuple):
+    """How a weight is made from others.
+
+    Attributes:
+        parts: names of those whose rows follow one another; each is a source's or has a recipe.
+        transposed: the two axes of each part are swapped first.
+        offset: added to every element.
+    """
+
+    parts: tuple[str, ...]
+    transposed: bool = False
+    offset: float = 0.0
+
+
+def derive(
+    graph: ir.Graph, parts: Sequence[ir.Value], *, transposed: bool = False, offset: float = 0.0
+) -> ir.Value:
+    """The initializer that a recipe makes of others; made if it is not there yet.
+
+    Args:
+        graph: takes the initializer.
+        parts: initializers of one type, alike in all but their rows.
+        transposed: see `Recipe`.
+        offset: see `Recipe`.
+    """
+    names = tuple(part.name or "" for part in parts)
+    shapes = [static_shape(part)[::-1] if transposed else static_shape(part) for part in parts]
+    shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    name = _name(names, transposed=transposed, offset=offset)
+    value = add_initializer(graph, name, type_of(parts[0]), shape)
+    value.meta[_KEY] = Recipe(names, transposed, offset)
+    return value
+
+
+def recipes_of(models: Iterable[ir.Model]) -> dict[str, Recipe]:
+    """The recipe of every initializer that has one, those of their parts included.
+
+    Args:
+        models: graphs as `derive` left them: parts that no node reads any more are still there.
+    """
+    return {
+        name: value.meta[_KEY]
+        for model in models
+        for name, value in model.graph.initializers.items()
+        if _KEY in value.meta
+    }
+
+
+class DerivedWeights:
+    """Weights of a source, and those that recipes make of them."""
+
+    def __init__(self, source: Weights, recipes: Mapping[str, Recipe]) -> None:
+        self._source = source
+        self._recipes = recipes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a weight."""
+        recipe = self._recipes.get(name)
+        if recipe is None:
+            return self._source.shape(name)
+        shapes = [self._part_shape(part, recipe) for part in recipe.parts]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]` of a weight: in its stored dtype, or float32 after an addition."""
+        recipe = self._recipes.get(name)
+        if recipe is None:
+            return self._source.rows(name, start, stop)
+        slices, first = [], 0
+        for part in recipe.parts:
+            count = self._part_shape(part, recipe)[0]
+            low, high = max(start - first, 0), min(stop - first, count)
+            if low < high:
+                read = self._columns if recipe.transposed else self.rows
+                slices.append(read(part, low, high))
+            first += count
+        rows = slices[0] if len(slices) == 1 else torch.cat(slices)
+        return rows.float() + recipe.offset if recipe.offset else rows
+
+    def _part_shape(self, part: str, recipe: Recipe) -> tuple[int, ...]:
+        shape = self.shape(part)
+        return shape[::-1] if recipe.transposed else shape
+
+    def _columns(self, name: str, start: int, stop: int) -> Tensor:
+        """Columns `[start:stop]` of a weight as rows, with few of its own rows in memory."""
+        rows, columns = self.shape(name)
+        step = max(1, READ_ELEMENTS // columns)
+        return torch.cat(
+            [
+                self.rows(name, row, min(row + step, rows))[:, start:stop].T
+                for row in range(0, rows, step)
+            ],
+            dim=1,
+        )
+
+
+def _name(parts: tuple[str, ...], *, transposed: bool, offset: float) -> str:
+    """Such as `0.attention.q+k+v.weight`: what names have in common is written once."""
+    split = [part.split(".") for part in parts]
+    if len(parts) == 1:
+        head, tail, inner = len(split[0]) - 1, 1, []
+    else:
+        shortest = min(map(len, split))
+        tail = min(_common([names[::-1] for names in split]), shortest - 1)
+        head = min(_common(split), shortest - 1 - tail)
+        inner = ["+".join(".".join(names[head : len(names) - tail]) for names in split)]
+    inner += ["T"] if transposed else []
+    inner += [f"plus_{offset:g}"] if offset else []
+    return ".".join([*split[0][:head], *inner, *split[0][len(split[0]) - tail :]])
+
+
+def _common(names: list[list[str]]) -> int:
+    """How many parts of dotted names are the same from the first on."""
+    count = 0
+    for parts in zip(*names, strict=False):
+        if len(set(parts)) > 1:
+            break
+        count += 1
+    return count

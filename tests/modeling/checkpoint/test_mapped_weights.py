@@ -1,0 +1,229 @@
+"""Tables of weights: rows in another order, tensors shared by several weights, and back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
+from ortolan.modeling.errors import WeightError
+from ortolan.modeling.weights import Rows, Table, Target, published_pieces
+
+HEADS, WIDTH = 4, 3
+
+QKV = "blocks.{}.attention.qkv.weight"
+GATE, UP = "blocks.{}.feed_forward.gate.weight", "blocks.{}.feed_forward.up.weight"
+NORM = "final_norm.weight"
+
+HALVES = (((0, 1),), ((1, 2),))
+
+
+@dataclass
+class Tensors:
+    """A checkpoint in memory that notes how many rows are read at once."""
+
+    tensors: dict[str, Tensor]
+    most: int = field(default=0)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
+        self.most = max(self.most, stop - start)
+        return self.tensors[name].narrow(axis, start, stop - start).clone()
+
+
+def numbered(rows: int, columns: int = 2) -> Tensor:
+    """A matrix whose first column counts its rows."""
+    return torch.arange(rows)[:, None] + torch.arange(columns) / 8
+
+
+def mapped(
+    tensors: dict[str, Tensor], table: Table, expected: Mapping[str, tuple[int, ...]]
+) -> tuple[MappedWeights, Tensors]:
+    source = Tensors(tensors)
+    return map_weights(source, table, expected, {}, base_model_prefix="model", tied={}), source
+
+
+def first_column(weights: MappedWeights, name: str, *, step: int) -> list[int]:
+    """Which published row each of our rows is, read `step` at a time."""
+    count = weights.shape(name)[0]
+    parts = [weights.rows(name, i, min(i + step, count)) for i in range(0, count, step)]
+    return torch.cat(parts)[:, 0].long().tolist()
+
+
+LAYOUTS = {
+    # Bloom, GPT-NeoX: query, key and value of each head, one after the other.
+    "heads": (
+        Rows(HEADS, 3, -1, ((0, 1), (1, 2), (2, 3))),
+        torch.arange(3 * HEADS * WIDTH).view(HEADS, 3, WIDTH).transpose(0, 1).flatten(),
+    ),
+    # Falcon: the queries of a group, then its key and its value.
+    "groups": (
+        Rows(2, 4, -1, ((0, 2), (2, 3), (3, 4))),
+        torch.cat([torch.arange(24).view(2, 4, 3)[:, i].flatten() for i in ([0, 1], [2], [3])]),
+    ),
+    # CodeGen: slices of queries, values and keys.
+    "slices": (
+        Rows(2, 3, -1, ((0, 1), (2, 3), (1, 2))),
+        torch.arange(24).view(2, 3, 4)[:, [0, 2, 1]].transpose(0, 1).flatten(),
+    ),
+}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("step", [1, 5, 100])
+def test_rows_come_in_our_order(layout: str, step: int, transposed: bool) -> None:
+    rows, order = LAYOUTS[layout]
+    stored = numbered(len(order))
+    table = {"model.{}.qkv": Target(QKV, transposed, rows=rows)}
+    ours = QKV.format(0)
+    weights, _ = mapped(
+        {"model.0.qkv": stored.T if transposed else stored}, table, {ours: tuple(stored.shape)}
+    )
+
+    assert first_column(weights, ours, step=step) == order.tolist()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_are_stored_in_the_published_order(layout: str, transposed: bool) -> None:
+    rows, order = LAYOUTS[layout]
+    stored = numbered(len(order))
+    (piece,) = published_pieces(
+        {"model.{}.qkv": Target(QKV, transposed, rows=rows)}, QKV.format(0), (len(order),)
+    )
+    tensors: dict[str, Tensor] = {}
+
+    piece.write(stored[order], tensors, torch.float32)
+
+    torch.testing.assert_close(tensors["model.0.qkv"], stored.T if transposed else stored)
+
+
+@pytest.mark.parametrize(
+    ("groups", "width", "gate"),
+    [(1, -1, [0, 1, 2, 3]), (-1, 1, [0, 2, 4, 6])],
+    ids=["halves", "interleaved"],
+)
+def test_one_tensor_fills_two_weights(groups: int, width: int, gate: list[int]) -> None:
+    halves = [Rows(groups, 2, width, half) for half in HALVES]
+    table: Table = {
+        "model.{}.gate_up": (Target(GATE, rows=halves[0]), Target(UP, rows=halves[1])),
+    }
+    ours = {GATE.format(7): (4, 2), UP.format(7): (4, 2)}
+    stored = {"model.7.gate_up": numbered(8)}
+    weights, _ = mapped(stored, table, ours)
+
+    assert first_column(weights, GATE.format(7), step=3) == gate
+    assert first_column(weights, UP.format(7), step=3) == sorted({*range(8)} - {*gate})
+
+    back: dict[str, Tensor] = {}
+    for name in ours:
+        (piece,) = published_pieces(table, name, (4,))
+        piece.write(weights.rows(name, 0, 4), back, torch.float32)
+    torch.testing.assert_close(back, stored)
+
+
+def test_few_rows_are_read_at_once() -> None:
+    rows = Rows(64, 3, -1, ((0, 1), (1, 2), (2, 3)))
+    ours = QKV.format(0)
+    stored = numbered(64 * 3 * 20)
+    weights, source = mapped(
+        {"model.0.qkv": stored},
+        {"model.{}.qkv": Target(QKV, rows=rows)},
+        {ours: tuple(stored.shape)},
+    )
+
+    weights.rows(ours, 30, 130)
+
+    assert source.most == 20
+
+
+def test_an_offset_is_added_in_float32_and_taken_away_again() -> None:
+    stored = torch.tensor([0.001, -0.5]).bfloat16()
+    weights, _ = mapped({NORM: stored}, {NORM: Target(NORM, offset=1.0)}, {NORM: (2,)})
+
+    ours = weights.rows(NORM, 0, 2)
+
+    torch.testing.assert_close(ours, stored.float() + 1, rtol=0, atol=0)
+    (piece,) = published_pieces({NORM: Target(NORM, offset=1.0)}, NORM, (2,))
+    back: dict[str, Tensor] = {}
+    piece.write(ours, back, torch.bfloat16)
+    torch.testing.assert_close(back, {NORM: stored})
+
+
+def test_another_tensor_scales_rows() -> None:
+    table = {"model.{}.up": Target(UP, scaled_by="model.{}.factor")}
+    stored = {"model.0.up": numbered(4), "model.0.factor": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    name = UP.format(0)
+    weights, _ = mapped(stored, table, {name: (4, 2)})
+
+    torch.testing.assert_close(
+        weights.rows(name, 1, 4), stored["model.0.up"][1:] * torch.tensor([[2.0], [3.0], [4.0]])
+    )
+    (piece,) = published_pieces(table, name, (4,))
+    back: dict[str, Tensor] = {}
+    piece.write(weights.rows(name, 0, 4), back, torch.float32)
+    again, _ = mapped(back, table, {name: (4, 2)})
+    torch.testing.assert_close(again.rows(name, 0, 4), weights.rows(name, 0, 4))
+
+
+def test_a_scale_that_is_missing_is_named() -> None:
+    table = {"model.{}.up": Target(UP, scaled_by="model.{}.factor")}
+
+    with pytest.raises(WeightError, match=r"1 differences: missing model\.0\.factor"):
+        mapped({"model.0.up": numbered(4)}, table, {UP.format(0): (4, 2)})
+
+
+BIAS = "blocks.{}.attention.qkv.bias"
+ABSENT: Table = {
+    "model.{}.q.bias": Target(BIAS),
+    "model.{}.k.bias": Target(BIAS, absent=True),
+    "model.{}.v.bias": Target(BIAS),
+}
+
+
+def test_a_bias_that_a_format_leaves_out_is_zero() -> None:
+    name = BIAS.format(0)
+    source = Tensors({"model.0.q.bias": torch.ones(2), "model.0.v.bias": torch.full((2,), 3.0)})
+    weights = map_weights(
+        source, ABSENT, {name: (6,)}, {name: (2, 2, 2)}, base_model_prefix="model", tied={}
+    )
+
+    assert weights.rows(name, 1, 6).tolist() == [1, 0, 0, 3, 3]
+
+
+def test_a_bias_that_a_format_leaves_out_is_not_lost() -> None:
+    piece = published_pieces(ABSENT, BIAS.format(0), (2, 2, 2))[1]
+    tensors: dict[str, Tensor] = {}
+
+    piece.write(torch.zeros(2), tensors, torch.float32)
+    assert not tensors
+    with pytest.raises(WeightError, match="expected zeros"):
+        piece.write(torch.ones(2), tensors, torch.float32)
+
+
+TOWERS: Table = {
+    "vision_tower.*": None,
+    "language_model.model.*": "model.",
+    "model.norm.weight": Target(NORM),
+}
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "language_model.model.norm.weight"])
+def test_a_tower_beside_the_text_is_dropped_and_the_text_found(name: str) -> None:
+    stored = {name: torch.ones(2), "vision_tower.blocks.0.norm.weight": torch.ones(3)}
+
+    weights, _ = mapped(stored, TOWERS, {NORM: (2,)})
+
+    assert weights.rows(NORM, 0, 2).tolist() == [1, 1]
+
+
+def test_a_tower_that_no_table_names_is_unexpected() -> None:
+    stored = {"model.norm.weight": torch.ones(2), "audio_tower.weight": torch.ones(3)}
+
+    with pytest.raises(WeightError, match=r"unexpected audio_tower\.weight"):
+        mapped(stored, TOWERS, {NORM: (2,)})

@@ -1,0 +1,146 @@
+"""Which keys of a config are read, which ignored, which accepted, and which an error."""
+
+from typing import Any
+
+import pytest
+import transformers
+from transformers import GenerationConfig, PreTrainedConfig
+
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families.inert_keys import INERT, NEUTRAL, SOURCES
+from ortolan.modeling.families.reader import ConfigReader
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+SMOLLM2_OF_GGUF: dict[str, Any] = LLAMA | {
+    "_model_name_or_path": "Smollm2 135M 8k Lc100K Mix1 Ep2",
+    "_name_or_path": "smollm2",
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "chunk_size_feed_forward": 0,
+    "dtype": "float32",
+    "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+    "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "pretraining_tp": 1,
+    "problem_type": None,
+    "return_dict": True,
+    "rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"},
+    "transformers_version": "5.23.0",
+    "unk_token_id": 0,
+    "use_cache": True,
+}
+"""What transformers makes of a GGUF of SmolLM2, but for the sizes."""
+
+
+def reader_of(**values: Any) -> ConfigReader:
+    reader = ConfigReader({"width": 8} | values)
+    reader.size("width")
+    return reader
+
+
+def test_config_that_transformers_wrote_of_a_gguf_is_read() -> None:
+    assert config_from_hf(SMOLLM2_OF_GGUF).positions is not None
+
+
+def test_each_inert_key_has_one_source() -> None:
+    assert sum(map(len, SOURCES.values())) == len(INERT)
+    assert not INERT & NEUTRAL.keys()
+
+
+def test_what_the_base_class_and_generation_write_is_inert() -> None:
+    generation: Any = GenerationConfig
+    written = PreTrainedConfig().to_dict() | generation().to_dict()
+    ids = {"bos_token_id", "eos_token_id", "pad_token_id"}  # every family reads these
+    assert written.keys() - ids <= INERT, transformers.__version__
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"unsloth_fixed": True, "unsloth_version": "2026.3.3"},
+        {"transformers.js_config": {"dtype": "q4"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+        {"model_max_length": 2048, "max_new_tokens": 64, "repetition_penalty": 1.1},
+        {"rope_interleaved": False, "use_qk_norm": False, "residual_multiplier": 1.0},
+        {"attention_multiplier": None, "some_future_key": None},
+    ],
+)
+def test_keys_that_change_nothing_are_ignored(values: dict[str, Any]) -> None:
+    keys = reader_of(**values).finish()
+    assert keys.read == ("width",)
+    assert set(keys.ignored) == {key for key, value in values.items() if value is not None}
+    assert keys.accepted == ()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"use_qk_norm": True},
+        {"residual_multiplier": 0.22},
+        # It takes the place of the division by the square root of a head's width.
+        {"attention_multiplier": 1.0},
+        {"per_layer_config": {"0": {}}},
+        {"quantization_config": {"bits": 4}},
+        {"_sliding_window_pattern": 6},
+    ],
+)
+def test_keys_that_may_change_something_are_an_error(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"is known, got {next(iter(values))}"):
+        reader_of(**values).finish()
+
+
+def test_error_lists_what_is_unknown_and_what_was_understood() -> None:
+    reader = reader_of(inner={"known": 1, "odd": 2}, strange="x", use_cache=True)
+    inner = reader.nested("inner")
+    assert inner is not None
+    assert inner.size("known") == 1
+    with pytest.raises(ConfigError) as caught:
+        reader.finish()
+    assert str(caught.value) == (
+        "config.json: expected only keys whose effect is known, got inner.odd, strange. "
+        "Understood: width 8, inner.known 1; 1 more change nothing. If these do not change what "
+        "the model computes either, accept them: --accept-unknown inner.odd --accept-unknown "
+        "strange"
+    )
+
+
+def test_accepted_keys_are_listed_and_the_others_still_an_error() -> None:
+    config: dict[str, Any] = LLAMA | {"strange": 1, "rope_scaling": {"type": "default", "odd": 2}}
+    assert config_from_hf(config, accept_unknown=["strange", "rope_scaling.odd"]) == (
+        config_from_hf(LLAMA)
+    )
+    with pytest.raises(ConfigError, match=r"is known, got rope_scaling\.odd\."):
+        config_from_hf(config, accept_unknown=["strange"])
+    assert reader_of(strange=1).finish(["strange"]).accepted == ("strange",)
+
+
+@pytest.mark.parametrize(
+    ("key", "got"),
+    [
+        ("strnage", "none of that name"),
+        ("width", "one that is read"),
+        ("use_cache", "one that is ignored"),
+        ("empty", "none of that name"),
+    ],
+)
+def test_accepting_a_key_that_is_not_unknown_is_an_error(key: str, got: str) -> None:
+    with pytest.raises(ConfigError, match=f"an unknown key '{key}' to accept, got {got}"):
+        reader_of(strange=1, use_cache=True, empty=None).finish(["strange", key])
+
+
+def test_object_that_a_family_skips_is_ignored_whole() -> None:
+    reader = reader_of(vision_config={"odd": 1})
+    reader.skip("vision_config")
+    assert reader.finish().ignored == ("vision_config",)
