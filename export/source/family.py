@@ -37,6 +37,7 @@ from ortolan.modeling.checkpoint.folder import (
     read_config,
     read_config_keys,
 )
+from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -99,8 +100,8 @@ def open_family(
     Args:
         checkpoint: as it was published.
         tokenizer: a tokenizer.json for it; the checkpoint's own by default.
-        max_context: tokens that have to fit, of a source and of a target alike; the model's own
-            by default.
+        max_context: tokens that have to fit, of a source and of a target alike; by default the
+            model's own, or as many as its sentence-transformers folder says.
         accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
@@ -115,7 +116,9 @@ def open_family(
     config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
     model = _describe(
         config,
-        limit_context(config, max_context),
+        limit_context(
+            config, _max_tokens(config, checkpoint.folder) if max_context is None else max_context
+        ),
         folder=checkpoint.folder,
         tokenizer=tokenizer,
         weights=open_weights(checkpoint, config),
@@ -238,15 +241,28 @@ def _states(sides: Sides, dtype: StateType) -> Iterable[State]:
         yield from source_states(sides.decoder, dtype)
 
 
+def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
+    """Tokens of the longest text that an embedding was made for, where its positions reach on."""
+    match config:
+        case EncoderConfig(head=EmbeddingHead(), context_length=most):
+            return min(max_tokens(folder) or most, most)
+        case _:
+            return None
+
+
 def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None:
     if sides.patches is not None:
         return image_source(sides.patches, folder)
     if sides.encoder is None:
         return None
     own = sides.source_vocab_size
+    is_embedding = isinstance(sides.encoder.head, EmbeddingHead)
+    prompts = read_prompts(folder) if folder and is_embedding else Prompts()
     return TextSource(
         max_tokens=sides.encoder.context_length,
         vocab_size=None if own == sides.vocab_size else own,
+        prompts=prompts.texts,
+        default_prompt=prompts.default,
     )
 
 
@@ -256,7 +272,7 @@ def _gives(encoder: EncoderConfig) -> Output:
             return Output(kind="labels", size=len(labels), labels=labels)
         case LanguageModelHead():
             return Output(kind="logits", size=Sides(encoder=encoder).vocab_size)
-        case EmbeddingHead():
-            return Output(kind="embedding", size=encoder.hidden_size)
+        case EmbeddingHead() as head:
+            return Output(kind="embedding", size=head.width(encoder.hidden_size))
         case _:
             return Output(kind="states", size=encoder.hidden_size)
