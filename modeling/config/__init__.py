@@ -13,6 +13,7 @@ from ortolan.modeling.config.head import (
     LanguageModelHead,
     NormConfig,
     Pooling,
+    Projection,
 )
 from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
@@ -68,6 +69,7 @@ __all__ = [
     "PatchInput",
     "Pooling",
     "Positions",
+    "Projection",
     "RelativeBiasPositions",
     "RelativeKeyPositions",
     "RelativePositions",
