@@ -16,10 +16,19 @@ from ortolan.modeling.models.transformer import build
 TEXTS = np.random.default_rng(0).integers(0, VOCAB, (2, 9))
 
 
+ROUTERS = (
+    "not normalised",
+    "scaled",
+    "sigmoid, selection bias",
+    "groups",
+    "sparsemixer",
+    "limit",
+    "shared, gated",
+)
+
+
 def test_every_mixture_is_one_node_that_computes_the_same(tmp_path: Path) -> None:
-    blocks = tuple(
-        replace(BLOCK, feed_forward=replace(FEW, **changes)) for changes in CHANGES.values()
-    )
+    blocks = tuple(replace(BLOCK, feed_forward=replace(FEW, **CHANGES[name])) for name in ROUTERS)
     config = kinds.decoder_config(POSITIONS["none"], blocks[0], blocks=blocks)
     module = kinds.randomised(build(config)).eval()
     session = sessions_of(module, ["decoder"], tmp_path)["decoder"]
