@@ -42,7 +42,8 @@ def sigmoid(x: Array) -> Array:
 
 def softmax(x: Array) -> Array:
     exponents: Array = np.exp(x - x.max())
-    return exponents / exponents.sum()
+    shares: Array = exponents / exponents.sum()
+    return shares
 
 
 def weights_of(logits: Array, bias: Array, config: MixtureConfig) -> dict[int, float]:
