@@ -99,13 +99,19 @@ _ALL: tuple[dict[str, Any], ...] = (
         for name, classes in {
             "bart": "Bart",
             "blenderbot": "Blenderbot",
-            "m2m_100": "M2M100",
             "mbart": "MBart",
             "mvp": "Mvp",
             "pegasus": "Pegasus",
             "plbart": "PLBart",
         }.items()
     ),
+    # The padding id has no position in transformers, so that a text cannot begin with it.
+    MARIAN
+    | {
+        "model_type": "m2m_100",
+        "architectures": ["M2M100ForConditionalGeneration"],
+        "decoder_start_token_id": 2,
+    },
     T5,
 )
 
