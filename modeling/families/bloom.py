@@ -8,6 +8,7 @@ from ortolan.modeling.families.gpt_like import (
     OUT,
     QKV,
     UP,
+    gpt_block,
     gpt_like,
     grouped,
     named,
@@ -24,7 +25,9 @@ def WEIGHTS(config: DecoderConfig) -> Table:  # noqa: N802 - a module's constant
     rows = grouped(heads, heads)
     return {
         "transformer.word_embeddings.weight": Target("embedding.weight"),
-        **named("transformer.h.{}.", "blocks.{}.", {"self_attention.query_key_value": QKV}, rows=rows),
+        **named(
+            "transformer.h.{}.", "blocks.{}.", {"self_attention.query_key_value": QKV}, rows=rows
+        ),
         **named(
             "transformer.h.{}.",
             "blocks.{}.",
@@ -52,18 +55,21 @@ def config(hf: ConfigReader) -> DecoderConfig:
     width = hf.size("n_embed" if "n_embed" in hf else "hidden_size")
     norm = NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5))
     normed = hf.get("apply_residual_connection_post_layernorm", bool, False)
+    block = gpt_block(
+        width,
+        heads=hf.size("num_attention_heads" if "num_attention_heads" in hf else "n_head"),
+        intermediate_size=4 * width,
+        activation="gelu_new",
+        norm=norm,
+        placement="pre_residual" if normed else "pre",
+    )
     return gpt_like(
         hf,
         model_type="bloom",
         width=width,
-        heads=hf.size("num_attention_heads" if "num_attention_heads" in hf else "n_head"),
-        layers=hf.size("n_layer", most=MAX_LAYERS),
         # Distances reach any length; this is how long the texts of its training were.
         context_length=hf.size("seq_length", 2048),
         positions=AlibiPositions(),
-        intermediate_size=4 * width,
-        activation="gelu_new",
-        norm=norm,
         embedding_norm=norm,
-        placement="pre_residual" if normed else "pre",
+        blocks=(block,) * hf.size("n_layer", most=MAX_LAYERS),
     )

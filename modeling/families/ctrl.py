@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from ortolan.modeling.config import DecoderConfig, NormConfig, SinusoidalPositions
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_like, named
+from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_block, gpt_like, named
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 
@@ -38,19 +38,22 @@ def config(hf: ConfigReader) -> DecoderConfig:
     hf.skip("from_tf", "n_ctx")
     width = hf.size("n_embd")
     norm = NormConfig(kind="layer", eps=1e-6)
+    block = gpt_block(
+        width,
+        heads=hf.size("n_head"),
+        intermediate_size=hf.size("dff"),
+        activation="relu",
+        norm=norm,
+    )
     decoder = gpt_like(
         hf,
         model_type="ctrl",
         width=width,
-        heads=hf.size("n_head"),
-        layers=hf.size("n_layer", most=MAX_LAYERS),
         context_length=hf.size("n_positions"),
         positions=SinusoidalPositions(layout="halves"),
-        intermediate_size=hf.size("dff"),
-        activation="relu",
-        norm=norm,
         head_bias=True,
         embedding_scale=math.sqrt(width),
+        blocks=(block,) * hf.size("n_layer", most=MAX_LAYERS),
     )
     # The norms of the layers have a fixed number, whatever the config says.
     last = replace(norm, eps=hf.get("layer_norm_epsilon", float, 1e-6))

@@ -1,6 +1,6 @@
 """Falcon (Almazrouei et al. 2023): attention and mlp side by side, few keys and values."""
 
-from ortolan.modeling.config import DecoderConfig, NormConfig
+from ortolan.modeling.config import DecoderConfig, NormConfig, Placement
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.gpt_like import (
     DOWN,
@@ -9,6 +9,7 @@ from ortolan.modeling.families.gpt_like import (
     OUT,
     QKV,
     UP,
+    gpt_block,
     gpt_like,
     grouped,
     named,
@@ -58,19 +59,14 @@ def config(hf: ConfigReader) -> DecoderConfig:
     heads = hf.size("num_attention_heads")
     context_length = hf.size("max_position_embeddings", 2048)
     grouped_heads = hf.get("new_decoder_architecture", bool, False)
-    kv_heads = hf.size("num_kv_heads", heads)
+    kv_heads, one = hf.size("num_kv_heads", heads), hf.get("multi_query", bool, True)
     if not grouped_heads:
-        kv_heads = 1 if hf.get("multi_query", bool, True) else heads
+        kv_heads = 1 if one else heads
     bias = hf.get("bias", bool, False)
-    return gpt_like(
-        hf,
-        model_type="falcon",
-        width=width,
+    block = gpt_block(
+        width,
         heads=heads,
         kv_heads=kv_heads,
-        layers=hf.size("num_hidden_layers", most=MAX_LAYERS),
-        context_length=context_length,
-        positions=read_rotary(hf, head_dim=width // heads, context_length=context_length),
         intermediate_size=hf.size("ffn_hidden_size", 4 * width),
         activation=hf.get("activation", str, "gelu"),
         norm=NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5)),
@@ -79,9 +75,17 @@ def config(hf: ConfigReader) -> DecoderConfig:
         mlp_bias=bias,
         placement=_placement(hf, new=grouped_heads),
     )
+    return gpt_like(
+        hf,
+        model_type="falcon",
+        width=width,
+        context_length=context_length,
+        positions=read_rotary(hf, head_dim=width // heads, context_length=context_length),
+        blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
+    )
 
 
-def _placement(hf: ConfigReader, *, new: bool) -> str:
+def _placement(hf: ConfigReader, *, new: bool) -> Placement:
     """Where a layer has its norms; `new` is of the larger models."""
     parallel = hf.get("parallel_attn", bool, True)
     norms = hf.size("num_ln_in_parallel_attn", 2, most=2)

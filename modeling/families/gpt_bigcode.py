@@ -8,6 +8,7 @@ from ortolan.modeling.families.gpt_like import (
     OUT,
     QKV,
     UP,
+    gpt_block,
     gpt_like,
     grouped,
     named,
@@ -47,21 +48,26 @@ def WEIGHTS(config: DecoderConfig) -> Table:  # noqa: N802 - a module's constant
 def config(hf: ConfigReader) -> DecoderConfig:
     """A `GPTBigCodeConfig` of Hugging Face as a `DecoderConfig`."""
     hf.skip("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels")
+    # What multi_query says too.
+    hf.skip("num_key_value_heads")
     # How old versions of transformers ran it.
     hf.skip("inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length")
     hf.skip("pre_allocate_kv_cache", "validate_runner_input")
     width, heads = hf.size("n_embd"), hf.size("n_head")
-    return gpt_like(
-        hf,
-        model_type="gpt_bigcode",
-        width=width,
+    block = gpt_block(
+        width,
         heads=heads,
         kv_heads=1 if hf.get("multi_query", bool, True) else heads,
-        layers=hf.size("n_layer", most=MAX_LAYERS),
-        context_length=hf.size("n_positions"),
-        positions=LearnedPositions(),
         intermediate_size=hf.size("n_inner", 4 * width),
         activation=hf.get("activation_function", str, "gelu_pytorch_tanh"),
         norm=NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5)),
         scale=None if hf.get("scale_attn_weights", bool, True) else 1.0,
+    )
+    return gpt_like(
+        hf,
+        model_type="gpt_bigcode",
+        width=width,
+        context_length=hf.size("n_positions"),
+        positions=LearnedPositions(),
+        blocks=(block,) * hf.size("n_layer", most=MAX_LAYERS),
     )

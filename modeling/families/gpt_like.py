@@ -9,6 +9,7 @@ from ortolan.modeling.config import (
     DecoderConfig,
     FeedForwardConfig,
     NormConfig,
+    Placement,
     Positions,
 )
 from ortolan.modeling.errors import ConfigError
@@ -26,10 +27,45 @@ def gpt_like(
     *,
     model_type: str,
     width: int,
-    heads: int,
-    layers: int,
     context_length: int,
     positions: Positions,
+    blocks: tuple[BlockConfig, ...],
+    tied: bool = True,
+    **fields: Any,
+) -> DecoderConfig:
+    """A decoder whose last norm is like the others, with none after a layer that ends in one.
+
+    Args:
+        hf: the published config, for the vocabulary, tokens and tied embeddings.
+        model_type: of the family.
+        width: of the stream.
+        context_length: tokens that fit.
+        positions: their kind.
+        blocks: the layers.
+        tied: whether the head is the embedding where the config does not say so.
+        fields: others of the decoder.
+    """
+    last = blocks[-1]
+    return DecoderConfig(
+        model_type=model_type,
+        vocab_size=hf.size("vocab_size"),
+        hidden_size=width,
+        context_length=context_length,
+        positions=positions,
+        blocks=blocks,
+        final_norm=None if last.placement == "post" else last.norm,
+        tied_head=hf.get("tie_word_embeddings", bool, tied),
+        bos_token_id=hf.get("bos_token_id", int, None),
+        eos_token_ids=hf.token_ids("eos_token_id"),
+        pad_token_id=hf.get("pad_token_id", int, None),
+        **fields,
+    )
+
+
+def gpt_block(
+    width: int,
+    *,
+    heads: int,
     intermediate_size: int,
     activation: str,
     norm: NormConfig,
@@ -39,30 +75,9 @@ def gpt_like(
     qkv_bias: bool = True,
     out_bias: bool = True,
     mlp_bias: bool = True,
-    tied: bool = True,
-    **fields: Any,
-) -> DecoderConfig:
-    """A decoder of equal layers.
-
-    Args:
-        hf: the published config, for the vocabulary, tokens and tied embeddings.
-        model_type: of the family.
-        width: of the stream; heads share it.
-        heads: query heads.
-        layers: how many.
-        context_length: tokens that fit.
-        positions: their kind.
-        intermediate_size: of the mlp.
-        activation: its published name.
-        norm: every norm.
-        kv_heads: as many as query heads by default.
-        scale: of the scores; one over the root of a head's width by default.
-        window: tokens that each attends to; all before it by default.
-        qkv_bias: queries, keys and values have one.
-        out_bias: the readout has one.
-        mlp_bias: the mlp has them.
-        tied: whether the head is the embedding where the config does not say so.
-        fields: others of the blocks, such as `placement`, or of the decoder.
+    placement: Placement = "pre",
+) -> BlockConfig:
+    """A layer whose heads share the width; `activation` is its published name.
 
     Raises:
         ConfigError: the heads do not share the width evenly.
@@ -72,8 +87,7 @@ def gpt_like(
             f"config.json: expected a width that the heads share evenly, got {width} and {heads}. "
             "Correct one of them."
         )
-    placement = fields.pop("placement", "pre")
-    block = BlockConfig(
+    return BlockConfig(
         attention=AttentionConfig(
             num_heads=heads,
             num_kv_heads=kv_heads or heads,
@@ -91,20 +105,6 @@ def gpt_like(
         ),
         norm=norm,
         placement=placement,
-    )
-    return DecoderConfig(
-        model_type=model_type,
-        vocab_size=hf.size("vocab_size"),
-        hidden_size=width,
-        context_length=context_length,
-        positions=positions,
-        blocks=(block,) * layers,
-        final_norm=None if placement == "post" else norm,
-        tied_head=hf.get("tie_word_embeddings", bool, tied),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
-        **fields,
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ortolan.modeling.config import DecoderConfig, LearnedPositions, NormConfig
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_like, named
+from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_block, gpt_like, named
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 
@@ -39,21 +39,15 @@ def config(hf: ConfigReader) -> DecoderConfig:
     """A `GPTNeoConfig` of Hugging Face as a `DecoderConfig`."""
     hf.skip("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels")
     width, layers = hf.size("hidden_size"), hf.size("num_layers", most=MAX_LAYERS)
-    decoder = gpt_like(
-        hf,
-        model_type="gpt_neo",
-        width=width,
+    block = gpt_block(
+        width,
         heads=hf.size("num_heads"),
-        layers=layers,
-        context_length=hf.size("max_position_embeddings"),
-        positions=LearnedPositions(),
         intermediate_size=hf.size("intermediate_size", 4 * width),
         activation=hf.get("activation_function", str, "gelu_new"),
         norm=NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5)),
         scale=1.0,
         qkv_bias=False,
     )
-    (block,) = set(decoder.blocks)
     local = replace(block.attention, sliding_window=hf.size("window_size", 256))
     kinds = {"global": block, "local": replace(block, attention=local)}
     names = _layer_kinds(hf)
@@ -62,7 +56,14 @@ def config(hf: ConfigReader) -> DecoderConfig:
             f"config.json: expected attention_types of {layers} layers, global or local, got "
             f"{names!r:.80}. Correct it."
         )
-    return replace(decoder, blocks=tuple(kinds[name] for name in names))
+    return gpt_like(
+        hf,
+        model_type="gpt_neo",
+        width=width,
+        context_length=hf.size("max_position_embeddings"),
+        positions=LearnedPositions(),
+        blocks=tuple(kinds[name] for name in names),
+    )
 
 
 def _layer_kinds(hf: ConfigReader) -> list[str]:

@@ -1,8 +1,6 @@
 """GPT-NeoX, Pythia (Black et al. 2022): attention and mlp side by side, with a norm each."""
 
-from typing import Any
-
-from ortolan.modeling.config import DecoderConfig, NormConfig
+from ortolan.modeling.config import DecoderConfig, NormConfig, RotaryPositions
 from ortolan.modeling.families.gpt_like import (
     DOWN,
     NORM_1,
@@ -10,6 +8,7 @@ from ortolan.modeling.families.gpt_like import (
     OUT,
     QKV,
     UP,
+    gpt_block,
     gpt_like,
     grouped,
     named,
@@ -59,42 +58,37 @@ def neox_weights(config: DecoderConfig, prefix: str) -> Table:
 
 def config(hf: ConfigReader) -> DecoderConfig:
     """A `GPTNeoXConfig` of Hugging Face as a `DecoderConfig`."""
-    parallel = hf.get("use_parallel_residual", bool, True)
-    bias = hf.get("attention_bias", bool, True)
-    width = hf.size("hidden_size")
-    return neox_like(
-        hf,
-        model_type="gpt_neox",
-        width=width,
+    width, bias = hf.size("hidden_size"), hf.get("attention_bias", bool, True)
+    block = gpt_block(
+        width,
+        heads=hf.size("num_attention_heads"),
         intermediate_size=hf.size("intermediate_size", 4 * width),
-        fraction=0.25,
+        activation=hf.get("hidden_act", str, "gelu"),
+        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5)),
         qkv_bias=bias,
         out_bias=bias,
-        tied=False,
-        placement="parallel_norms" if parallel else "pre",
+        placement="parallel_norms" if hf.get("use_parallel_residual", bool, True) else "pre",
     )
-
-
-def neox_like(
-    hf: ConfigReader, *, width: int, fraction: float, **fields: Any
-) -> DecoderConfig:
-    """A decoder with the keys of GPT-NeoX; `fraction` of the channels are rotated by default."""
-    heads = hf.size("num_attention_heads")
     context_length = hf.size("max_position_embeddings")
     return gpt_like(
         hf,
+        model_type="gpt_neox",
         width=width,
-        heads=heads,
-        layers=hf.size("num_hidden_layers", most=MAX_LAYERS),
         context_length=context_length,
-        positions=read_rotary(
-            hf,
-            head_dim=width // heads,
-            context_length=context_length,
-            theta=hf.get("rotary_emb_base", float, 10_000.0),
-            fraction=hf.get("rotary_pct", float, fraction),
-        ),
-        activation=hf.get("hidden_act", str, "gelu"),
-        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5)),
-        **fields,
+        positions=neox_rotary(hf, block.attention.head_dim, context_length, fraction=0.25),
+        blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
+        tied=False,
+    )
+
+
+def neox_rotary(
+    hf: ConfigReader, head_dim: int, context_length: int, *, fraction: float
+) -> RotaryPositions:
+    """Rotary positions by the keys of GPT-NeoX; `fraction` of the channels by default."""
+    return read_rotary(
+        hf,
+        head_dim=head_dim,
+        context_length=context_length,
+        theta=hf.get("rotary_emb_base", float, 10_000.0),
+        fraction=hf.get("rotary_pct", float, fraction),
     )

@@ -1,7 +1,7 @@
 """GPT-J (Wang and Komatsuzaki 2021): attention and mlp side by side, neighbours rotated."""
 
 from ortolan.modeling.config import DecoderConfig, NormConfig, RotaryPositions
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, OUT, QKV, UP, gpt_like, named
+from ortolan.modeling.families.gpt_like import DOWN, NORM_1, OUT, QKV, UP, gpt_block, gpt_like, named
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 
@@ -47,20 +47,23 @@ def gptj_like(hf: ConfigReader, *, model_type: str) -> DecoderConfig:
     # Always so, whatever the config says.
     hf.skip("rotary", "n_ctx")
     width = hf.size("n_embd")
-    return gpt_like(
-        hf,
-        model_type=model_type,
-        width=width,
+    block = gpt_block(
+        width,
         heads=hf.size("n_head"),
-        layers=hf.size("n_layer", most=MAX_LAYERS),
-        context_length=hf.size("n_positions"),
-        positions=RotaryPositions(dim=hf.size("rotary_dim", 64), interleaved=True),
         intermediate_size=hf.size("n_inner", 4 * width),
         activation=hf.get("activation_function", str, "gelu_new"),
         norm=NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5)),
         qkv_bias=False,
         out_bias=False,
+        placement="parallel",
+    )
+    return gpt_like(
+        hf,
+        model_type=model_type,
+        width=width,
+        context_length=hf.size("n_positions"),
+        positions=RotaryPositions(dim=hf.size("rotary_dim", 64), interleaved=True),
         tied=False,
         head_bias=True,
-        placement="parallel",
+        blocks=(block,) * hf.size("n_layer", most=MAX_LAYERS),
     )

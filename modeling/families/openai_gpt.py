@@ -1,7 +1,7 @@
 """GPT (Radford et al. 2018): learned positions, and norms after each residual sum."""
 
 from ortolan.modeling.config import DecoderConfig, LearnedPositions, NormConfig
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_like, named
+from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_block, gpt_like, named
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 
@@ -33,17 +33,20 @@ def config(hf: ConfigReader) -> DecoderConfig:
     hf.skip("n_ctx", "n_special", "predict_special_tokens")
     width = hf.size("n_embd")
     activation = hf.get("afn", str, "gelu")
+    block = gpt_block(
+        width,
+        heads=hf.size("n_head"),
+        intermediate_size=4 * width,
+        activation="gelu_new" if activation == "gelu" else activation,
+        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5)),
+        placement="post",
+    )
     return gpt_like(
         hf,
         model_type="openai-gpt",
         width=width,
-        heads=hf.size("n_head"),
-        layers=hf.size("n_layer", most=MAX_LAYERS),
         context_length=hf.size("n_positions"),
         positions=LearnedPositions(),
-        intermediate_size=4 * width,
         # It was the first to use the approximation, by the plain name.
-        activation="gelu_new" if activation == "gelu" else activation,
-        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5)),
-        placement="post",
+        blocks=(block,) * hf.size("n_layer", most=MAX_LAYERS),
     )

@@ -2,7 +2,7 @@
 
 from ortolan.modeling.config import DecoderConfig, LearnedPositions, NormConfig
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_like, named
+from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_block, gpt_like, named
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 
@@ -40,14 +40,9 @@ def config(hf: ConfigReader) -> DecoderConfig:
             "This checkpoint cannot be loaded faithfully."
         )
     bias = hf.get("enable_bias", bool, True)
-    return gpt_like(
-        hf,
-        model_type="opt",
-        width=width,
+    block = gpt_block(
+        width,
         heads=hf.size("num_attention_heads"),
-        layers=hf.size("num_hidden_layers", most=MAX_LAYERS),
-        context_length=hf.size("max_position_embeddings"),
-        positions=LearnedPositions(offset=2),
         intermediate_size=hf.size("ffn_dim"),
         activation=hf.get("activation_function", str, "relu"),
         norm=NormConfig(kind="layer", eps=1e-5),
@@ -55,4 +50,12 @@ def config(hf: ConfigReader) -> DecoderConfig:
         out_bias=bias,
         mlp_bias=bias,
         placement="pre" if hf.get("do_layer_norm_before", bool, True) else "post",
+    )
+    return gpt_like(
+        hf,
+        model_type="opt",
+        width=width,
+        context_length=hf.size("max_position_embeddings"),
+        positions=LearnedPositions(offset=2),
+        blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
     )

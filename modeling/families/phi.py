@@ -1,7 +1,7 @@
 """Phi-1, 1.5 and 2 (Li et al. 2023): attention and mlp side by side, biases everywhere."""
 
 from ortolan.modeling.config import DecoderConfig, NormConfig
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, OUT, QKV, UP, gpt_like, named
+from ortolan.modeling.families.gpt_like import DOWN, NORM_1, OUT, QKV, UP, gpt_block, gpt_like, named
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotary
 from ortolan.modeling.weights import Target
@@ -36,21 +36,24 @@ def config(hf: ConfigReader) -> DecoderConfig:
     hf.refuse("qk_layernorm")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     context_length = hf.size("max_position_embeddings")
+    block = gpt_block(
+        width,
+        heads=heads,
+        kv_heads=hf.size("num_key_value_heads", heads),
+        intermediate_size=hf.size("intermediate_size"),
+        activation=hf.get("hidden_act", str, "gelu_new"),
+        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5)),
+        placement="parallel",
+    )
     return gpt_like(
         hf,
         model_type="phi",
         width=width,
-        heads=heads,
-        kv_heads=hf.size("num_key_value_heads", heads),
-        layers=hf.size("num_hidden_layers", most=MAX_LAYERS),
         context_length=context_length,
         positions=read_rotary(
             hf, head_dim=width // heads, context_length=context_length, fraction=0.5
         ),
-        intermediate_size=hf.size("intermediate_size"),
-        activation=hf.get("hidden_act", str, "gelu_new"),
-        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5)),
         tied=False,
         head_bias=True,
-        placement="parallel",
+        blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
     )

@@ -1,7 +1,7 @@
 """Families that Ortolan does not ship, added as CONTRIBUTING.md says.
 
-They reach the switches that no shipped family sets: norms after the residual, sinusoidal
-positions, a scaled embedding, rotation of some channels only, layer norms around a gate.
+They reach what no shipped family of decoders has together: norms after the residual, sinusoidal
+positions, a scaled embedding.
 """
 
 import math
@@ -14,13 +14,11 @@ from ortolan.modeling.config import (
     DecoderConfig,
     FeedForwardConfig,
     NormConfig,
-    RotaryPositions,
     SinusoidalPositions,
 )
-from ortolan.modeling.families import Family, llama
+from ortolan.modeling.families import Family
 from ortolan.modeling.families.activations import read_activation, write_activation
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.families.rope import read_rotary, write_rotary
 from ortolan.modeling.weights import Table, Target
 
 

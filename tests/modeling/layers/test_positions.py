@@ -270,7 +270,7 @@ def test_the_table_of_halves_is_that_of_marian(width: int) -> None:
 
 
 def test_the_table_with_an_endpoint_is_that_of_xglm() -> None:
-    reference = XGLMSinusoidalPositionalEmbedding(50, 12)  # type: ignore[no-untyped-call]
+    reference = XGLMSinusoidalPositionalEmbedding(50, 12)
     expected = reference(torch.arange(50)[None])[0]
     positions = SinusoidalPositions(layout="halves", offset=2, endpoint=True)
     torch.testing.assert_close(sinusoidal_table(50, 12, positions), expected)
