@@ -1,5 +1,8 @@
 """A user's own module, as unusual as they come."""
 
+from collections.abc import Iterable
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +14,9 @@ VOCAB, WIDTH = 61, 32
 
 class Rotation(nn.Module):
     """Tables of cosines and sines, `(P, R/2)` each."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, channels: int, positions: int) -> None:
         super().__init__()
@@ -62,9 +68,9 @@ class Unusual(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, ids: Tensor, state: State) -> Tensor:
-        x = self.embed(ids)
+        x: Tensor = self.embed(ids)
         x = x + F.silu(state.convolve("taps", x.transpose(1, 2), self.taps)).transpose(1, 2)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(cast(Iterable[Layer], self.layers)):
             h = layer.norm(x)
             if number == 0:
                 key, value = layer.keys(h)
