@@ -17,6 +17,7 @@ from torch import Tensor
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers import lowering
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.layers.lowering import Rotary
 from ortolan.modeling.layers.scores import (
     Relative,
     add,
@@ -41,9 +42,6 @@ __all__ = [
     "split_projections",
     "turn",
 ]
-
-Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines, `(P, R/2)` each."""
 
 
 class Heads(NamedTuple):
@@ -89,9 +87,9 @@ def attention(
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
     length = q_BHSD.shape[2]
     if rotary is not None:
-        cos_SR, sin_SR = (table[:length] for table in rotary)
-        q_BHSD = _rotate(q_BHSD, cos_SR, sin_SR)
-        k_BKSD = _rotate(k_BKSD, cos_SR, sin_SR)
+        angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
+        q_BHSD = _rotate(q_BHSD, angles_SR)
+        k_BKSD = _rotate(k_BKSD, angles_SR)
     if not spec.causal:
         return _joined(
             attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, lengths=lengths, sinks=sinks)
@@ -122,9 +120,9 @@ def attention_weights(
     q_BHSD, k_BKSD, _ = _split_heads(qkv, spec)
     length = q_BHSD.shape[2]
     if rotary is not None:
-        cos_SR, sin_SR = (table[:length] for table in rotary)
-        q_BHSD = _rotate(q_BHSD, cos_SR, sin_SR)
-        k_BKSD = _rotate(k_BKSD, cos_SR, sin_SR)
+        angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
+        q_BHSD = _rotate(q_BHSD, angles_SR)
+        k_BKSD = _rotate(k_BKSD, angles_SR)
     allowed = None if lengths is None else inside(lengths, length)
     if spec.causal:
         allowed = visible(torch.arange(length, device=q_BHSD.device)[None], length, spec)
@@ -166,9 +164,10 @@ def cached_attention(
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
     positions_BS = step.positions(q_BHSD.shape[2])
     if rotary is not None:
-        cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary)
-        q_BHSD = _rotate(q_BHSD, cos_B1SR, sin_B1SR)
-        k_BKSD = _rotate(k_BKSD, cos_B1SR, sin_B1SR)
+        cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
+        angles_B1SR = rotary._replace(cos=cos_B1SR, sin=sin_B1SR)
+        q_BHSD = _rotate(q_BHSD, angles_B1SR)
+        k_BKSD = _rotate(k_BKSD, angles_B1SR)
     present = LayerCache(
         _extended(past.key, k_BKSD, positions_BS), _extended(past.value, v_BKSU, positions_BS)
     )
@@ -252,9 +251,9 @@ def turn(
         positions_BS = step.positions(length)
     if torch.onnx.is_in_onnx_export():
         return lowering.rotary_embedding(heads, rotary, positions_BS, spec=spec)
-    cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary)
+    cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
     heads_BNSD = torch.unflatten(heads, -1, (-1, spec.head_dim)).transpose(1, 2)
-    return _joined(_rotate(heads_BNSD, cos_B1SR, sin_B1SR))
+    return _joined(_rotate(heads_BNSD, rotary._replace(cos=cos_B1SR, sin=sin_B1SR)))
 
 
 def _apart(qkv: Tensor | Heads) -> lowering.Projections:
@@ -283,12 +282,18 @@ def _split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     return torch.split(x, sizes, axis)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first R channels of `(B, N, S, D)` by angles `(..., S, R/2)`, half-split."""
-    half = cos.shape[-1]
-    left, right = x[..., :half], x[..., half : 2 * half]
-    turned = (left * cos - right * sin, right * cos + left * sin)
-    return torch.cat((*turned, x[..., 2 * half :]), -1)
+def _rotate(x: Tensor, angles: Rotary) -> Tensor:
+    """Rotate the first R channels of `(B, N, S, D)` by angles `(..., S, R/2)`."""
+    half = angles.cos.shape[-1]
+    turning, rest = x[..., : 2 * half], x[..., 2 * half :]
+    if angles.interleaved:
+        left, right = turning[..., ::2], turning[..., 1::2]
+    else:
+        left, right = turning[..., :half], turning[..., half:]
+    turned = [left * angles.cos - right * angles.sin, right * angles.cos + left * angles.sin]
+    if angles.interleaved:
+        turned = [torch.stack(turned, -1).flatten(-2)]
+    return torch.cat((*turned, rest), -1)
 
 
 def _has_node(spec: AttentionConfig, rotary: Rotary | None, relative: Relative | None) -> bool:

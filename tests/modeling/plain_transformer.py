@@ -223,8 +223,8 @@ class Head:
 
     def turned_at(self, x: Array, position: int) -> Array:
         match self.positions:
-            case RotaryPositions(dim=dim, theta=theta):
-                return turned(x, position, dim, theta)
+            case RotaryPositions() as rotary:
+                return turned(x, position, rotary)
             case _:
                 return x
 
@@ -282,13 +282,14 @@ def readout(weights: Weights, spec: AttentionConfig, heads: list[Array]) -> Arra
     return weights.linear("out", np.concatenate(heads))
 
 
-def turned(x: Array, position: int, dim: int, theta: float) -> Array:
-    """Su et al. 2021: channels i and i + dim / 2 are a complex number, turned by its angle."""
-    x = x.copy()
-    for i in range(dim // 2):
-        angle = position * theta ** (-2 * i / dim)
-        number = complex(x[i], x[i + dim // 2]) * complex(math.cos(angle), math.sin(angle))
-        x[i], x[i + dim // 2] = number.real, number.imag
+def turned(x: Array, position: int, rotary: RotaryPositions) -> Array:
+    """Su et al. 2021: two channels are a complex number, turned by its angle."""
+    x, half = x.copy(), rotary.dim // 2
+    for i in range(half):
+        one, other = (2 * i, 2 * i + 1) if rotary.interleaved else (i, i + half)
+        angle = position * rotary.theta ** (-2 * i / rotary.dim)
+        number = complex(x[one], x[other]) * complex(math.cos(angle), math.sin(angle))
+        x[one], x[other] = number.real, number.imag
     return x
 
 

@@ -108,6 +108,13 @@ KINDS = {
             (replace(wide(value_dim=3, sinks=True), norm=replace(BIASLESS, scale=False)), PLAIN),
         ],
     ),
+    "rotary, interleaved": Kind(
+        RotaryPositions(dim=16, theta=30.0, interleaved=True),
+        [(wide(num_kv_heads=2), FUSED), (narrow(head_dim=32), FUSED)],
+    ),
+    "rotary, interleaved, of narrow heads": Kind(
+        POSITIONS["rotary-interleaved-partial"], [(narrow(), STANDARD)]
+    ),
     "rotary of narrow heads": Kind(POSITIONS["rotary-partial"], [(narrow(), STANDARD)]),
     "relative-bias": Kind(
         POSITIONS["relative-bias"],
