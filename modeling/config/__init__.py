@@ -15,6 +15,7 @@ from ortolan.modeling.config.head import (
     Pooling,
     Projection,
 )
+from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
     DecoderConfig,
     EncoderConfig,
@@ -61,6 +62,7 @@ __all__ = [
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
+    "MixtureConfig",
     "ModelConfig",
     "NoPositions",
     "NormConfig",

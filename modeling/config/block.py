@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ortolan.modeling.config.head import Activation, NormConfig
+from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.positions import NoPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 
@@ -139,12 +140,26 @@ class BlockConfig:
     """
 
     attention: AttentionConfig
-    feed_forward: FeedForwardConfig
+    feed_forward: FeedForwardConfig | MixtureConfig
     norm: NormConfig
     placement: Placement = "pre"
     cross_attention: AttentionConfig | None = None
     attention_norm: bool = True
     residual_scale: float = 1.0
+
+    @property
+    def dense(self) -> FeedForwardConfig:
+        """The feed-forward layer, if it is no mixture of experts.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        if isinstance(self.feed_forward, MixtureConfig):
+            raise ConfigError(
+                "feed_forward: expected one for all tokens, got a mixture of experts. "
+                "This family's format has no place for it."
+            )
+        return self.feed_forward
 
     @property
     def parallel(self) -> bool:

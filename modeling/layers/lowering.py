@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.config import AttentionConfig, MixtureConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.sizes import Size, is_one, is_same
 
@@ -227,6 +227,46 @@ def unfold(out_BHNU: Tensor, q: Tensor) -> Tensor:
     else:
         shape = torch.cat((_size(q, 0, 2), _constant([width])))
     return _reshape(out_BHNU.transpose(1, 2), shape, (*q.shape[:2], width))
+
+
+def mixture(
+    x: Tensor,
+    logits_TN: Tensor,
+    gate_up: tuple[Tensor, Tensor | None],
+    down: tuple[Tensor, Tensor | None],
+    *,
+    spec: MixtureConfig,
+) -> Tensor:
+    """The experts of a layer as one node, `(..., E)` to `(..., E)`.
+
+    Args:
+        x: `(B, S, E)`.
+        logits_TN: of each token for every expert; the weights of a token's experts are the
+            softmax of its highest.
+        gate_up: weights `(N, 2 * I, E)` and bias of all experts; see `layers.mixture.Experts`.
+        down: weights `(N, E, I)` and bias.
+        spec: how many experts a token has, and what they compute.
+
+    Source: com.microsoft.MoE, version 1. Its CPU kernel takes gate and up in turn alone.
+    """
+    attributes: _Attributes = {
+        "k": spec.per_token,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "activation_alpha": float(spec.alpha),
+        "activation_beta": float(spec.beta),
+        "normalize_routing_weights": 1,
+    }
+    if spec.limit is not None:
+        attributes["swiglu_limit"] = float(spec.limit)
+    return torch.onnx.ops.symbolic(
+        "com.microsoft::MoE",
+        _given(x, logits_TN, *gate_up, *down),
+        attributes,
+        dtype=x.dtype,
+        shape=x.shape,
+        version=1,
+    )
 
 
 def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:

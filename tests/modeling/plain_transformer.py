@@ -318,7 +318,7 @@ ACTIVATIONS: dict[str, Callable[[float], float]] = {
 
 
 def feed_forward(weights: Weights, block: BlockConfig, row: Array) -> Array:
-    below, config = weights.below("feed_forward"), block.feed_forward
+    below, config = weights.below("feed_forward"), block.dense
     act = np.vectorize(ACTIVATIONS[config.activation], otypes=[np.float64])
     if config.kind == "gated":
         hidden = act(below.linear("gate", row)) * below.linear("up", row)
