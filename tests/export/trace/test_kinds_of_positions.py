@@ -40,7 +40,7 @@ def narrow(**fields: Any) -> BlockConfig:
 
 WEIGHTLESS, BIASLESS = replace(kinds.RMS, scale=False), replace(kinds.LAYER, bias=False)
 
-INNER_NORM = replace(BLOCK.feed_forward, inner_norm=kinds.RMS, down_bias=False, activation="relu2")
+INNER_NORM = replace(kinds.MLP, inner_norm=kinds.RMS, down_bias=False, activation="relu2")
 
 
 @dataclass(frozen=True, slots=True)
