@@ -172,6 +172,24 @@ def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
     )
 
 
+def rotary_embedding(
+    heads: Tensor, rotary: Rotary, positions_BS: Tensor, *, spec: AttentionConfig
+) -> Tensor:
+    """Heads side by side, `(B, S, N * D)`, turned by their positions, int64 `(B, S)`."""
+    return torch.onnx.ops.symbolic(
+        "RotaryEmbedding",
+        (heads, rotary.cos, rotary.sin, positions_BS),
+        {
+            "num_heads": int(heads.shape[-1]) // spec.head_dim,
+            "rotary_embedding_dim": 2 * int(rotary.cos.shape[-1]),
+            "interleaved": int(rotary.interleaved),
+        },
+        dtype=heads.dtype,
+        shape=tuple(heads.shape),
+        version=OPSET,
+    )
+
+
 def standard_attention(
     q_BHSD: Tensor,
     k_BKTD: Tensor,

@@ -41,6 +41,7 @@ __all__ = [
     "cross_states",
     "shared_attention",
     "split_projections",
+    "turn",
 ]
 
 
@@ -264,6 +265,29 @@ def split_projections(qkv: Tensor, spec: AttentionConfig) -> Heads:
         spec.num_kv_heads * spec.value_width,
     )
     return Heads(*_split(qkv, list(widths), -1))
+
+
+def turn(
+    heads: Tensor, rotary: Rotary, step: StepLengths | None, *, spec: AttentionConfig
+) -> Tensor:
+    """Rotate queries or keys, `(B, S, N * D)`, where that is not left to the attention.
+
+    Args:
+        heads: side by side.
+        rotary: tables with a row for every position.
+        step: lengths after this step; None where the first token is at position 0.
+        spec: the width of a head.
+    """
+    batch, length, _ = heads.shape
+    if step is None:
+        positions_BS = torch.arange(length, device=heads.device)[None].expand(batch, -1)
+    else:
+        positions_BS = step.positions(length)
+    if torch.onnx.is_in_onnx_export():
+        return lowering.rotary_embedding(heads, rotary, positions_BS, spec=spec)
+    cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
+    heads_BNSD = torch.unflatten(heads, -1, (-1, spec.head_dim)).transpose(1, 2)
+    return _joined(_rotate(heads_BNSD, rotary._replace(cos=cos_B1SR, sin=sin_B1SR)))
 
 
 def _apart(qkv: Tensor | Heads) -> lowering.Projections:

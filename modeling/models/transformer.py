@@ -128,7 +128,9 @@ class DecoderModel(Stack):
         head = self.embedding if self.head is None else self.head
         if self.config.head_scale != 1.0:
             x_BSE = x_BSE * self.config.head_scale
-        return F.linear(x_BSE, head.weight, self.head_bias)
+        logits_BSV = F.linear(x_BSE, head.weight, self.head_bias)
+        cap = self.config.final_softcap
+        return logits_BSV if cap is None else cap * torch.tanh(logits_BSV / cap)
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """The keys and values of the source for each layer."""
