@@ -5,8 +5,9 @@ declared.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Described:
     model_type: str
     context_length: int
     tokens: Tokens
-    sha256: str
+    sha256: Callable[[], str]
     folder: Path | None
 
 
@@ -75,7 +76,7 @@ def open_module(
             model_type=type(module).__name__,
             context_length=context,
             tokens=Tokens(),
-            sha256=module_sha256(module),
+            sha256=partial(module_sha256, module),
             folder=given if given is not None and given.is_dir() else None,
         ),
         tokenizer=None if given is None or given.is_dir() else given,
