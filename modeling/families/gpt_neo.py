@@ -4,7 +4,17 @@ from dataclasses import replace
 
 from ortolan.modeling.config import DecoderConfig, LearnedPositions, NormConfig
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_block, gpt_like, named
+from ortolan.modeling.families.gpt_like import (
+    DOWN,
+    NORM_1,
+    NORM_2,
+    OUT,
+    QKV,
+    UP,
+    gpt_block,
+    gpt_like,
+    named,
+)
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 

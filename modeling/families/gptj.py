@@ -1,7 +1,16 @@
 """GPT-J (Wang and Komatsuzaki 2021): attention and mlp side by side, neighbours rotated."""
 
 from ortolan.modeling.config import DecoderConfig, NormConfig, RotaryPositions
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, OUT, QKV, UP, gpt_block, gpt_like, named
+from ortolan.modeling.families.gpt_like import (
+    DOWN,
+    NORM_1,
+    OUT,
+    QKV,
+    UP,
+    gpt_block,
+    gpt_like,
+    named,
+)
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 

@@ -1,7 +1,17 @@
 """GPT (Radford et al. 2018): learned positions, and norms after each residual sum."""
 
 from ortolan.modeling.config import DecoderConfig, LearnedPositions, NormConfig
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_block, gpt_like, named
+from ortolan.modeling.families.gpt_like import (
+    DOWN,
+    NORM_1,
+    NORM_2,
+    OUT,
+    QKV,
+    UP,
+    gpt_block,
+    gpt_like,
+    named,
+)
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 

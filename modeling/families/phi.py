@@ -1,7 +1,16 @@
 """Phi-1, 1.5 and 2 (Li et al. 2023): attention and mlp side by side, biases everywhere."""
 
 from ortolan.modeling.config import DecoderConfig, NormConfig
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, OUT, QKV, UP, gpt_block, gpt_like, named
+from ortolan.modeling.families.gpt_like import (
+    DOWN,
+    NORM_1,
+    OUT,
+    QKV,
+    UP,
+    gpt_block,
+    gpt_like,
+    named,
+)
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotary
 from ortolan.modeling.weights import Target

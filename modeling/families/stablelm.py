@@ -40,7 +40,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
         mlp_bias=False,
         placement="parallel" if hf.get("use_parallel_residual", bool, False) else "pre",
     )
-    gated: FeedForwardConfig = replace(block.feed_forward, kind="gated")
+    gated: FeedForwardConfig = replace(block.dense, kind="gated")
     return gpt_like(
         hf,
         model_type="stablelm",

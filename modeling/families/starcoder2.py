@@ -1,7 +1,17 @@
 """StarCoder2 (Lozhkov et al. 2024): Llama's attention between layer norms and a plain mlp."""
 
 from ortolan.modeling.config import DecoderConfig, NormConfig
-from ortolan.modeling.families.gpt_like import DOWN, NORM_1, NORM_2, OUT, QKV, UP, gpt_block, gpt_like, named
+from ortolan.modeling.families.gpt_like import (
+    DOWN,
+    NORM_1,
+    NORM_2,
+    OUT,
+    QKV,
+    UP,
+    gpt_block,
+    gpt_like,
+    named,
+)
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotary
 from ortolan.modeling.weights import Target
