@@ -256,7 +256,7 @@ BLENDERBOT = BartLike(
 M2M_100 = BartLike(
     model_type="m2m_100",
     classes="M2M100",
-    positions=SinusoidalPositions(layout="halves", offset=2, inclusive=True),
+    positions=SinusoidalPositions(layout="halves", offset=2, endpoint=True),
     placement="pre",
     normed_embedding=False,
     logits_bias=False,

@@ -51,10 +51,10 @@ def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
     first = config.blocks[0].attention
     match config.positions:
         case SinusoidalPositions() as positions:
-            table = sinusoidal_table(positions, config.context_length, config.hidden_size)
+            table = sinusoidal_table(config.context_length, config.hidden_size, positions)
             return {"position_table": table}
         case ConcatenatedPositions(dim=dim, table=SinusoidalPositions() as positions):
-            return {"position_table": sinusoidal_table(positions, config.context_length, dim)}
+            return {"position_table": sinusoidal_table(config.context_length, dim, positions)}
         case AlibiPositions():
             return {"alibi_slopes": torch.tensor(alibi_slopes(first.num_heads))}
         case RelativeBiasPositions() as positions:
@@ -112,13 +112,12 @@ def alibi_slopes(heads: int) -> list[float]:
     return series + between[: heads - power]
 
 
-def sinusoidal_table(positions: SinusoidalPositions, length: int, width: int) -> Tensor:
+def sinusoidal_table(length: int, width: int, positions: SinusoidalPositions) -> Tensor:
     """The table of Vaswani et al. 2017, section 3.5: `(length, width)`."""
-    count = (width + 1) // 2
-    steps = max(width // 2 - 1, 1) if positions.inclusive else width / 2
-    frequencies = 10_000.0 ** -(torch.arange(count, dtype=torch.float64) / steps)
-    numbers = torch.arange(length, dtype=torch.float64) + positions.offset
-    angles = numbers[:, None] * frequencies
+    steps = width // 2 - 1 if positions.endpoint else width / 2
+    frequencies = 10_000.0 ** -(torch.arange((width + 1) // 2, dtype=torch.float64) / steps)
+    rows = torch.arange(positions.offset, positions.offset + length, dtype=torch.float64)
+    angles = rows[:, None] * frequencies
     pair = (angles.sin(), angles.cos()[:, : width // 2])
     if positions.layout == "halves":
         return torch.cat(pair, 1).float()

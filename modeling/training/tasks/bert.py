@@ -30,7 +30,8 @@ def initialise_bert(module: EncoderModel) -> None:
     std = config.hidden_size**-0.5
     initialise(module, layers=len(config.blocks), std=std)
     table = cast(nn.Embedding, module.position_embedding).weight
-    sinusoids = sinusoidal_table(SinusoidalPositions(layout="halves"), *table.shape)
+    rows, width = table.shape
+    sinusoids = sinusoidal_table(rows, width, SinusoidalPositions(layout="halves"))
     with torch.no_grad():
         # Sines and cosines have a mean square of a half.
         table.copy_(sinusoids * (std * 2**0.5))

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
 from ortolan.modeling.config import (
     DynamicNTKScaling,
@@ -31,8 +31,6 @@ from ortolan.modeling.layers.positions import (
 )
 
 CONTEXT = 4096
-
-HALVES = SinusoidalPositions(layout="halves")
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
 
@@ -255,7 +253,7 @@ def test_llama3_keeps_fast_channels_and_divides_slow_ones() -> None:
 
 @pytest.mark.parametrize("width", [6, 32])
 def test_the_interleaved_table_is_the_papers(width: int) -> None:
-    table = sinusoidal_table(SinusoidalPositions(), 50, width)
+    table = sinusoidal_table(50, width, SinusoidalPositions())
     assert table.shape == (50, width)
     for position in (0, 1, 17, 49):
         for i in range(width // 2):
@@ -267,18 +265,19 @@ def test_the_interleaved_table_is_the_papers(width: int) -> None:
 @pytest.mark.parametrize("width", [6, 7, 32])
 def test_the_table_of_halves_is_that_of_marian(width: int) -> None:
     expected = MarianSinusoidalPositionalEmbedding(50, width).create_weight()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(sinusoidal_table(HALVES, 50, width), expected)
+    table = sinusoidal_table(50, width, SinusoidalPositions(layout="halves"))
+    torch.testing.assert_close(table, expected)
+
+
+def test_the_table_with_an_endpoint_is_that_of_xglm() -> None:
+    reference = XGLMSinusoidalPositionalEmbedding(50, 12)
+    expected = reference(torch.arange(50)[None])[0]
+    positions = SinusoidalPositions(layout="halves", offset=2, endpoint=True)
+    torch.testing.assert_close(sinusoidal_table(50, 12, positions), expected)
 
 
 @pytest.mark.parametrize("width", [6, 7])
 def test_both_layouts_hold_the_same_numbers(width: int) -> None:
-    interleaved = sinusoidal_table(SinusoidalPositions(), 20, width)
-    halves = sinusoidal_table(HALVES, 20, width)
+    interleaved = sinusoidal_table(20, width, SinusoidalPositions())
+    halves = sinusoidal_table(20, width, SinusoidalPositions(layout="halves"))
     assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1), halves)
-
-
-def test_a_table_that_begins_later_and_reaches_the_last_wavelength_is_that_of_m2m() -> None:
-    # Row 1 of theirs is for padding, and zero.
-    theirs = M2M100SinusoidalPositionalEmbedding.get_embedding(52, 32, 1)
-    ours = sinusoidal_table(replace(HALVES, offset=2, inclusive=True), 50, 32)
-    torch.testing.assert_close(ours, theirs[2:])
