@@ -22,6 +22,7 @@ from ortolan.modeling.checkpoint.folder import (
     read_config,
     read_config_keys,
 )
+from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -97,8 +98,8 @@ def open_exportable(
         source: the checkpoint, see `open_checkpoint`, or a `DecoderModel`, `EncoderModel` or
             `EncoderDecoderModel`.
         tokenizer: a tokenizer.json for it; a checkpoint folder's own by default.
-        max_context: tokens that have to fit, of a source and of a target alike; the model's own
-            by default.
+        max_context: tokens that have to fit, of a source and of a target alike; by default the
+            model's own, or as many as its sentence-transformers folder says.
         accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
@@ -121,7 +122,9 @@ def open_exportable(
         keys, folder = read_config_keys(checkpoint, accept_unknown), checkpoint.folder
         weights = open_weights(checkpoint, config)
         digest = checkpoint.sha256()
-    limited = limit_context(config, max_context)
+    limited = limit_context(
+        config, _max_tokens(config, folder) if max_context is None else max_context
+    )
     sides = sides_of(limited)
     companions = _companions(sides, folder, tokenizer)
     has_vocabulary = sides.patches is None or sides.decoder is not None
@@ -145,6 +148,15 @@ def open_exportable(
     )
 
 
+def _max_tokens(config: ModelConfig, folder: Path | None) -> int | None:
+    """Tokens of the longest text that an embedding was made for, where its positions reach on."""
+    match config:
+        case EncoderConfig(head=EmbeddingHead(), context_length=most) if folder:
+            return min(max_tokens(folder) or most, most)
+        case _:
+            return None
+
+
 def _refuse_keys_of_module(accept_unknown: tuple[str, ...]) -> None:
     if accept_unknown:
         raise OptionError(
@@ -159,9 +171,13 @@ def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None
     if sides.encoder is None:
         return None
     own = sides.source_vocab_size
+    is_embedding = isinstance(sides.encoder.head, EmbeddingHead)
+    prompts = read_prompts(folder) if folder and is_embedding else Prompts()
     return TextSource(
         max_tokens=sides.encoder.context_length,
         vocab_size=None if own == sides.vocab_size else own,
+        prompts=prompts.texts,
+        default_prompt=prompts.default,
     )
 
 
@@ -171,8 +187,8 @@ def _gives(encoder: EncoderConfig) -> Output:
             return Output(kind="labels", size=len(labels), labels=labels)
         case LanguageModelHead():
             return Output(kind="logits", size=Sides(encoder=encoder).vocab_size)
-        case EmbeddingHead():
-            return Output(kind="embedding", size=encoder.hidden_size)
+        case EmbeddingHead() as head:
+            return Output(kind="embedding", size=head.width(encoder.hidden_size))
         case _:
             return Output(kind="states", size=encoder.hidden_size)
 

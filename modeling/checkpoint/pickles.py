@@ -52,7 +52,10 @@ class Pickles:
         return sorted(set(self._files.values()))
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype."""
+        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype.
+
+        A number by itself, which has no axes, is read whole.
+        """
         place = self._places[name]
         if 0 in place.shape:
             whole = torch.empty(place.shape, dtype=place.dtype)
@@ -61,6 +64,8 @@ class Pickles:
             data = np.memmap(self._files[name], np.uint8, "c", place.offset, (place.length,))
             values = torch.frombuffer(data, dtype=place.dtype)
             whole = values.as_strided(place.shape, place.strides)
+        if not place.shape:
+            return whole.clone()
         piece = whole[start:stop] if axis == 0 else whole[:, start:stop]
         return piece.clone(memory_format=torch.contiguous_format)
 

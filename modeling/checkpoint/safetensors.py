@@ -42,8 +42,13 @@ class Safetensors:
         return sorted(set(self._files.values()))
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype."""
+        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype.
+
+        A number by itself, which has no axes, is read whole.
+        """
         with safe_open(str(self._files[name]), framework="pt") as file:
+            if not self._shapes[name]:
+                return file.get_tensor(name)  # type: ignore[no-any-return]
             view = file.get_slice(name)
             piece: Tensor = view[start:stop] if axis == 0 else view[:, start:stop]
             return piece.clone()

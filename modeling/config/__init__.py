@@ -13,6 +13,7 @@ from ortolan.modeling.config.head import (
     LanguageModelHead,
     NormConfig,
     Pooling,
+    Projection,
 )
 from ortolan.modeling.config.model import (
     DecoderConfig,
@@ -66,6 +67,7 @@ __all__ = [
     "PatchInput",
     "Pooling",
     "Positions",
+    "Projection",
     "RelativeBiasPositions",
     "RelativeKeyPositions",
     "RelativePositions",

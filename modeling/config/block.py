@@ -103,12 +103,26 @@ class BlockConfig:
     Attributes:
         placement: `pre` normalises what enters a sublayer, x + f(norm(x)); `post` what leaves
             its residual sum, norm(x + f(x)); `pre_residual` takes the residual from the
-            normed stream, norm(x) + f(norm(x)).
+            normed stream, norm(x) + f(norm(x)). `parallel` feeds both sublayers the same,
+            x + attention(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J");
+            `parallel_norms` gives each a norm of its own.
         cross_attention: to a source, between the self-attention and the mlp; None without one.
     """
 
     attention: AttentionConfig
     feed_forward: FeedForwardConfig
     norm: NormConfig
-    placement: Literal["pre", "post", "pre_residual"] = "pre"
+    placement: Literal["pre", "post", "pre_residual", "parallel", "parallel_norms"] = "pre"
     cross_attention: AttentionConfig | None = None
+
+    @property
+    def parallel(self) -> bool:
+        """Whether both sublayers read what enters the layer."""
+        return self.placement in ("parallel", "parallel_norms")
+
+    def __post_init__(self) -> None:
+        if self.parallel and self.cross_attention is not None:
+            raise ConfigError(
+                "block: expected no cross-attention where attention and mlp are parallel, got "
+                "some. Choose another placement."
+            )

@@ -28,13 +28,15 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, width: int, *, distances: int | None = None) -> None:
         super().__init__()
         self.placement = config.placement
+        self.parallel = config.parallel
         self.attention_norm = norm(config.norm, width)
         self.attention = SelfAttention(config.attention, width, distances=distances)
         self.cross_attention: CrossAttention | None = None
         if config.cross_attention is not None:
             self.cross_attention_norm = norm(config.norm, width)
             self.cross_attention = CrossAttention(config.cross_attention, width)
-        self.feed_forward_norm = norm(config.norm, width)
+        one_norm = config.placement == "parallel"
+        self.feed_forward_norm = nn.Identity() if one_norm else norm(config.norm, width)
         self.feed_forward = feed_forward(config.feed_forward, width)
 
     def forward(
@@ -57,9 +59,14 @@ class Block(nn.Module):
             source: keys and values to attend to, if this layer does.
             source_lengths: int `(B,)`; valid tokens of the source; None where all are.
         """
-        x_BSE = self._residual(
-            x_BSE, self.attention_norm, lambda x: self.attention(x, rotary, relative, lengths)
-        )
+
+        def attend(x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x, rotary, relative, lengths)
+            return out
+
+        if self.parallel:
+            return self._both(x_BSE, attend)
+        x_BSE = self._residual(x_BSE, self.attention_norm, attend)
         return self._rest(x_BSE, source, source_lengths)
 
     def step(
@@ -86,6 +93,8 @@ class Block(nn.Module):
             out, present = self.attention.step(x, rotary, past, step, relative, pick)
             return out
 
+        if self.parallel:
+            return self._both(x_BSE, attend, pick), present
         x_BNE = self._residual(x_BSE, self.attention_norm, attend, pick)
         return self._rest(x_BNE, source, source_lengths), present
 
@@ -100,6 +109,19 @@ class Block(nn.Module):
             )
         return self._residual(x_BSE, self.feed_forward_norm, self.feed_forward)
 
+    def _both(
+        self,
+        x: Tensor,
+        attend: Callable[[Tensor], Tensor],
+        pick: Callable[[Tensor], Tensor] = same,
+    ) -> Tensor:
+        """Both sublayers side by side, for the tokens that `attend` and `pick` let through."""
+        normed = self.attention_norm(x)
+        attended, x = attend(normed), pick(x)
+        read = pick(normed) if self.placement == "parallel" else self.feed_forward_norm(x)
+        out: Tensor = x + (attended + self.feed_forward(read))
+        return out
+
     def _residual(
         self,
         x: Tensor,
@@ -109,11 +131,11 @@ class Block(nn.Module):
     ) -> Tensor:
         """A sublayer and what goes around it, for the tokens that both let through."""
         match self.placement:
-            case "pre":
-                return pick(x) + sublayer(normalise(x))
             case "pre_residual":
                 normed: Tensor = normalise(x)
                 return pick(normed) + sublayer(normed)
             case "post":
                 out: Tensor = normalise(pick(x) + sublayer(x))
                 return out
+            case _:
+                return pick(x) + sublayer(normalise(x))

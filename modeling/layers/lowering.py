@@ -12,6 +12,7 @@ K key/value heads, D head width, U value width, G rows of a source.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,20 @@ from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.sizes import Size, is_one, is_same
 
-Rotary = tuple[Tensor, Tensor]
+
+class Rotary(NamedTuple):
+    """By what angles queries and keys turn at each position.
+
+    Attributes:
+        cos: of the first R channels of a head, `(P, R/2)`.
+        sin: likewise.
+        interleaved: neighbouring channels are a pair; else those half of R apart.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+
 
 Projections = tuple[Tensor, Tensor | None, Tensor | None]
 """Queries, keys and values; or all of them side by side, and nothing for the other two."""
@@ -198,7 +212,8 @@ def unfold(out_BHNU: Tensor, q: Tensor) -> Tensor:
 
 
 def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
-    return {
+    pairs: _Attributes = {"rotary_interleaved": 1} if rotary and rotary.interleaved else {}
+    return pairs | {
         "num_heads": spec.num_heads,
         "kv_num_heads": spec.num_kv_heads,
         "scale": float(spec.scale),
@@ -209,7 +224,7 @@ def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
 
 
 def _tables(rotary: Rotary | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if rotary is None else rotary
+    return (None, None) if rotary is None else (rotary.cos, rotary.sin)
 
 
 def _given(*inputs: Tensor | None) -> list[Tensor | None]:

@@ -48,7 +48,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "logits": lambda: encoder_config(
         head=LanguageModelHead(tied=True, bias=True, activation="gelu", norm=NORM)
     ),
-    "embedding": lambda: encoder_config(head=EmbeddingHead(pooling="mean")),
+    "embedding": lambda: encoder_config(head=EmbeddingHead(pooling=("mean",))),
     "image labels": lambda: image_config(
         head=ClassifierHead(labels=("a", "b", "c"), pooling="first")
     ),

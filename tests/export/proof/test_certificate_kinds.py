@@ -47,7 +47,7 @@ HEADS: dict[str, Head | None] = {
     "logits": LanguageModelHead(tied=True, bias=True),
     "labels": ClassifierHead(labels=("a", "b", "c"), pooling="mean", activation="tanh"),
     "label": ClassifierHead(labels=("a",), pooling="first"),
-    "embedding": EmbeddingHead(pooling="mean"),
+    "embedding": EmbeddingHead(pooling=("mean",)),
 }
 
 

@@ -36,7 +36,7 @@ HEADS = {
     "language model": LanguageModelHead(
         tied=True, bias=True, activation="gelu", norm=NormConfig(kind="layer", eps=1e-5)
     ),
-    "embedding": EmbeddingHead(pooling="first"),
+    "embedding": EmbeddingHead(pooling=("first",)),
 }
 
 

@@ -22,6 +22,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source.exportable import Exportable, open_exportable
 from ortolan.export.source.inputs import pixels
 from ortolan.modeling import CheckpointError, ConfigError
+from ortolan.modeling.checkpoint.sentence_head import write_sentence_head
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -69,7 +70,7 @@ def vit(tmp_path: Path) -> Path:
             ClassifierHead(labels=LABELS, pooling="mean"),
             Output(kind="labels", size=2, labels=LABELS),
         ),
-        (EmbeddingHead(pooling="first"), Output(kind="embedding", size=24)),
+        (EmbeddingHead(pooling=("first",)), Output(kind="embedding", size=24)),
     ],
 )
 def test_encoder_says_what_it_takes_and_gives(head: Any, gives: Output) -> None:
@@ -77,6 +78,23 @@ def test_encoder_says_what_it_takes_and_gives(head: Any, gives: Output) -> None:
     assert (source.sides.kind, source.gives) == ("encoder", gives)
     assert source.takes == TextSource(max_tokens=20)
     assert (source.sides.vocab_size, source.sides.context_length) == (97, 20)
+
+
+def test_a_sentence_folder_says_how_long_texts_are_and_its_prompts(tmp_path: Path) -> None:
+    tiny_encoders.ENCODERS["bert"].reference().save_pretrained(tmp_path)
+    write_sentence_head(tmp_path, EmbeddingHead(pooling=("mean", "last")), 32)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 30}')
+    prompts = '{"prompts": {"query": "query: "}, "default_prompt_name": "query"}'
+    (tmp_path / "config_sentence_transformers.json").write_text(prompts)
+    source = opened(tmp_path)
+    assert source.gives == Output(kind="embedding", size=64)
+    assert source.takes == TextSource(
+        max_tokens=30, prompts={"query": "query: "}, default_prompt="query"
+    )
+    longer = open_exportable(tmp_path, tokenizer=None, max_context=35)
+    assert longer.sides.context_length == 35
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 512}')
+    assert opened(tmp_path).sides.context_length == 40
 
 
 def test_encoder_of_images_has_no_vocabulary_and_takes_what_a_vit_does() -> None:

@@ -50,6 +50,13 @@ class Kind:
 
 KINDS = {
     "none": Kind(POSITIONS["none"], [(wide(), FUSED), (replace(wide(), placement="post"), FUSED)]),
+    "none, in parallel": Kind(
+        POSITIONS["none"],
+        [
+            (replace(wide(), placement="parallel"), FUSED),
+            (replace(wide(), placement="parallel_norms"), FUSED),
+        ],
+    ),
     "learned": Kind(
         POSITIONS["learned-offset"],
         [
@@ -73,6 +80,13 @@ KINDS = {
             (wide(), FUSED),
             (narrow(rotary=RotaryPositions(dim=4)), STANDARD),
         ],
+    ),
+    "rotary, interleaved": Kind(
+        RotaryPositions(dim=16, theta=30.0, interleaved=True),
+        [(wide(num_kv_heads=2), FUSED), (narrow(head_dim=32), FUSED)],
+    ),
+    "rotary, interleaved, of narrow heads": Kind(
+        POSITIONS["rotary-interleaved-partial"], [(narrow(), STANDARD)]
     ),
     "rotary of narrow heads": Kind(POSITIONS["rotary-partial"], [(narrow(), STANDARD)]),
     "relative-bias": Kind(

@@ -64,6 +64,11 @@ def test_a_feed_forward_that_cannot_be_is_an_error(change: dict[str, Any]) -> No
         replace(MLP, **change)
 
 
+def test_sublayers_side_by_side_have_no_cross_attention_between_them() -> None:
+    with pytest.raises(ConfigError, match="no cross-attention where attention and mlp are"):
+        seq2seq_config(NoPositions(), BLOCKS["parallel"])
+
+
 def test_a_decoder_that_cannot_be_is_an_error() -> None:
     with pytest.raises(ConfigError, match="expected causal attention in every layer"):
         decoder_config(NoPositions(), bidirectional(BLOCK))
@@ -112,7 +117,7 @@ def test_an_encoder_decoder_that_cannot_be_is_an_error() -> None:
     with pytest.raises(ConfigError, match="cross-attention to all of the source in every layer"):
         replace(config, decoder=decoder_config(NoPositions()))
     with pytest.raises(ConfigError, match="expected no head"):
-        replace(config, encoder=replace(config.encoder, head=EmbeddingHead(pooling="mean")))
+        replace(config, encoder=replace(config.encoder, head=EmbeddingHead(pooling=("mean",))))
     with pytest.raises(ConfigError, match=f"the decoder's width of {WIDTH}, got a width of 12"):
         replace(config, encoder=replace(config.encoder, hidden_size=12))
     other = replace(config.encoder, input=TokenInput(vocab_size=7))

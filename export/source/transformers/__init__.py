@@ -1,0 +1,1 @@
+"""Any causal language model of transformers: built without weights, read under its own names."""
