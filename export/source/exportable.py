@@ -15,7 +15,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.sides import Sides, sides_of
 from ortolan.export.source.special_tokens import GENERATION_CONFIG, special_tokens
-from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint, Source, open_checkpoint
 from ortolan.modeling.checkpoint.folder import (
     limit_context,
     open_weights,
@@ -112,7 +112,7 @@ def open_exportable(
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     if isinstance(source, TransformerModel):
-        config, folder = source.config, None
+        config, folder, checkpoint = source.config, None, None
         weights: Weights = ModuleWeights(source)
         digest, keys = _module_sha256(source), NO_KEYS
         _refuse_keys_of_module(accept_unknown)
@@ -126,7 +126,7 @@ def open_exportable(
         config, _max_tokens(config, folder) if max_context is None else max_context
     )
     sides = sides_of(limited)
-    companions = _companions(sides, folder, tokenizer)
+    companions = _companions(sides, checkpoint, tokenizer)
     has_vocabulary = sides.patches is None or sides.decoder is not None
     return Exportable(
         config=limited,
@@ -193,12 +193,16 @@ def _gives(encoder: EncoderConfig) -> Output:
             return Output(kind="states", size=encoder.hidden_size)
 
 
-def _companions(sides: Sides, folder: Path | None, tokenizer: str | Path | None) -> dict[str, Path]:
+def _companions(
+    sides: Sides, checkpoint: Checkpoint | None, tokenizer: str | Path | None
+) -> dict[str, Path]:
     """Files to copy into the bundle; none for an encoder of images."""
     names: tuple[str, ...] = COMPANIONS
     if sides.decoder is None:
         names = () if sides.patches else (TOKENIZER,)
-    companions = {name: folder / name for name in names if folder and (folder / name).is_file()}
+    own = [name for name in names if tokenizer is None or name != TOKENIZER]
+    found = {name: checkpoint.companion(name) for name in own if checkpoint is not None}
+    companions = {name: path for name, path in found.items() if path is not None}
     if tokenizer is None:
         return companions
     if TOKENIZER not in names:

@@ -51,30 +51,30 @@ class Architecture:
         model_type: of the config.
         model_class: of transformers.
         names: of tensors.
-        keys: of the config, by those below the architecture's name.
+        keys: of the config, by those below the architecture's name; None where shapes say it.
         implied: values of the config that every such file stands for.
         turns_pairs: rows of queries and keys alternate between the halves of a head.
         groups_qkv: queries, keys and values follow each other, where the checkpoint has them
             together for each group of heads.
         transposed: tensors that the checkpoint stores as `(in, out)`.
         norm_offset: what the file adds to the gains of norms.
+        partial: key of the config for the share of a head that is rotated.
     """
 
     model_type: str
     model_class: str
     names: Names = field(default_factory=lambda: names.LLAMA)
-    keys: Mapping[str, str] = field(default_factory=lambda: RMS)
+    keys: Mapping[str, str | None] = field(default_factory=lambda: RMS)
     implied: Mapping[str, object] = field(default_factory=dict)
     turns_pairs: bool = False
     groups_qkv: bool = False
     transposed: tuple[str, ...] = ()
     norm_offset: float = 0.0
+    partial: str = "partial_rotary_factor"
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(
-        model_type="llama", model_class="LlamaForCausalLM", turns_pairs=True
-    ),
+    "llama": Architecture(model_type="llama", model_class="LlamaForCausalLM", turns_pairs=True),
     "qwen2": Architecture(model_type="qwen2", model_class="Qwen2ForCausalLM"),
     "qwen3": Architecture(
         model_type="qwen3",
@@ -197,6 +197,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         implied={"hidden_act": "gelu"},
         groups_qkv=True,
+        partial="rotary_pct",
     ),
     "bloom": Architecture(
         model_type="bloom",
@@ -206,6 +207,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "context_length": "seq_length",
             "embedding_length": "hidden_size",
             "block_count": "n_layer",
+            "feed_forward_length": None,
             "attention.head_count": "n_head",
             "attention.layer_norm_epsilon": "layer_norm_epsilon",
         },

@@ -38,9 +38,7 @@ class BlockFormat(NamedTuple):
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Formats that are types of PyTorch."""
 
-NO_PACKAGE = (
-    'GGUF: expected the package gguf, got none. Run: pip install "ortolan[export,gguf]"'
-)
+NO_PACKAGE = 'GGUF: expected the package gguf, got none. Run: pip install "ortolan[export,gguf]"'
 
 
 def block_format(kind: int, name: str, path: Path) -> BlockFormat:

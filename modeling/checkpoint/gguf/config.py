@@ -69,10 +69,11 @@ def hf_values(header: Header) -> dict[str, object]:
     scaling = {key for key in own if key.startswith("rope.scaling.")}
     for key, value in own.items():
         if key in architecture.keys:
-            values[architecture.keys[key]] = value
+            if (name := architecture.keys[key]) is not None:
+                values[name] = value
         elif key not in DERIVED and key not in scaling:
             values[f"{header.metadata[ARCHITECTURE]}.{key}"] = value
-    values |= rope_values(header, own)
+    values |= rope_values(header, own, partial=architecture.partial)
     return values | _of_family(values, header)
 
 
@@ -92,8 +93,7 @@ def special_ids(metadata: Mapping[str, Value]) -> dict[str, object]:
     for name, keys in SPECIAL_IDS.items():
         ids = [metadata.get(f"tokenizer.ggml.{key}") for key in keys]
         known = list(dict.fromkeys(i for i in ids if isinstance(i, int)))
-        if known:
-            found[name] = known[0] if len(known) == 1 else known
+        found[name] = known if len(known) > 1 else next(iter(known), None)
     return found
 
 

@@ -53,7 +53,7 @@ class Stored:
         return self.format.bytes_of(self.shape[-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Header:
     """What a file says before its tensors."""
 
@@ -72,7 +72,7 @@ def read_header(path: Path) -> Header:
     with path.open("rb") as stream:
         if stream.read(4) != MAGIC:
             raise CheckpointError(
-                f"{path}: expected a GGUF file, which begins with GGUF, got another. Check the path."
+                f"{path}: expected a GGUF file, got one that does not begin so. Fetch it again."
             )
         (version,) = struct.unpack("<I", stream.read(4).ljust(4, b"\0"))
         if version not in VERSIONS:
@@ -90,9 +90,7 @@ def read_header(path: Path) -> Header:
         start = -(-stream.tell() // alignment) * alignment
     tensors = {}
     for name, shape, kind, offset in found:
-        stored = Stored(
-            shape=shape, format=block_format(kind, name, path), offset=start + offset
-        )
+        stored = Stored(shape=shape, format=block_format(kind, name, path), offset=start + offset)
         _check(path, name, stored, size)
         tensors[name] = stored
     return Header(path=path, metadata=metadata, tensors=tensors)

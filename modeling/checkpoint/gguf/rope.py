@@ -19,12 +19,13 @@ LLAMA3 = {
 """Of all models of Llama 3.1 to 3.3; a file has only the factors that follow from them."""
 
 
-def rope_values(header: Header, own: Mapping[str, Value]) -> dict[str, object]:
+def rope_values(header: Header, own: Mapping[str, Value], *, partial: str) -> dict[str, object]:
     """The keys about rotary positions.
 
     Args:
         header: of the file.
         own: values below the architecture's name.
+        partial: key for the share of a head that is rotated.
 
     Raises:
         CheckpointError: a scaling that Ortolan cannot express.
@@ -35,7 +36,7 @@ def rope_values(header: Header, own: Mapping[str, Value]) -> dict[str, object]:
     if isinstance(rotated, int) and isinstance(heads, int) and isinstance(width, int) and heads:
         head_dim = own.get("attention.key_length", width // heads)
         if isinstance(head_dim, int) and rotated != head_dim:
-            values["partial_rotary_factor"] = rotated / head_dim
+            values[partial] = rotated / head_dim
     scaling = _scaling(header, own)
     if scaling is not None:
         values["rope_scaling"] = scaling
@@ -93,7 +94,7 @@ def _llama3(header: Header, own: Mapping[str, Value]) -> dict[str, object]:
 def _llama3_factors(count: int, theta: float, factor: float) -> Tensor:
     """What each of `count` frequencies is divided by.
 
-    Source: Llama 3.1 (Meta 2024): long waves are stretched, short ones kept, between them by shares.
+    Source: Llama 3.1 (Meta 2024): long waves are stretched, short ones kept, others in part.
     """
     low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
     turns = LLAMA3["original_max_position_embeddings"] / (

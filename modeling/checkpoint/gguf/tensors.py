@@ -148,11 +148,12 @@ def _halves(rows: int, heads: int) -> Tensor:
 
 
 def _grouped(rows: int, heads: Heads) -> Tensor:
-    """Rows of each group of heads: its queries, its key, its value; the file has all queries first."""
+    """Rows of each group of heads, its queries, key and value; the file has all queries first."""
     if heads.keys < 1 or rows % (heads.queries + 2 * heads.keys):
         return torch.arange(rows)
     dim = rows // (heads.queries + 2 * heads.keys)
-    parts = torch.arange(rows).split([heads.queries * dim, heads.keys * dim, heads.keys * dim])
+    sizes = [heads.queries * dim, heads.keys * dim, heads.keys * dim]
+    parts = torch.split(torch.arange(rows), sizes)
     return torch.cat([part.view(heads.keys, -1) for part in parts], dim=1).flatten()
 
 

@@ -38,9 +38,7 @@ _START = r"[^\r\n\p{L}\p{N}]?"
 LLAMA3 = rf"{_CASED}|{_START}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 QWEN2 = rf"{_CASED}|{_START}\p{{L}}+|\p{{N}}|{_REST}"
 _TEKKEN_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-TEKKEN = (
-    rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}|{_TEKKEN_REST}"
-)
+TEKKEN = rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}|{_TEKKEN_REST}"
 GPT4O = (
     rf"{_START}{_UPPER}*{_LOWER}+{_CASED}?|{_START}{_UPPER}+{_LOWER}*{_CASED}?"
     rf"|\p{{N}}{{1,3}}|{_TEKKEN_REST}"
@@ -109,16 +107,18 @@ def tokenizer_json(header: Header) -> str:
     """
     kind = header.metadata.get("tokenizer.ggml.model")
     builders = {"gpt2": _of_bytes, "llama": _of_pieces}
-    if kind not in builders:
+    if not isinstance(kind, str) or kind not in builders:
         raise _unknown(header, "tokenizer.ggml.model", builders, kind)
     tokens = _list(header, "tokens", str)
     try:
-        tokenizer, begins = builders[cast(str, kind)](header, tokens)
+        tokenizer, begins = builders[kind](header, tokens)
         tokenizer.add_special_tokens(_added(header, tokens, CONTROL, special=True))
         tokenizer.add_tokens(_added(header, tokens, USER_DEFINED, special=False))
         _enclose(tokenizer, header, tokens, begins=begins)
         return tokenizer.to_str()
-    except (ValueError, TypeError, IndexError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises nothing more narrow
         raise CheckpointError(
             f"{header.path}: expected a whole tokenizer, got {error!s:.100}. Fetch it again, or "
             "give the model's own: --tokenizer FILE."
@@ -128,13 +128,11 @@ def tokenizer_json(header: Header) -> str:
 def _of_bytes(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
     """Byte pairs, of words of bytes."""
     name = header.metadata.get("tokenizer.ggml.pre")
-    if name not in WORDS:
+    if not isinstance(name, str) or name not in WORDS:
         raise _unknown(header, "tokenizer.ggml.pre", WORDS, name)
-    words = WORDS[cast(str, name)]
+    words = WORDS[name]
     merges = [_pair(merge) for merge in _list(header, "merges", str)]
-    tokenizer = Tokenizer(
-        models.BPE(_vocabulary(tokens), merges, ignore_merges=words.keeps_words)
-    )
+    tokenizer = Tokenizer(models.BPE(_vocabulary(tokens), merges, ignore_merges=words.keeps_words))
     if words.composed:
         tokenizer.normalizer = normalizers.NFC()
     cuts: list[pre_tokenizers.PreTokenizer] = []
@@ -142,9 +140,7 @@ def _of_bytes(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
         cuts.append(pre_tokenizers.Digits(individual_digits=True))
     if words.pattern is not None:
         cuts.append(pre_tokenizers.Split(Regex(words.pattern), "isolated"))
-    cuts.append(
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.pattern is None)
-    )
+    cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.pattern is None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, words.begins
@@ -155,7 +151,7 @@ def _of_pieces(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
     pieces = [_spelled(token) for token in tokens]
     vocabulary = _vocabulary(pieces)
     scores = header.metadata.get("tokenizer.ggml.scores")
-    ranks = {p: -i for p, i in vocabulary.items()}
+    ranks = {p: -float(i) for p, i in vocabulary.items()}
     if isinstance(scores, list) and len(set(map(str, scores))) > 1 and not _is_gemma(header):
         ranks = {p: cast(float, scores[i]) for p, i in vocabulary.items()}
     kinds = _kinds(header, len(tokens))
@@ -266,9 +262,7 @@ def _list(header: Header, name: str, kind: type) -> list[str]:
     return cast(list[str], values)
 
 
-def _unknown(
-    header: Header, key: str, known: Mapping[str, object], got: object
-) -> CheckpointError:
+def _unknown(header: Header, key: str, known: Mapping[str, object], got: object) -> CheckpointError:
     return CheckpointError(
         f"{header.path}: expected {key} to be one of {', '.join(known)}, got {got!r:.40}. Give the "
         "model's own tokenizer: --tokenizer FILE."
