@@ -4,6 +4,7 @@ from ortolan.modeling.config.block import (
     AttentionConfig,
     BlockConfig,
     FeedForwardConfig,
+    Placement,
 )
 from ortolan.modeling.config.head import (
     Activation,
@@ -15,6 +16,7 @@ from ortolan.modeling.config.head import (
     Pooling,
     Projection,
 )
+from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
     DecoderConfig,
     EncoderConfig,
@@ -61,10 +63,12 @@ __all__ = [
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
+    "MixtureConfig",
     "ModelConfig",
     "NoPositions",
     "NormConfig",
     "PatchInput",
+    "Placement",
     "Pooling",
     "Positions",
     "Projection",

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.config import AttentionConfig, MixtureConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.sizes import Size, is_one, is_same
 
@@ -121,6 +121,31 @@ def cached_group_query_attention(
     return out, LayerCache(key, value)
 
 
+def shared_group_query_attention(
+    query: Tensor,
+    present: LayerCache,
+    step: StepLengths,
+    rotary: Rotary | None,
+    sinks: Tensor | None,
+    *,
+    spec: AttentionConfig,
+) -> Tensor:
+    """Attention to a cache that another layer has extended, as one node: no key is new."""
+    batch, new_tokens, _ = query.shape
+    nothing = query.new_zeros(batch, 0, spec.num_kv_heads * spec.head_dim)
+    return torch.onnx.ops.symbolic(
+        "com.microsoft::GroupQueryAttention",
+        _given(
+            *(query, nothing, nothing, present.key, present.value, step.seqlens_k, step.total),
+            *(*_tables(rotary), None, None, sinks),
+        ),
+        _attributes(spec, rotary),
+        dtype=query.dtype,
+        shape=(batch, new_tokens, spec.num_heads * spec.head_dim),
+        version=1,
+    )
+
+
 def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     """`torch.split` as one node; the exporter makes a sequence of it, which few tools take."""
     axis %= x.ndim
@@ -143,6 +168,24 @@ def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
         {"axis": 2},
         dtype=past.dtype,
         shape=tuple(past.shape),
+        version=OPSET,
+    )
+
+
+def rotary_embedding(
+    heads: Tensor, rotary: Rotary, positions_BS: Tensor, *, spec: AttentionConfig
+) -> Tensor:
+    """Heads side by side, `(B, S, N * D)`, turned by their positions, int64 `(B, S)`."""
+    return torch.onnx.ops.symbolic(
+        "RotaryEmbedding",
+        (heads, rotary.cos, rotary.sin, positions_BS),
+        {
+            "num_heads": int(heads.shape[-1]) // spec.head_dim,
+            "rotary_embedding_dim": 2 * int(rotary.cos.shape[-1]),
+            "interleaved": int(rotary.interleaved),
+        },
+        dtype=heads.dtype,
+        shape=tuple(heads.shape),
         version=OPSET,
     )
 
@@ -209,6 +252,46 @@ def unfold(out_BHNU: Tensor, q: Tensor) -> Tensor:
     else:
         shape = torch.cat((_size(q, 0, 2), _constant([width])))
     return _reshape(out_BHNU.transpose(1, 2), shape, (*q.shape[:2], width))
+
+
+def mixture(
+    x: Tensor,
+    logits_TN: Tensor,
+    gate_up: tuple[Tensor, Tensor | None],
+    down: tuple[Tensor, Tensor | None],
+    *,
+    spec: MixtureConfig,
+) -> Tensor:
+    """The experts of a layer as one node, `(..., E)` to `(..., E)`.
+
+    Args:
+        x: `(B, S, E)`.
+        logits_TN: of each token for every expert; the weights of a token's experts are the
+            softmax of its highest.
+        gate_up: weights `(N, 2 * I, E)` and bias of all experts; see `layers.mixture.Experts`.
+        down: weights `(N, E, I)` and bias.
+        spec: how many experts a token has, and what they compute.
+
+    Source: com.microsoft.MoE, version 1. Its CPU kernel takes gate and up in turn alone.
+    """
+    attributes: _Attributes = {
+        "k": spec.per_token,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "activation_alpha": float(spec.alpha),
+        "activation_beta": float(spec.beta),
+        "normalize_routing_weights": 1,
+    }
+    if spec.limit is not None:
+        attributes["swiglu_limit"] = float(spec.limit)
+    return torch.onnx.ops.symbolic(
+        "com.microsoft::MoE",
+        _given(x, logits_TN, *gate_up, *down),
+        attributes,
+        dtype=x.dtype,
+        shape=x.shape,
+        version=1,
+    )
 
 
 def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:

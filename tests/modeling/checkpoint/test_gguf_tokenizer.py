@@ -73,7 +73,7 @@ def trained(kind: str) -> Tokenizer:
 def bytes_metadata(tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
     """What a converter writes of it."""
     tokens = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
-    kinds = [{SPECIAL: CONTROL, PLAIN: USER_DEFINED}.get(token, NORMAL) for token in tokens]
+    kinds = [{SPECIAL: CONTROL, PLAIN: USER_DEFINED}.get(str(token), NORMAL) for token in tokens]
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -226,12 +226,11 @@ def test_companions_are_made_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(file, "llama", model, metadata)
     checkpoint = open_checkpoint(file)
-    template, config = (
-        checkpoint.companion("chat_template.jinja"),
-        checkpoint.companion("generation_config.json"),
-    )
-    assert template is not None and template.read_text() == "{{ messages }}"
+    template = checkpoint.companion("chat_template.jinja")
+    config = checkpoint.companion("generation_config.json")
+    assert template is not None
     assert config is not None
+    assert template.read_text() == "{{ messages }}"
     assert json.loads(config.read_text()) == {
         "bos_token_id": 1,
         "eos_token_id": [2, 3],
