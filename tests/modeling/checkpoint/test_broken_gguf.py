@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from tests.modeling.checkpoint.gguf_cases import CASES
+from tests.modeling.checkpoint.gguf_cases import CASES, written
 from tests.modeling.checkpoint.gguf_files import (
     llama_metadata,
     write_gguf,
