@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import (
+    albert,
     bart,
     bert,
     biogpt,
@@ -17,6 +18,7 @@ from ortolan.modeling.families import (
     codegen,
     ctrl,
     distilbert,
+    electra,
     falcon,
     gpt2,
     gpt_bigcode,
@@ -27,6 +29,7 @@ from ortolan.modeling.families import (
     llama,
     marian,
     mistral,
+    mpnet,
     mpt,
     openai_gpt,
     opt,
@@ -75,6 +78,7 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
+    "albert": albert,
     "bart": bart.BART,
     "bert": bert.BERT,
     "biogpt": biogpt,
@@ -85,6 +89,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "ctrl": ctrl,
     "data2vec-text": roberta.DATA2VEC_TEXT,
     "distilbert": distilbert,
+    "electra": electra,
     "ernie": bert.ERNIE,
     "falcon": falcon,
     "gpt2": gpt2,
@@ -99,7 +104,9 @@ FAMILIES: dict[str, Family[Any]] = {
     "mbart": bart.MBART,
     "megatron-bert": bert.MEGATRON_BERT,
     "mistral": mistral,
+    "mpnet": mpnet,
     "mpt": mpt,
+    "mt5": t5.MT5,
     "mvp": bart.MVP,
     "openai-gpt": openai_gpt,
     "opt": opt,
@@ -112,7 +119,8 @@ FAMILIES: dict[str, Family[Any]] = {
     "roberta-prelayernorm": roberta.ROBERTA_PRELAYERNORM,
     "stablelm": stablelm,
     "starcoder2": starcoder2,
-    "t5": t5,
+    "t5": t5.T5,
+    "umt5": t5.UMT5,
     "vit": vit,
     "xglm": xglm,
     "xlm-roberta": roberta.XLM_ROBERTA,
