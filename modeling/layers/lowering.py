@@ -121,6 +121,31 @@ def cached_group_query_attention(
     return out, LayerCache(key, value)
 
 
+def shared_group_query_attention(
+    query: Tensor,
+    present: LayerCache,
+    step: StepLengths,
+    rotary: Rotary | None,
+    sinks: Tensor | None,
+    *,
+    spec: AttentionConfig,
+) -> Tensor:
+    """Attention to a cache that another layer has extended, as one node: no key is new."""
+    batch, new_tokens, _ = query.shape
+    nothing = query.new_zeros(batch, 0, spec.num_kv_heads * spec.head_dim)
+    return torch.onnx.ops.symbolic(
+        "com.microsoft::GroupQueryAttention",
+        _given(
+            *(query, nothing, nothing, present.key, present.value, step.seqlens_k, step.total),
+            *(*_tables(rotary), None, None, sinks),
+        ),
+        _attributes(spec, rotary),
+        dtype=query.dtype,
+        shape=(batch, new_tokens, spec.num_heads * spec.head_dim),
+        version=1,
+    )
+
+
 def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     """`torch.split` as one node; the exporter makes a sequence of it, which few tools take."""
     axis %= x.ndim

@@ -101,7 +101,7 @@ class DecoderModel(Stack):
         x_BSE = self.embed(input_ids, positions)
         relative = self.relative(positions, step.reach(cache[0].key.shape[2]))
         lengths = None if source is None else source.lengths
-        pick = same if logit_positions is None else partial(_select, positions_BN=logit_positions)
+        pick = same if logit_positions is None else partial(select, positions_BN=logit_positions)
         present = []
         layers = zip(self.layers, cache, self._states(source), strict=True)
         for number, (block, past, states) in enumerate(layers):
@@ -310,7 +310,7 @@ def build(config: ModelConfig) -> TransformerModel:
             raise TypeError(f"expected the config of a model, got {type(config).__name__}")
 
 
-def _select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
+def select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
     """Rows of each text, `(B, N, E)`."""
     if is_one(x_BSE.shape[1]) and is_one(positions_BN.shape[1]):
         return x_BSE
