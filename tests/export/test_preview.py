@@ -105,7 +105,7 @@ def test_weights_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_cannot_be_exported_is_refused_as_an_export_refuses_it(folder: Path) -> None:
     change(folder / "config.json", intermediate_size=128)
-    with pytest.raises(WeightError, match="gate_proj.weight: expected shape"):
+    with pytest.raises(WeightError, match=r"gate_proj\.weight: expected shape"):
         preview(folder)
     change(folder / "config.json", hidden_act="xielu")
     with pytest.raises(ConfigError, match="xielu"):
