@@ -19,7 +19,6 @@ from ortolan.export.weights.blob import ALIGNMENT
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import unknown_keys
 from ortolan.modeling.families import FAMILIES
-from ortolan.modeling.models.stack import TransformerModel
 
 PROGRAM_BYTES = 550 << 20
 """Memory of an export beside the model: PyTorch, ONNX, a trace."""
@@ -105,7 +104,7 @@ def preview(source: Source) -> Preview:
         OptionError: a live model, of which there is no file to look at.
         OrtolanError: it cannot be exported; what an export raises when it opens it.
     """
-    if isinstance(source, TransformerModel):
+    if isinstance(source, nn.Module):
         raise OptionError("preview: expected a checkpoint, got a live model. Export it.")
     checkpoint = open_checkpoint(source)
     way: Way = "family" if checkpoint.values.get("model_type") in FAMILIES else "transformers"
