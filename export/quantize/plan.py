@@ -103,19 +103,18 @@ def scheme_of(name: str, columns: int, options: Quantization) -> Scheme:
     return _fewest_bytes(scheme, columns) if options.fits else scheme
 
 
-def row_bytes(scheme: Scheme, columns: int) -> float:
-    """Bytes of a row in few bits, its scales included."""
-    return scheme.groups(columns) * (scheme.group * scheme.bits / 8 + _SCALE_BYTES)
-
-
 def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
     """The scheme with its groups, or smaller ones, whichever make the shortest rows.
 
     576 columns are 5 groups of 128, the last of them half padding, or 9 groups of 64.
     """
+
+    def row_bytes(candidate: Scheme) -> float:
+        return candidate.groups(columns) * (candidate.group * candidate.bits / 8 + _SCALE_BYTES)
+
     smaller = (replace(scheme, group=group) for group in GROUP_SIZES if group <= scheme.group)
     # Of equal rows, the larger groups: fewer scales to multiply with.
-    return min(smaller, key=lambda candidate: (row_bytes(candidate, columns), -candidate.group))
+    return min(smaller, key=lambda candidate: (row_bytes(candidate), -candidate.group))
 
 
 def _is_block(name: str) -> bool:
