@@ -37,7 +37,11 @@ def config(**values: object) -> Damage:
 
 def contents(name: str, data: bytes) -> Damage:
     """Replace a file."""
-    return lambda folder: (folder / name).write_bytes(data) and None
+
+    def replace(folder: Path) -> None:
+        (folder / name).write_bytes(data)
+
+    return replace
 
 
 def without(name: str) -> Damage:
