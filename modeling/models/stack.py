@@ -102,6 +102,10 @@ class Stack(TransformerModel):
                 return relative if self.position_bias is None else relative.by(self.position_bias)
             case RelativeKeyPositions(max_distance=most):
                 return Relative(rows=relative_index(positions_BS, keys, most))
+            case AlibiPositions(rounded=True):
+                by_key_HT = cast(Tensor, self._buffers["alibi_table"])[:, :keys]
+                bias_HST = by_key_HT[:, None].expand(-1, positions_BS.shape[1], -1)
+                return Relative(bias=bias_HST[None])
             case AlibiPositions():
                 slots_T = torch.arange(keys, device=positions_BS.device)
                 distance_BST = (positions_BS[..., None] - slots_T).abs()
