@@ -68,7 +68,7 @@ class Stack(TransformerModel):
                 self.position_bias = nn.Embedding(buckets, config.blocks[0].attention.num_heads)
         kinds = config.blocks[:1] if config.shared_block else config.blocks
         blocks = [Block(kind, config.hidden_size, positions=config.positions) for kind in kinds]
-        self.blocks = nn.ModuleList(blocks * (len(config.blocks) // len(blocks)))
+        self.blocks = nn.ModuleList(blocks)
         self.final_norm = (
             norm(config.final_norm, config.hidden_size) if config.final_norm else nn.Identity()
         )
@@ -85,8 +85,9 @@ class Stack(TransformerModel):
 
     @property
     def layers(self) -> Iterable[Block]:
-        """The blocks, by their type."""
-        return cast(Iterable[Block], self.blocks)
+        """The blocks in the order in which they run; one may run again and again."""
+        blocks = list(cast(Iterable[Block], self.blocks))
+        return blocks * (len(self.config.blocks) // len(blocks))
 
     def relative(self, positions_BS: Tensor, keys: int) -> Relative | None:
         """What distances change in the scores, if the positions are relative.
