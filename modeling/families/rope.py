@@ -5,11 +5,13 @@ Old configs have `rope_theta` and `rope_scaling`; since transformers 5 both are 
 """
 
 import math
+from collections.abc import Mapping
 
 from ortolan.modeling.config import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RotaryPositions,
     RotaryScaling,
     YarnScaling,
@@ -39,11 +41,46 @@ def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> Rota
     return RotaryPositions(dim=int(head_dim * fraction), theta=theta, scaling=scaling)
 
 
+def read_rotaries(
+    hf: ConfigReader,
+    kinds: Mapping[str, tuple[str, float]],
+    *,
+    head_dim: int,
+    context_length: int,
+) -> dict[str, RotaryPositions]:
+    """The rotary positions of each kind of layer.
+
+    Since transformers 5 `rope_parameters` has an object for each kind. Before, each kind had a key
+    for its base, and a scaling was that of the first kind alone.
+
+    Args:
+        hf: the config.
+        kinds: by its name, the key of the base and the base where the config has none.
+        head_dim: channels of a head, all of which are rotated.
+        context_length: tokens that fit.
+
+    Raises:
+        ConfigError: a kind of scaling that Ortolan does not have.
+    """
+    scaling, parameters = hf.nested("rope_scaling"), hf.nested("rope_parameters")
+    found = {}
+    for place, (kind, (key, default)) in enumerate(kinds.items()):
+        own = parameters.nested(kind) if parameters else scaling if place == 0 else None
+        rope = own or ConfigReader({})
+        theta = rope.get("rope_theta", float, hf.get(key, float, default))
+        found[kind] = RotaryPositions(
+            dim=head_dim, theta=theta, scaling=_read_scaling(rope, context_length)
+        )
+    return found
+
+
 def _read_scaling(rope: ConfigReader, context_length: int) -> RotaryScaling | None:
     kind = rope.get("rope_type", str, None) or rope.get("type", str, "default")
     rope.skip("type")
     if kind == "default":
         return None
+    if kind == "longrope":
+        return _read_longrope(rope, context_length)
     factor = rope.get("factor", float)
     if kind == "linear":
         return LinearScaling(factor=factor)
@@ -68,8 +105,23 @@ def _read_scaling(rope: ConfigReader, context_length: int) -> RotaryScaling | No
             truncate=rope.get("truncate", bool, True),
         )
     raise ConfigError(
-        "rope_scaling: expected one of default, linear, dynamic, llama3, yarn, "
+        "rope_scaling: expected one of default, linear, dynamic, llama3, longrope, yarn, "
         f"got {kind!r}. This checkpoint cannot be loaded faithfully."
+    )
+
+
+def _read_longrope(rope: ConfigReader, context_length: int) -> LongRopeScaling:
+    """Both lists of factors; the magnitude is what the paper recommends, if not given."""
+    original = rope.size("original_max_position_embeddings", context_length)
+    stretch = rope.get("factor", float, context_length / original)
+    recommended = 1.0
+    if stretch > 1:
+        recommended = math.sqrt(1 + math.log(stretch) / math.log(original))
+    return LongRopeScaling(
+        short_factors=rope.numbers("short_factor"),
+        long_factors=rope.numbers("long_factor"),
+        original_context=original,
+        attention_factor=rope.get("attention_factor", float, recommended),
     )
 
 
