@@ -28,6 +28,7 @@ def read_rotary(
     theta: float = 10_000.0,
     fraction: float = 1.0,
     interleaved: bool = False,
+    backward: bool = False,
 ) -> RotaryPositions:
     """The rotary positions that a config describes.
 
@@ -38,6 +39,7 @@ def read_rotary(
         theta: the base where the config has none.
         fraction: of a head's channels that are rotated where the config does not say.
         interleaved: whether the family turns neighbouring channels.
+        backward: whether it turns them the other way.
 
     Raises:
         ConfigError: a kind of scaling that Ortolan does not have.
@@ -53,9 +55,16 @@ def read_rotary(
             f"config.json: expected partial_rotary_factor above 0 and up to 1, got {fraction}. "
             "Correct it."
         )
-    scaling = _read_scaling(rope, context_length)
-    dim = int(head_dim * fraction)
-    return RotaryPositions(dim=dim, theta=theta, scaling=scaling, interleaved=interleaved)
+    return RotaryPositions(
+        dim=int(head_dim * fraction),
+        theta=theta,
+        # A length beside the scaling goes before the one in it.
+        scaling=_read_scaling(
+            rope, context_length, hf.size("original_max_position_embeddings", None)
+        ),
+        interleaved=interleaved,
+        backward=backward,
+    )
 
 
 def read_rotaries(
@@ -91,17 +100,20 @@ def read_rotaries(
     return found
 
 
-def _read_scaling(rope: ConfigReader, context_length: int) -> RotaryScaling | None:
+def _read_scaling(
+    rope: ConfigReader, context_length: int, original_context: int | None = None
+) -> RotaryScaling | None:
     kind = rope.get("rope_type", str, None) or rope.get("type", str, "default")
     rope.skip("type")
     if kind == "default":
         return None
-    if kind == "longrope":
-        return _read_longrope(rope, context_length)
+    original = rope.size("original_max_position_embeddings", context_length)
+    original = original_context or original
+    if kind in ("longrope", "su"):
+        return _read_longrope(rope, context_length, original)
     factor = rope.get("factor", float)
     if kind == "linear":
         return LinearScaling(factor=factor)
-    original = rope.size("original_max_position_embeddings", context_length)
     if kind == "dynamic":
         # transformers ignores the original length here, so a faithful reader does too.
         return DynamicNTKScaling(factor=factor, original_context=context_length)
@@ -127,9 +139,8 @@ def _read_scaling(rope: ConfigReader, context_length: int) -> RotaryScaling | No
     )
 
 
-def _read_longrope(rope: ConfigReader, context_length: int) -> LongRopeScaling:
+def _read_longrope(rope: ConfigReader, context_length: int, original: int) -> LongRopeScaling:
     """Both lists of factors; the magnitude is what the paper recommends, if not given."""
-    original = rope.size("original_max_position_embeddings", context_length)
     stretch = rope.get("factor", float, context_length / original)
     recommended = 1.0
     if stretch > 1:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.modeling.families import cases_classics
+from tests.modeling.families import cases_classics, cases_modern
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
@@ -120,6 +120,7 @@ CASES = {
         }
     ),
     **{name: Case(values=values) for name, values in cases_classics.CASES.items()},
+    **{name: Case(**case) for name, case in cases_modern.CASES.items()},
     # families of the tests
     "marian": Case(values=MARIAN),
     "marian-unscaled": Case(values=MARIAN | {"scale_embedding": False}),
