@@ -8,7 +8,15 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError, ParityError
-from ortolan.export.kinds import make_probes, trace_graph
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import (
+    Calibration,
+    can_read,
+    cut_inputs,
+    own_calibration,
+    read_calibration,
+)
+from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.manifest import describe
 from ortolan.export.options import DEFAULTS, Device, ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
@@ -18,20 +26,12 @@ from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.export.precision import Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
+from ortolan.export.proof.probes import make_probes
 from ortolan.export.proof.replay import replay
 from ortolan.export.settings import Settings, resolve
-from ortolan.export.source.calibration import (
-    Calibration,
-    can_read,
-    cut_inputs,
-    own_calibration,
-    read_calibration,
-)
-from ortolan.export.source.exportable import Exportable, open_exportable
-from ortolan.export.source.inputs import Inputs
+from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import Blob, bind
 from ortolan.export.weights.store import Stored, store
-from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
@@ -42,7 +42,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def export(
-    source: str | Path | TransformerModel,
+    source: Source,
     out: str | Path,
     *,
     precision: Precision = "fp32",
@@ -78,7 +78,7 @@ def export(
     )
     file = own_calibration(model) if calibration is None else Path(calibration)
     settings = resolve(
-        model.sides.kind,
+        model.kind,
         precision=precision,
         device=device,
         options=options,
@@ -159,7 +159,7 @@ def _trace(model: Exportable, settings: Settings, progress: Progress) -> dict[st
     graphs, traced = settings.graph_files, {}
     for number, (role, graph) in enumerate(graphs.items()):
         progress("trace", number, len(graphs))
-        traced[role] = tidy(trace_graph(model.config, role, graph, dtype=settings.dtype))
+        traced[role] = tidy(model.trace(role, graph, settings.dtype))
     progress("trace", len(graphs), len(graphs))
     return traced
 

@@ -236,7 +236,13 @@ def _apart(text: str) -> str:
     return given.replace("{", f"{{\n    {joined}", 1)
 
 
-_PACKED = {
+def _interleaved(text: str) -> str:
+    """The body of a rotary node that turns neighbouring channels."""
+    declared = text.replace("softcap", "softcap, rotary_interleaved", 1)
+    return declared.replace("RotaryEmbedding (", "RotaryEmbedding <interleaved = 1> (")
+
+
+_HALVES = {
     "FusedMatMul": _FUSED_MATMUL,
     "GroupQueryAttention": _attention(_CACHED, _STEP, _PLAIN, _ATTEND),
     "GroupQueryAttention, biased": _attention(
@@ -257,6 +263,12 @@ _PACKED = {
     "SkipSimplifiedLayerNormalization": _SKIP_NORM,
 }
 
+_PACKED = _HALVES | {
+    f"{name}, interleaved": _interleaved(text)
+    for name, text in _HALVES.items()
+    if name.endswith("rotary")
+}
+
 BODIES = _PACKED | {
     f"{name}, apart": _apart(text)
     for name, text in _PACKED.items()
@@ -264,8 +276,8 @@ BODIES = _PACKED | {
 }
 """The text of each body. The attention of a stack is of one kind in every layer.
 
-`whole` is without a cache, `biased` has what distances add to the scores; queries, keys and values
-are side by side, or `apart`.
+`whole` is without a cache, `biased` has what distances add to the scores, `interleaved` turns
+neighbouring channels; queries, keys and values are side by side, or `apart`.
 """
 
 _KEY, _PAST_KEY, _COS, _ATTENTION_BIAS, _SINKS = 1, 3, 7, 10, 11
@@ -308,6 +320,7 @@ def _body_name(node: NodeProto) -> str:
         "whole": not given[_PAST_KEY],
         "biased": given[_ATTENTION_BIAS],
         "rotary": given[_COS],
+        "interleaved": any(attribute.name == "rotary_interleaved" for attribute in node.attribute),
         "apart": given[_KEY],
         "sinks": given[_SINKS],
     }

@@ -1,1 +1,41 @@
-"""What is exported: a checkpoint or a model, its tokens and its inputs."""
+"""What is exported: a checkpoint of a family, any model of transformers, or a user's own module."""
+
+from pathlib import Path
+
+from ortolan.export.errors import OptionError
+from ortolan.export.exportable import Exportable
+from ortolan.export.source.family import open_family, open_model
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ortolan.modeling.models.stack import TransformerModel
+
+__all__ = ["Source", "open_exportable"]
+
+Source = str | Path | Checkpoint | TransformerModel
+"""A checkpoint (see `open_checkpoint`), or a model of `ortolan.modeling`."""
+
+
+def open_exportable(
+    source: Source,
+    *,
+    tokenizer: str | Path | None,
+    max_context: int | None,
+    accept_unknown: tuple[str, ...] = (),
+) -> Exportable:
+    """Open a source of any kind; see `open_family` for the arguments and what is raised."""
+    if isinstance(source, TransformerModel):
+        _refuse_keys(accept_unknown)
+        return open_model(source, tokenizer=tokenizer, max_context=max_context)
+    return open_family(
+        open_checkpoint(source),
+        tokenizer=tokenizer,
+        max_context=max_context,
+        accept_unknown=accept_unknown,
+    )
+
+
+def _refuse_keys(accept_unknown: tuple[str, ...]) -> None:
+    if accept_unknown:
+        raise OptionError(
+            f"accept_unknown: expected a checkpoint with {', '.join(accept_unknown)} in its "
+            "config.json, got a live module. Leave it out."
+        )

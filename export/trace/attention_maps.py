@@ -6,9 +6,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ortolan.export.source.sides import Sides, sides_of
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.program import Entry, Signature, trace
+from ortolan.export.trace.sides import Sides, sides_of
 from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from ortolan.modeling.models.attention_maps import attention_maps

@@ -96,12 +96,17 @@ def _open_folder(folder: Path) -> Checkpoint:
     return Checkpoint(
         values=read_json(file, MAX_CONFIG_BYTES),
         folder=folder,
-        open_tensors=partial(_open_tensors, folder),
+        open_tensors=partial(open_tensors, folder),
         described_by=(file, *sentence_files(folder)),
     )
 
 
-def _open_tensors(folder: Path) -> FileTensors:
+def open_tensors(folder: Path) -> FileTensors:
+    """The tensors of the files of weights in a folder.
+
+    Raises:
+        CheckpointError: the files are absent, torn, or cannot be read without running code.
+    """
     files = weight_files(folder)
     is_safe = files[0].suffix == Path(SAFETENSORS).suffix
     return Unpacked(Safetensors(files) if is_safe else Pickles(files))

@@ -10,9 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint, Source, open_checkpoint, open_tensors
 from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
 from ortolan.modeling.checkpoint.sentence_head import (
+    DENSE_WEIGHTS,
+    WithProjections,
+    dense_folders,
     read_sentence_head,
     write_sentence_head,
 )
@@ -41,7 +44,7 @@ from ortolan.modeling.models.transformer import (
     EncoderModel,
     build,
 )
-from ortolan.modeling.weights import published_pieces
+from ortolan.modeling.weights import TensorSource, published_pieces
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -92,7 +95,7 @@ def read_config(
     checkpoint = open_checkpoint(source)
     config = config_from_hf(checkpoint.values, kind, accept_unknown=accept_unknown)
     if isinstance(config, EncoderConfig) and config.head is None:
-        return replace(config, head=read_sentence_head(checkpoint.folder))
+        return replace(config, head=read_sentence_head(checkpoint.folder, config.hidden_size))
     return config
 
 
@@ -152,13 +155,23 @@ def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
     """
     module = empty_model(config)
     return map_weights(
-        open_checkpoint(source).tensors,
+        _tensors(open_checkpoint(source), config),
         weights_of(config),
         {name: tuple(p.shape) for name, p in module.named_parameters()},
         packed_rows(module),
         base_model_prefix=family_of(config.model_type).BASE_MODEL_PREFIX,
         tied=module.tied,
     )
+
+
+def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
+    """The tensors of a model, in whatever folders they lie."""
+    match config:
+        case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
+            dense = [open_tensors(folder) for folder in dense_folders(checkpoint.folder)]
+            return WithProjections(checkpoint.tensors, dense)
+        case _:
+            return checkpoint.tensors
 
 
 def empty_model(config: ModelConfig) -> TransformerModel:
@@ -270,7 +283,10 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
     folder.mkdir(parents=True, exist_ok=True)
     match module.config:
         case EncoderConfig(head=EmbeddingHead() | None as head, hidden_size=width):
-            write_sentence_head(folder, head, width)
+            for number, place in enumerate(write_sentence_head(folder, head, width)):
+                names = [name for name in tensors if name.startswith(f"projections.{number}.")]
+                dense = {f"linear.{name.rpartition('.')[2]}": tensors.pop(name) for name in names}
+                save_file(dense, str(place / DENSE_WEIGHTS), metadata={"format": "pt"})
     # Renamed when complete: training saves over an earlier checkpoint, which must not be lost.
     partial = folder / "model.safetensors.partial"
     save_file(tensors, str(partial), metadata={"format": "pt"})

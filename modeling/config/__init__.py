@@ -13,7 +13,9 @@ from ortolan.modeling.config.head import (
     LanguageModelHead,
     NormConfig,
     Pooling,
+    Projection,
 )
+from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
     DecoderConfig,
     EncoderConfig,
@@ -60,12 +62,14 @@ __all__ = [
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
+    "MixtureConfig",
     "ModelConfig",
     "NoPositions",
     "NormConfig",
     "PatchInput",
     "Pooling",
     "Positions",
+    "Projection",
     "RelativeBiasPositions",
     "RelativeKeyPositions",
     "RelativePositions",

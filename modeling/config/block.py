@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ortolan.modeling.config.head import Activation, NormConfig
+from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.positions import NoPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 
@@ -110,10 +111,24 @@ class BlockConfig:
     """
 
     attention: AttentionConfig
-    feed_forward: FeedForwardConfig
+    feed_forward: FeedForwardConfig | MixtureConfig
     norm: NormConfig
     placement: Literal["pre", "post", "pre_residual", "parallel", "parallel_norms"] = "pre"
     cross_attention: AttentionConfig | None = None
+
+    @property
+    def dense(self) -> FeedForwardConfig:
+        """The feed-forward layer, if it is no mixture of experts.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        if isinstance(self.feed_forward, MixtureConfig):
+            raise ConfigError(
+                "feed_forward: expected one for all tokens, got a mixture of experts. "
+                "This family's format has no place for it."
+            )
+        return self.feed_forward
 
     @property
     def parallel(self) -> bool:

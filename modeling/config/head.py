@@ -8,8 +8,10 @@ from ortolan.modeling.errors import ConfigError
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 """`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
 
-Pooling = Literal["first", "mean"]
-"""The vector of the first token, or the mean of those that are no padding."""
+Pooling = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted_mean"]
+"""One vector for the tokens that are no padding: the first one's, the last one's, their mean, the
+largest value of each channel, their sum over the root of their number, or a mean in which token
+`i` counts `i` times (Muennighoff 2022, "SGPT")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +63,51 @@ class ClassifierHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingHead:
-    """One vector for the whole text, of length 1 if `normalised` (Reimers and Gurevych 2019)."""
+class Projection:
+    """`act(dense(x))` of a pooled vector.
 
-    pooling: Pooling
+    Attributes:
+        width: channels that come out.
+        activation: None for the product alone.
+    """
+
+    width: int
+    bias: bool = True
+    activation: Activation | None = "tanh"
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ConfigError(
+                f"head: expected a projection to at least one channel, got {self.width}. "
+                "Correct it."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingHead:
+    """One vector for the whole text (Reimers and Gurevych 2019).
+
+    Attributes:
+        pooling: side by side, where there are several.
+        projections: of the pooled vector, one after the other.
+        normalised: the vector that comes out has length 1.
+    """
+
+    pooling: tuple[Pooling, ...]
+    projections: tuple[Projection, ...] = ()
     normalised: bool = True
+
+    def width(self, hidden_size: int) -> int:
+        """Channels of the embedding, for a stream of `hidden_size`."""
+        if self.projections:
+            return self.projections[-1].width
+        return hidden_size * len(self.pooling)
+
+    def __post_init__(self) -> None:
+        if not self.pooling:
+            raise ConfigError(
+                "head: expected at least one way of pooling, got none. Give one, such as mean."
+            )
 
 
 Head = LanguageModelHead | ClassifierHead | EmbeddingHead

@@ -94,17 +94,20 @@ class SinusoidalPositions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryPositions:
-    """Queries and keys rotated by their position (Su et al. 2021, "RoFormer"), half-split.
+    """Queries and keys rotated by their position (Su et al. 2021, "RoFormer").
 
     Attributes:
         dim: channels of each head that are rotated; the first ones.
         theta: the base of the wavelengths.
         scaling: how the wavelengths are stretched for long contexts.
+        interleaved: neighbouring channels are turned together, as in the paper; else those half
+            of `dim` apart.
     """
 
     dim: int
     theta: float = 10_000.0
     scaling: RotaryScaling | None = None
+    interleaved: bool = False
 
     def __post_init__(self) -> None:
         if not self.theta > 1:

@@ -7,7 +7,7 @@ that a model can be saved in, back too. Adding one is a file and a row in `FAMIL
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from ortolan.modeling.config import ModelConfig
+from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import (
     bart,
@@ -23,9 +23,15 @@ from ortolan.modeling.families import (
     vit,
 )
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.weights import Table
+from ortolan.modeling.weights import Table, Target
 
 C = TypeVar("C", bound=ModelConfig)
+
+PROJECTIONS: Table = {
+    f"projections.{{}}.{kind}": Target(f"head.projections.{{}}.{kind}")
+    for kind in ("weight", "bias")
+}
+"""Of the head of any family that embeds texts: layers after the pooling, in their order."""
 
 
 class Family(Protocol[C]):
@@ -72,7 +78,12 @@ def weights_of(config: ModelConfig) -> Table:
         ConfigError: there is no such family.
     """
     weights = family_of(config.model_type).WEIGHTS
-    return weights(config) if callable(weights) else weights
+    table: Table = weights(config) if callable(weights) else weights
+    match config:
+        case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
+            return {**table, **PROJECTIONS}
+        case _:
+            return table
 
 
 def published_config(config: ModelConfig) -> dict[str, object]:

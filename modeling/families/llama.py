@@ -122,7 +122,7 @@ def hf_config(config: DecoderConfig) -> dict[str, object]:
     first = config.blocks[0]
     return llama_like_hf_config(config, architecture="LlamaForCausalLM") | {
         "attention_bias": first.attention.qkv_bias,
-        "mlp_bias": first.feed_forward.bias,
+        "mlp_bias": first.dense.bias,
     }
 
 
@@ -143,13 +143,13 @@ def llama_like_hf_config(config: DecoderConfig, *, architecture: str) -> dict[st
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "intermediate_size": first.feed_forward.intermediate_size,
+        "intermediate_size": first.dense.intermediate_size,
         "num_hidden_layers": len(config.blocks),
         "num_attention_heads": first.attention.num_heads,
         "num_key_value_heads": first.attention.num_kv_heads,
         "head_dim": first.attention.head_dim,
         "max_position_embeddings": config.context_length,
-        "hidden_act": write_activation(first.feed_forward.activation),
+        "hidden_act": write_activation(first.dense.activation),
         "rms_norm_eps": first.norm.eps,
         "tie_word_embeddings": config.tied_head,
         "bos_token_id": config.bos_token_id,

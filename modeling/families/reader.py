@@ -41,6 +41,8 @@ class ConfigReader:
 
     Args:
         values: the parsed JSON object.
+
+    Attributes:
         name: where it came from, for messages.
         prefix: what the names of its keys begin with, for an object inside of a config.
     """
@@ -49,7 +51,7 @@ class ConfigReader:
         self, values: Mapping[str, object], name: str = "config.json", *, prefix: str = ""
     ) -> None:
         self._values = values
-        self._name = name
+        self.name = name
         self._prefix = prefix
         self._read: set[str] = set()
         self._skipped: set[str] = set()
@@ -76,19 +78,17 @@ class ConfigReader:
         if value is None:
             if default is ...:
                 raise ConfigError(
-                    f"{self._name}: expected {key}, got nothing. Is this the model's own config?"
+                    f"{self.name}: expected {key}, got nothing. Is this the model's own config?"
                 )
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             # A number too large for a float is as wrong as one too large for JSON.
             value = float(value) if abs(value) < 1 << 1023 else math.inf
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(
-                f"{self._name}: expected {key} to be finite, got {value}. Correct it."
-            )
+            raise ConfigError(f"{self.name}: expected {key} to be finite, got {value}. Correct it.")
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(
-                f"{self._name}: expected {key} of type {kind.__name__}, got {value!r:.80}. "
+                f"{self.name}: expected {key} of type {kind.__name__}, got {value!r:.80}. "
                 "Correct it."
             )
         return value
@@ -116,7 +116,7 @@ class ConfigReader:
             value = self.get(key, int, default)
         if value is not None and not 1 <= value <= most:
             raise ConfigError(
-                f"{self._name}: expected {key} to be 1 to {most}, got {value!r:.40}. Correct it."
+                f"{self.name}: expected {key} to be 1 to {most}, got {value!r:.40}. Correct it."
             )
         return value
 
@@ -133,7 +133,7 @@ class ConfigReader:
         if values is None:
             return None
         path = f"{self._prefix}{key}"
-        inner = ConfigReader(values, f"{self._name}: {key}", prefix=f"{path}.")
+        inner = ConfigReader(values, f"{self.name}: {key}", prefix=f"{path}.")
         return self._nested.setdefault(key, inner)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ class ConfigReader:
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise ConfigError(
-                f"{self._name}: expected {key} to be token ids, got {value!r:.80}. Correct it."
+                f"{self.name}: expected {key} to be token ids, got {value!r:.80}. Correct it."
             )
         return tuple(ids)
 
@@ -156,7 +156,7 @@ class ConfigReader:
         names = self.get("architectures", list, [])
         if len(names) != 1 or names[0] not in known:
             raise ConfigError(
-                f"{self._name}: expected architectures to hold one of {', '.join(known)}, got "
+                f"{self.name}: expected architectures to hold one of {', '.join(known)}, got "
                 f"{names!r:.80}. This checkpoint cannot be loaded faithfully."
             )
         return str(names[0])
@@ -175,7 +175,7 @@ class ConfigReader:
         names = [by_id.get(str(i)) for i in range(len(by_id))]
         if not names or not all(isinstance(name, str) for name in names):
             raise ConfigError(
-                f"{self._name}: expected id2label to name the labels 0, 1, ..., got {named!r:.80}. "
+                f"{self.name}: expected id2label to name the labels 0, 1, ..., got {named!r:.80}. "
                 "Correct it."
             )
         return tuple(map(str, names))
@@ -184,7 +184,7 @@ class ConfigReader:
         """Raise ConfigError if a switch is on that changes the model in a way unknown to us."""
         if self.get(key, bool, False):
             raise ConfigError(
-                f"{self._name}: expected {key} false, got true. "
+                f"{self.name}: expected {key} false, got true. "
                 "This checkpoint cannot be loaded faithfully."
             )
 
@@ -192,7 +192,7 @@ class ConfigReader:
         """Raise ConfigError if a switch is off without which the model is unknown to us."""
         if not self.get(key, bool, True):
             raise ConfigError(
-                f"{self._name}: expected {key} true, got false. "
+                f"{self.name}: expected {key} true, got false. "
                 "This checkpoint cannot be loaded faithfully."
             )
 
@@ -216,7 +216,7 @@ class ConfigReader:
             if key not in unknown:
                 got = "none of that name" if key not in fates else f"one that is {fates[key]}"
                 raise ConfigError(
-                    f"{self._name}: expected an unknown key {key!r:.80} to accept, got {got}. "
+                    f"{self.name}: expected an unknown key {key!r:.80} to accept, got {got}. "
                     "Leave it out."
                 )
         refused = sorted(unknown - set(accept_unknown))
@@ -250,7 +250,7 @@ class ConfigReader:
         ignored = sum(fate == "ignored" for fate in fates.values())
         flags = " ".join(f"--accept-unknown {key}" for key in refused)
         return (
-            f"{self._name}: expected only keys whose effect is known, got {', '.join(refused)}. "
+            f"{self.name}: expected only keys whose effect is known, got {', '.join(refused)}. "
             f"Understood: {', '.join(read)}; {ignored} more change nothing. "
             f"If these do not change what the model computes either, accept them: {flags}"
         )

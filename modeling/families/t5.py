@@ -47,7 +47,7 @@ def _side(side: str, block: BlockConfig) -> dict[str, Target | None]:
     theirs, ours = f"{side}.block.{{}}.layer", f"{side}.blocks.{{}}"
     last = 1 if block.cross_attention is None else 2
     gated = {"wi_0": "gate", "wi_1": "up", "wo": "down"}
-    dense = gated if block.feed_forward.kind == "gated" else {"wi": "up", "wo": "down"}
+    dense = gated if block.dense.kind == "gated" else {"wi": "up", "wo": "down"}
     modules = {
         f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias": f"{side}.position_bias",
         f"{side}.final_layer_norm": f"{side}.final_norm",
@@ -168,7 +168,7 @@ def hf_config(config: EncoderDecoderConfig) -> dict[str, object]:
             f"{type(decoder.positions).__name__}. Save it as another family."
         )
     eos = list(config.eos_token_ids) or None
-    activation = write_activation(first.feed_forward.activation)
+    activation = write_activation(first.dense.activation)
     return {
         "architectures": [SEQ2SEQ],
         "model_type": "t5",
@@ -176,14 +176,14 @@ def hf_config(config: EncoderDecoderConfig) -> dict[str, object]:
         "vocab_size": decoder.vocab_size,
         "d_model": decoder.hidden_size,
         "d_kv": first.attention.head_dim,
-        "d_ff": first.feed_forward.intermediate_size,
+        "d_ff": first.dense.intermediate_size,
         "num_layers": len(config.encoder.blocks),
         "num_decoder_layers": len(decoder.blocks),
         "num_heads": first.attention.num_heads,
         "n_positions": decoder.context_length,
         "relative_attention_num_buckets": decoder.positions.buckets,
         "relative_attention_max_distance": decoder.positions.max_distance,
-        "feed_forward_proj": _write_projection(first.feed_forward.kind, activation),
+        "feed_forward_proj": _write_projection(first.dense.kind, activation),
         "layer_norm_epsilon": first.norm.eps,
         "tie_word_embeddings": decoder.tied_head,
         "scale_decoder_outputs": decoder.head_scale != 1.0,

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ortolan.modeling.config import BlockConfig
+from ortolan.modeling.config import BlockConfig, MixtureConfig
 from ortolan.modeling.layers.attention import CrossAttention, SelfAttention, same
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.feed_forward import feed_forward
+from ortolan.modeling.layers.mixture import Mixture
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
 
@@ -37,7 +38,11 @@ class Block(nn.Module):
             self.cross_attention = CrossAttention(config.cross_attention, width)
         one_norm = config.placement == "parallel"
         self.feed_forward_norm = nn.Identity() if one_norm else norm(config.norm, width)
-        self.feed_forward = feed_forward(config.feed_forward, width)
+        self.feed_forward = (
+            Mixture(config.feed_forward, width)
+            if isinstance(config.feed_forward, MixtureConfig)
+            else feed_forward(config.feed_forward, width)
+        )
 
     def forward(
         self,

@@ -12,15 +12,29 @@ K key/value heads, D head width, U value width, G rows of a source.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.config import AttentionConfig, MixtureConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.sizes import Size, is_one, is_same
 
-Rotary = tuple[Tensor, Tensor]
+
+class Rotary(NamedTuple):
+    """By what angles queries and keys turn at each position.
+
+    Attributes:
+        cos: of the first R channels of a head, `(P, R/2)`.
+        sin: likewise.
+        interleaved: neighbouring channels are a pair; else those half of R apart.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+
 
 Projections = tuple[Tensor, Tensor | None, Tensor | None]
 """Queries, keys and values; or all of them side by side, and nothing for the other two."""
@@ -197,8 +211,49 @@ def unfold(out_BHNU: Tensor, q: Tensor) -> Tensor:
     return _reshape(out_BHNU.transpose(1, 2), shape, (*q.shape[:2], width))
 
 
+def mixture(
+    x: Tensor,
+    logits_TN: Tensor,
+    gate_up: tuple[Tensor, Tensor | None],
+    down: tuple[Tensor, Tensor | None],
+    *,
+    spec: MixtureConfig,
+) -> Tensor:
+    """The experts of a layer as one node, `(..., E)` to `(..., E)`.
+
+    Args:
+        x: `(B, S, E)`.
+        logits_TN: of each token for every expert; the weights of a token's experts are the
+            softmax of its highest.
+        gate_up: weights `(N, 2 * I, E)` and bias of all experts; see `layers.mixture.Experts`.
+        down: weights `(N, E, I)` and bias.
+        spec: how many experts a token has, and what they compute.
+
+    Source: com.microsoft.MoE, version 1. Its CPU kernel takes gate and up in turn alone.
+    """
+    attributes: _Attributes = {
+        "k": spec.per_token,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "activation_alpha": float(spec.alpha),
+        "activation_beta": float(spec.beta),
+        "normalize_routing_weights": 1,
+    }
+    if spec.limit is not None:
+        attributes["swiglu_limit"] = float(spec.limit)
+    return torch.onnx.ops.symbolic(
+        "com.microsoft::MoE",
+        _given(x, logits_TN, *gate_up, *down),
+        attributes,
+        dtype=x.dtype,
+        shape=x.shape,
+        version=1,
+    )
+
+
 def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
-    return {
+    pairs: _Attributes = {"rotary_interleaved": 1} if rotary and rotary.interleaved else {}
+    return pairs | {
         "num_heads": spec.num_heads,
         "kv_num_heads": spec.num_kv_heads,
         "scale": float(spec.scale),
@@ -209,7 +264,7 @@ def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
 
 
 def _tables(rotary: Rotary | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if rotary is None else rotary
+    return (None, None) if rotary is None else (rotary.cos, rotary.sin)
 
 
 def _given(*inputs: Tensor | None) -> list[Tensor | None]:

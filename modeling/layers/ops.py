@@ -17,6 +17,7 @@ from torch import Tensor
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers import lowering
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.layers.lowering import Rotary
 from ortolan.modeling.layers.scores import (
     Relative,
     add,
@@ -40,9 +41,6 @@ __all__ = [
     "cross_states",
     "split_projections",
 ]
-
-Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines, `(P, R/2)` each."""
 
 
 class Heads(NamedTuple):
@@ -88,9 +86,9 @@ def attention(
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
     length = q_BHSD.shape[2]
     if rotary is not None:
-        cos_SR, sin_SR = (table[:length] for table in rotary)
-        q_BHSD = _rotate(q_BHSD, cos_SR, sin_SR)
-        k_BKSD = _rotate(k_BKSD, cos_SR, sin_SR)
+        angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
+        q_BHSD = _rotate(q_BHSD, angles_SR)
+        k_BKSD = _rotate(k_BKSD, angles_SR)
     if not spec.causal:
         return _joined(
             attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, lengths=lengths, sinks=sinks)
@@ -121,9 +119,9 @@ def attention_weights(
     q_BHSD, k_BKSD, _ = _split_heads(qkv, spec)
     length = q_BHSD.shape[2]
     if rotary is not None:
-        cos_SR, sin_SR = (table[:length] for table in rotary)
-        q_BHSD = _rotate(q_BHSD, cos_SR, sin_SR)
-        k_BKSD = _rotate(k_BKSD, cos_SR, sin_SR)
+        angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
+        q_BHSD = _rotate(q_BHSD, angles_SR)
+        k_BKSD = _rotate(k_BKSD, angles_SR)
     allowed = None if lengths is None else inside(lengths, length)
     if spec.causal:
         allowed = visible(torch.arange(length, device=q_BHSD.device)[None], length, spec)
@@ -165,9 +163,10 @@ def cached_attention(
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
     positions_BS = step.positions(q_BHSD.shape[2])
     if rotary is not None:
-        cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary)
-        q_BHSD = _rotate(q_BHSD, cos_B1SR, sin_B1SR)
-        k_BKSD = _rotate(k_BKSD, cos_B1SR, sin_B1SR)
+        cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
+        angles_B1SR = rotary._replace(cos=cos_B1SR, sin=sin_B1SR)
+        q_BHSD = _rotate(q_BHSD, angles_B1SR)
+        k_BKSD = _rotate(k_BKSD, angles_B1SR)
     present = LayerCache(
         _extended(past.key, k_BKSD, positions_BS), _extended(past.value, v_BKSU, positions_BS)
     )
@@ -259,12 +258,18 @@ def _split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     return torch.split(x, sizes, axis)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first R channels of `(B, N, S, D)` by angles `(..., S, R/2)`, half-split."""
-    half = cos.shape[-1]
-    left, right = x[..., :half], x[..., half : 2 * half]
-    turned = (left * cos - right * sin, right * cos + left * sin)
-    return torch.cat((*turned, x[..., 2 * half :]), -1)
+def _rotate(x: Tensor, angles: Rotary) -> Tensor:
+    """Rotate the first R channels of `(B, N, S, D)` by angles `(..., S, R/2)`."""
+    half = angles.cos.shape[-1]
+    turning, rest = x[..., : 2 * half], x[..., 2 * half :]
+    if angles.interleaved:
+        left, right = turning[..., ::2], turning[..., 1::2]
+    else:
+        left, right = turning[..., :half], turning[..., half:]
+    turned = [left * angles.cos - right * angles.sin, right * angles.cos + left * angles.sin]
+    if angles.interleaved:
+        turned = [torch.stack(turned, -1).flatten(-2)]
+    return torch.cat((*turned, rest), -1)
 
 
 def _has_node(spec: AttentionConfig, rotary: Rotary | None, relative: Relative | None) -> bool:

@@ -79,7 +79,7 @@ class Stack(TransformerModel):
         if positions is None:
             return None
         cos, sin = rotary_names(self.config.rotaries.index(positions))
-        return self.get_buffer(cos), self.get_buffer(sin)
+        return Rotary(self.get_buffer(cos), self.get_buffer(sin), positions.interleaved)
 
     @property
     def layers(self) -> Iterable[Block]:

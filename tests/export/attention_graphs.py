@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.ops import Heads, Relative, cached_attention
+from ortolan.modeling.layers.ops import Heads, Relative, Rotary, cached_attention
 from ortolan.modeling.layers.positions import rotary_tables
 
 CAPACITY = 16
@@ -33,6 +33,7 @@ class Kind:
     biased: bool = False
     apart: bool = False
     sinks: bool = False
+    interleaved: bool = False
 
     @property
     def spec(self) -> AttentionConfig:
@@ -46,10 +47,11 @@ class Kind:
         )
 
     @property
-    def rotary(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def rotary(self) -> Rotary | None:
         if self.rotated == 0:
             return None
-        return rotary_tables(RotaryPositions(dim=self.rotated), CAPACITY)
+        tables = rotary_tables(RotaryPositions(dim=self.rotated), CAPACITY)
+        return Rotary(*tables, interleaved=self.interleaved)
 
 
 def graph(kind: Kind) -> ModelProto:
@@ -92,6 +94,8 @@ def graph(kind: Kind) -> ModelProto:
         local_window_size=spec.sliding_window or -1,
         softcap=spec.softcap or 0.0,
     )
+    if kind.interleaved:
+        node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
     outputs: dict[str, tuple[int, Shape]] = {
         "output": (TensorProto.FLOAT, ["batch", "sequence", 4 * 32]),
         "present_key": (TensorProto.FLOAT, cache),
@@ -227,6 +231,8 @@ KINDS = {
     "plain": Kind(),
     "rotary": Kind(rotated=32),
     "partial rotary": Kind(rotated=16),
+    "interleaved": Kind(rotated=32, interleaved=True),
+    "interleaved, partial": Kind(rotated=16, interleaved=True),
     "window": Kind(rotated=32, window=4),
     "window of one": Kind(window=1),
     "softcap": Kind(softcap=2.0),
@@ -235,6 +241,7 @@ KINDS = {
     "all": Kind(rotated=16, window=5, softcap=3.0),
     "apart": Kind(apart=True, softcap=2.0),
     "apart, rotary": Kind(apart=True, rotated=16, window=5),
+    "apart, interleaved": Kind(apart=True, rotated=16, interleaved=True),
 }
 
 SINKS = {

@@ -53,6 +53,8 @@ POSITIONS: dict[str, Positions] = {
     "concatenated-sinusoidal": ConcatenatedPositions(dim=6, table=SinusoidalPositions()),
     "rotary": RotaryPositions(dim=6, theta=30.0),
     "rotary-partial": RotaryPositions(dim=4, theta=30.0),
+    "rotary-interleaved": RotaryPositions(dim=6, theta=30.0, interleaved=True),
+    "rotary-interleaved-partial": RotaryPositions(dim=4, theta=30.0, interleaved=True),
     "relative-bias": RelativeBiasPositions(buckets=8, max_distance=11),
     "relative-bias-narrow": RelativeBiasPositions(buckets=4, max_distance=3),
     "relative-key": RelativeKeyPositions(max_distance=4),

@@ -183,8 +183,8 @@ class Head:
     def score(self, h: int, query: Array, now: int, key: Array, then: int) -> float:
         spec, extra = self.spec, 0.0
         match self.positions:
-            case RotaryPositions(dim=dim, theta=theta):
-                query, key = turned(query, now, dim, theta), turned(key, then, dim, theta)
+            case RotaryPositions() as rotary:
+                query, key = turned(query, now, rotary), turned(key, then, rotary)
             case RelativeKeyPositions(max_distance=most):
                 # Shaw et al. 2018, equation 4: x_i W^Q (x_j W^K + a^K_ij)^T.
                 distance = max(-most, min(most, then - now))
@@ -236,13 +236,14 @@ def readout(weights: Weights, spec: AttentionConfig, heads: list[Array]) -> Arra
     return weights.linear("out", np.concatenate(heads))
 
 
-def turned(x: Array, position: int, dim: int, theta: float) -> Array:
-    """Su et al. 2021: channels i and i + dim / 2 are a complex number, turned by its angle."""
-    x = x.copy()
-    for i in range(dim // 2):
-        angle = position * theta ** (-2 * i / dim)
-        number = complex(x[i], x[i + dim // 2]) * complex(math.cos(angle), math.sin(angle))
-        x[i], x[i + dim // 2] = number.real, number.imag
+def turned(x: Array, position: int, rotary: RotaryPositions) -> Array:
+    """Su et al. 2021: two channels are a complex number, turned by its angle."""
+    x, half = x.copy(), rotary.dim // 2
+    for i in range(half):
+        one, other = (2 * i, 2 * i + 1) if rotary.interleaved else (i, i + half)
+        angle = position * rotary.theta ** (-2 * i / rotary.dim)
+        number = complex(x[one], x[other]) * complex(math.cos(angle), math.sin(angle))
+        x[one], x[other] = number.real, number.imag
     return x
 
 
@@ -269,7 +270,7 @@ ACTIVATIONS: dict[str, Callable[[float], float]] = {
 
 
 def feed_forward(weights: Weights, block: BlockConfig, row: Array) -> Array:
-    below, config = weights.below("feed_forward"), block.feed_forward
+    below, config = weights.below("feed_forward"), block.dense
     act = np.vectorize(ACTIVATIONS[config.activation], otypes=[np.float64])
     if config.kind == "gated":
         return below.linear("down", act(below.linear("gate", row)) * below.linear("up", row))

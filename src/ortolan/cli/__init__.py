@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": "Show what this machine has, what is missing and how to get it.",
     "embed": "Print a vector for each text.",
     "export": "Make a bundle from a trained checkpoint.",
+    "families": "List the model types that can be exported.",
     "inspect": "Describe a bundle and the memory that it needs.",
     "pack": "Prepare the weights of a bundle for this processor.",
     "run": "Continue a prompt, or translate a text.",

@@ -63,7 +63,10 @@ def test_softcap_and_window_change_the_numbers() -> None:
     steps = CONVERSATIONS["prompt, chunk over a past, decode"]
     last = [
         steps.run(KINDS[kind], ways(kind)["pytorch"])[3]
-        for kind in ("plain", "window of one", "softcap", "rotary", "partial rotary")
+        for kind in (
+            *("plain", "window of one", "softcap", "rotary", "partial rotary"),
+            *("interleaved", "interleaved, partial"),
+        )
     ]
     for index, one in enumerate(last):
         for other in last[:index]:

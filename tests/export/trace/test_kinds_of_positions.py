@@ -81,6 +81,13 @@ KINDS = {
             (narrow(rotary=RotaryPositions(dim=4)), STANDARD),
         ],
     ),
+    "rotary, interleaved": Kind(
+        RotaryPositions(dim=16, theta=30.0, interleaved=True),
+        [(wide(num_kv_heads=2), FUSED), (narrow(head_dim=32), FUSED)],
+    ),
+    "rotary, interleaved, of narrow heads": Kind(
+        POSITIONS["rotary-interleaved-partial"], [(narrow(), STANDARD)]
+    ),
     "rotary of narrow heads": Kind(POSITIONS["rotary-partial"], [(narrow(), STANDARD)]),
     "relative-bias": Kind(
         POSITIONS["relative-bias"],

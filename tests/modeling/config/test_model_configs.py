@@ -117,7 +117,7 @@ def test_an_encoder_decoder_that_cannot_be_is_an_error() -> None:
     with pytest.raises(ConfigError, match="cross-attention to all of the source in every layer"):
         replace(config, decoder=decoder_config(NoPositions()))
     with pytest.raises(ConfigError, match="expected no head"):
-        replace(config, encoder=replace(config.encoder, head=EmbeddingHead(pooling="mean")))
+        replace(config, encoder=replace(config.encoder, head=EmbeddingHead(pooling=("mean",))))
     with pytest.raises(ConfigError, match=f"the decoder's width of {WIDTH}, got a width of 12"):
         replace(config, encoder=replace(config.encoder, hidden_size=12))
     other = replace(config.encoder, input=TokenInput(vocab_size=7))

@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderModel, load, save
-from ortolan.modeling.config import EmbeddingHead, LanguageModelHead
+from ortolan.modeling.config import EmbeddingHead, LanguageModelHead, Pooling
 
 TEXTS = ragged(9, 1, 16, 4)
 
@@ -132,7 +132,8 @@ def test_an_embedding_is_the_published_recipe(
 def embedded(folder: Path, pooling: str, normalised: bool) -> Tensor:
     """The texts through a checkpoint whose head is replaced by one without weights."""
     loaded = load(folder, EncoderModel)
-    head = EmbeddingHead(pooling="mean" if pooling == "mean" else "first", normalised=normalised)
+    mode: Pooling = "mean" if pooling == "mean" else "first"
+    head = EmbeddingHead(pooling=(mode,), normalised=normalised)
     module = EncoderModel(replace(loaded.config, head=head)).eval()
     module.load_state_dict(loaded.state_dict())
     with torch.inference_mode():

@@ -210,8 +210,8 @@ def test_what_a_gpt2_config_says() -> None:
     config = config_from_hf(GPT2_124M)
     assert config.positions == LearnedPositions()
     assert config.tied_head
-    assert config.blocks[0].feed_forward.intermediate_size == 3072
-    assert config.blocks[0].feed_forward.activation == "gelu_tanh"
+    assert config.blocks[0].dense.intermediate_size == 3072
+    assert config.blocks[0].dense.activation == "gelu_tanh"
 
 
 def windows(**changes: object) -> list[int | None]:

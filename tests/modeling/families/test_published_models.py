@@ -285,11 +285,11 @@ def test_what_a_t5_config_says() -> None:
     assert not config.decoder.tied_head
     assert config.decoder.head_scale == 1.0
     assert config.decoder.blocks[0].attention.scale == 1.0
-    assert config.decoder.blocks[0].feed_forward.activation == "gelu_tanh"
+    assert config.decoder.blocks[0].dense.activation == "gelu_tanh"
     plain = config_from_hf(T5_SMALL, EncoderDecoderConfig)
     assert plain.decoder.tied_head
     assert plain.decoder.head_scale == 512**-0.5
-    assert plain.decoder.blocks[0].feed_forward.kind == "mlp"
+    assert plain.decoder.blocks[0].dense.kind == "mlp"
 
 
 def test_what_encoder_configs_say() -> None:

@@ -57,7 +57,7 @@ def rotary(rotated: int, positions: int = 64) -> Rotary | None:
     if not rotated:
         return None
     angles = random(positions, rotated // 2, seed=99) * 3
-    return angles.cos(), angles.sin()
+    return Rotary(angles.cos(), angles.sin())
 
 
 def empty(spec: AttentionConfig, batch: int, capacity: int) -> LayerCache:
@@ -104,7 +104,7 @@ def turned(vector: list[float], tables: Rotary | None, position: int) -> list[fl
     """A vector whose channels i and i + R/2 are a complex number, turned by its angle."""
     if tables is None:
         return vector
-    cos, sin = (table[position].double() for table in tables)
+    cos, sin = (table[position].double() for table in tables[:2])
     half, result = len(cos), list(vector)
     for i in range(half):
         number = complex(vector[i], vector[i + half]) * complex(float(cos[i]), float(sin[i]))
@@ -113,7 +113,7 @@ def turned(vector: list[float], tables: Rotary | None, position: int) -> list[fl
 
 
 def test_the_formula_turns_by_the_angle() -> None:
-    tables = (torch.tensor([[1.0], [math.cos(0.3)]]), torch.tensor([[0.0], [math.sin(0.3)]]))
+    tables = Rotary(torch.tensor([[1.0], [math.cos(0.3)]]), torch.tensor([[0.0], [math.sin(0.3)]]))
     length, angle = cmath.polar(complex(*turned([0.6, 0.8], tables, 1)))
     assert length == pytest.approx(1)
     assert angle == pytest.approx(cmath.phase(0.6 + 0.8j) + 0.3)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.exportable import Exportable
-from ortolan.export.source.inputs import (
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.tensors import (
     Inputs,
     around,
     encode_pair,
@@ -89,8 +89,8 @@ def can_read(model: Exportable) -> bool:
 def _suffix(model: Exportable) -> str | None:
     """The suffix of a model's calibration file; None for a kind that has none."""
     if isinstance(model.takes, ImageSource):
-        return ".npy" if model.sides.decoder is None else None
-    return ".txt" if None in (model.sides.encoder, model.sides.decoder) else ".tsv"
+        return None if model.sides.has_decoder else ".npy"
+    return ".tsv" if model.sides.reads_source else ".txt"
 
 
 def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) -> Calibration:
@@ -168,7 +168,7 @@ def _cut_texts(
 ) -> list[NDArray[np.int64]]:
     """Texts of one length, `(length,)` each; those of an encoder between its special tokens."""
     length = min(length, longest_source(model))
-    is_decoder = model.sides.encoder is None
+    is_decoder = not model.sides.has_encoder
     special: tuple[list[int], list[int]] = ([], []) if is_decoder else around(tokenizer)
     room = length - len(special[0]) - len(special[1])
     room = length if room < 1 else room
