@@ -60,7 +60,7 @@ class Exportable:
         maps: names of its maps of attention, in the order of the layers.
         weights: of the module.
         tables: computed tensors, by the names of initializers.
-        sha256: of everything that decides what it computes.
+        sha256: a hash over everything that decides what it computes, which is read for it.
         folder: of the checkpoint; None for a live module.
         companions: files to copy into the bundle, by name.
         tokens: ids with a meaning; none for an encoder of images.
@@ -82,7 +82,7 @@ class Exportable:
     maps: tuple[str, ...]
     weights: Weights
     tables: Mapping[str, Tensor]
-    sha256: str
+    sha256: Callable[[], str]
     folder: Path | None
     companions: Mapping[str, Path]
     tokens: Tokens

@@ -41,7 +41,7 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
         certificate=runtime_certificate.JSON_NAME,
         files=describe_files(folder, (stored.blob.file,)),
         provenance=Provenance(
-            source_sha256=model.sha256,
+            source_sha256=model.sha256(),
             model_type=model.model_type,
             versions={"ortolan": __version__, **{name: version(name) for name in packages}},
             accepted_keys=model.keys.accepted,

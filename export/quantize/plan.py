@@ -60,12 +60,22 @@ def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]
             f"exclude: expected patterns of weights, got {unmatched[0]!r}, which matches none. "
             f"There are {', '.join(_examples(names))}."
         )
-    planned = {}
-    for name, (_, columns) in matrices.items():
-        if not any(fnmatchcase(name, pattern) for pattern in options.exclude):
-            scheme = options.scheme if _is_block(name) else options.head
-            planned[name] = _fewest_bytes(scheme, columns) if options.fits else scheme
-    return planned
+    return {
+        name: scheme_of(name, columns, options)
+        for name, (_, columns) in matrices.items()
+        if not any(fnmatchcase(name, pattern) for pattern in options.exclude)
+    }
+
+
+def scheme_of(name: str, columns: int, options: Quantization) -> Scheme:
+    """The scheme of a weight with rows of so many columns."""
+    scheme = options.scheme if _is_block(name) else options.head
+    return _fewest_bytes(scheme, columns) if options.fits else scheme
+
+
+def row_bytes(scheme: Scheme, columns: int) -> float:
+    """Bytes of a row in few bits, its scales included."""
+    return scheme.groups(columns) * (scheme.group * scheme.bits / 8 + _SCALE_BYTES)
 
 
 def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
@@ -73,13 +83,9 @@ def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
 
     576 columns are 5 groups of 128, the last of them half padding, or 9 groups of 64.
     """
-
-    def row_bytes(candidate: Scheme) -> float:
-        return candidate.groups(columns) * (candidate.group * candidate.bits / 8 + _SCALE_BYTES)
-
     smaller = (replace(scheme, group=group) for group in GROUP_SIZES if group <= scheme.group)
     # Of equal rows, the larger groups: fewer scales to multiply with.
-    return min(smaller, key=lambda candidate: (row_bytes(candidate), -candidate.group))
+    return min(smaller, key=lambda candidate: (row_bytes(candidate, columns), -candidate.group))
 
 
 def _is_block(name: str) -> bool:

@@ -1,17 +1,21 @@
 """What is exported: a checkpoint of a family, any model of transformers, or a user's own module."""
 
+from collections.abc import Callable
 from pathlib import Path
+
+from torch import nn
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.family import open_family, open_model
+from ortolan.export.source.module import open_module
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ortolan.modeling.models.stack import TransformerModel
 
 __all__ = ["Source", "open_exportable"]
 
-Source = str | Path | Checkpoint | TransformerModel
-"""A checkpoint (see `open_checkpoint`), or a model of `ortolan.modeling`."""
+Source = str | Path | Checkpoint | nn.Module
+"""A checkpoint (see `open_checkpoint`), a model of `ortolan.modeling`, or a user's own module."""
 
 
 def open_exportable(
@@ -22,9 +26,11 @@ def open_exportable(
     accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
     """Open a source of any kind; see `open_family` for the arguments and what is raised."""
-    if isinstance(source, TransformerModel):
+    if isinstance(source, nn.Module):
         _refuse_keys(accept_unknown)
-        return open_model(source, tokenizer=tokenizer, max_context=max_context)
+        own = isinstance(source, TransformerModel)
+        open_live: Callable[..., Exportable] = open_model if own else open_module
+        return open_live(source, tokenizer=tokenizer, max_context=max_context)
     return open_family(
         open_checkpoint(source),
         tokenizer=tokenizer,

@@ -6,6 +6,7 @@ Names of weights and tables are those of the module: of an encoder-decoder they 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from hashlib import sha256 as new_sha256
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def open_model(
         folder=None,
         tokenizer=tokenizer,
         weights=ModuleWeights(model),
-        sha256=module_sha256(model),
+        sha256=partial(module_sha256, model),
     )
 
 
@@ -122,7 +123,7 @@ def open_family(
         folder=checkpoint.folder,
         tokenizer=tokenizer,
         weights=open_weights(checkpoint, config),
-        sha256=checkpoint.sha256(),
+        sha256=checkpoint.sha256,
     )
     return replace(model, keys=read_config_keys(checkpoint, accept_unknown))
 
@@ -153,7 +154,7 @@ def _describe(
     folder: Path | None,
     tokenizer: str | Path | None,
     weights: Weights,
-    sha256: str,
+    sha256: Callable[[], str],
 ) -> Exportable:
     """What an export needs of a model, with the context that was chosen in `limited`."""
     sides = sides_of(limited)
@@ -183,7 +184,7 @@ def _describe(
         maps=map_names(sides),
         weights=weights,
         tables=computed,
-        sha256=sha256,
+        sha256=cache(sha256),
         folder=folder,
         companions=companions,
         tokens=special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)

@@ -71,10 +71,15 @@ def make_step(config: DecoderConfig, seqlens_k: Tensor, total: Tensor, cache: Pa
     """The step of a trace, which knows how far it sees where nodes have to be told."""
     if not _measures_distances(config):
         return StepLengths(seqlens_k, total)
+    return StepLengths(seqlens_k, total, seen_of(total, cache[0][0].shape[2]))
+
+
+def seen_of(total: Tensor, capacity: int) -> int:
+    """The longest row after a step as a number of the trace."""
     seen = total.item()
     torch._check(seen >= 1)  # type: ignore[no-untyped-call]
-    torch._check(seen <= cache[0][0].shape[2])  # type: ignore[no-untyped-call]
-    return StepLengths(seqlens_k, total, cast(int, seen))
+    torch._check(seen <= capacity)  # type: ignore[no-untyped-call]
+    return cast(int, seen)
 
 
 def _measures_distances(config: DecoderConfig) -> bool:

@@ -5,8 +5,10 @@ from typing import Literal
 
 from ortolan.modeling.errors import ConfigError
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
-"""`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
+Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
+"""`gelu` is exact, `gelu_tanh` its approximation, `quick_gelu` the coarser `x sigmoid(1.702 x)`
+(Hendrycks and Gimpel 2016); `relu2` is the square of `relu` (So et al. 2021).
+"""
 
 Pooling = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted_mean"]
 """One vector for the tokens that are no padding: the first one's, the last one's, their mean, the
@@ -16,10 +18,25 @@ largest value of each channel, their sum over the root of their number, or a mea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormConfig:
-    """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019)."""
+    """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019).
+
+    Attributes:
+        kind: which of them.
+        eps: added to the variance, or to the mean square.
+        scale: its output is multiplied by a trained weight.
+        bias: of a layer norm; an RMS norm has none.
+    """
 
     kind: Literal["layer", "rms"]
     eps: float
+    scale: bool = True
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind == "layer" and self.bias and not self.scale:
+            raise ConfigError(
+                "norm: expected no bias where there is no weight, got one. Set bias to False."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

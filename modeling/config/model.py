@@ -159,12 +159,15 @@ class DecoderConfig(StackConfig):
         tied_head: the head is the embedding's table.
         head_bias: the logits have one.
         head_scale: multiplies the input of the head.
+        final_softcap: logits become `final_softcap * tanh(logits / final_softcap)`; None for
+            plain logits.
     """
 
     vocab_size: int
     tied_head: bool
     head_bias: bool = False
     head_scale: float = 1.0
+    final_softcap: float | None = None
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)

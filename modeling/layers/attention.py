@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.linear import PackedLinear
+from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import (
+    Heads,
     Relative,
     Rotary,
     attention,
@@ -21,6 +23,8 @@ from ortolan.modeling.layers.ops import (
     cross_attention,
     cross_attention_weights,
     cross_states,
+    split_projections,
+    turn,
 )
 
 
@@ -49,6 +53,12 @@ class SelfAttention(nn.Module):
             config.num_kv_heads * config.value_width,
         )
         self.qkv = PackedLinear(width, parts, bias=config.qkv_bias)
+        self.query_norm, self.key_norm = query_key_norms(config)
+        self.out_norm = (
+            norm(config.out_norm, config.num_heads * config.value_width)
+            if config.out_norm
+            else nn.Identity()
+        )
         self.out = readout(config, width)
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
         self.relative_key: nn.Embedding | None = (
@@ -63,16 +73,16 @@ class SelfAttention(nn.Module):
         lengths: Tensor | None = None,
     ) -> Tensor:
         """`(B, S, E)` to `(B, S, E)`; see `ops.attention`."""
-        out: Tensor = self.out(
-            attention(
-                self.qkv(x_BSE),
-                rotary,
-                spec=self.config,
-                relative=self._own(relative),
-                lengths=lengths,
-                sinks=self.sinks,
-            )
+        qkv, rotary = self._projections(x_BSE, rotary)
+        attended = attention(
+            qkv,
+            rotary,
+            spec=self.config,
+            relative=self._own(relative),
+            lengths=lengths,
+            sinks=self.sinks,
         )
+        out: Tensor = self.out(self.out_norm(attended))
         return out
 
     def weights(
@@ -83,8 +93,9 @@ class SelfAttention(nn.Module):
         lengths: Tensor | None = None,
     ) -> Tensor:
         """The attention weights of `forward`, float32 `(B, H, S, S)`."""
+        qkv, rotary = self._projections(x_BSE, rotary)
         return attention_weights(
-            self.qkv(x_BSE),
+            qkv,
             rotary,
             spec=self.config,
             relative=self._own(relative),
@@ -105,8 +116,9 @@ class SelfAttention(nn.Module):
 
         Of the attention output, `(B, S, H * U)`, only the tokens that `pick` selects are read out.
         """
+        qkv, rotary = self._projections(x_BSE, rotary, step)
         attended, present = cached_attention(
-            self.qkv(x_BSE),
+            qkv,
             past,
             step,
             rotary,
@@ -114,7 +126,34 @@ class SelfAttention(nn.Module):
             relative=self._own(relative),
             sinks=self.sinks,
         )
-        return self.out(pick(attended)), present
+        return self.out(self.out_norm(pick(attended))), present
+
+    def _projections(
+        self, x_BSE: Tensor, rotary: Rotary | None, step: StepLengths | None = None
+    ) -> tuple[Tensor | Heads, Rotary | None]:
+        """Queries, keys and values, and the rotation that is left to do.
+
+        Args:
+            x_BSE: what they are made of.
+            rotary: the layer's tables.
+            step: says where the tokens are; they are the first ones of their texts without it.
+        """
+        spec = self.config
+        qkv: Tensor = self.qkv(x_BSE)
+        if spec.clip is not None:
+            qkv = qkv.clamp(-spec.clip, spec.clip)
+        if spec.query_key_norm is None:
+            return qkv, rotary
+        query, key, value = split_projections(qkv, spec)
+        if rotary is not None and spec.norm_after_rotary:
+            query, key = (turn(part, rotary, step, spec=spec) for part in (query, key))
+            rotary = None
+        width = spec.head_dim if spec.norm_over == "head" else None
+        query, key = (
+            normed(part, each, width)
+            for part, each in ((query, self.query_norm), (key, self.key_norm))
+        )
+        return Heads(query, key, value), rotary
 
     def _own(self, relative: Relative | None) -> Relative | None:
         """The stack's relative positions, with this layer's table."""
@@ -161,6 +200,25 @@ class HeadSum(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(B, S, H * U)` to `(B, S, U)`."""
         return torch.unflatten(x, -1, (self.heads, -1)).sum(-2)
+
+
+def query_key_norms(config: AttentionConfig) -> tuple[nn.Module, nn.Module]:
+    """The norms of queries and of keys."""
+    kind = config.query_key_norm
+    if kind is None:
+        return nn.Identity(), nn.Identity()
+    heads = (1, 1) if config.norm_over == "head" else (config.num_heads, config.num_kv_heads)
+    query, key = (norm(kind, count * config.head_dim) for count in heads)
+    return query, key
+
+
+def normed(x: Tensor, normalise: nn.Module, width: int | None) -> Tensor:
+    """`(B, S, N)` normed over all of its channels, or over each `width` of them."""
+    if width is None:
+        out: Tensor = normalise(x)
+        return out
+    by_head: Tensor = normalise(torch.unflatten(x, -1, (-1, width)))
+    return by_head.flatten(-2)
 
 
 def readout(config: AttentionConfig, width: int) -> nn.Module:

@@ -30,19 +30,27 @@ class Block(nn.Module):
         super().__init__()
         self.placement = config.placement
         self.parallel = config.parallel
-        self.attention_norm = norm(config.norm, width)
+        self.residual_scale = config.residual_scale
+
+        def normalise(*, when: bool = True) -> nn.Module:
+            return norm(config.norm, width) if when else nn.Identity()
+
+        both_sides = config.placement == "sandwich"
+        self.attention_norm = normalise(when=config.attention_norm)
         self.attention = SelfAttention(config.attention, width, distances=distances)
+        self.attention_post_norm = normalise(when=both_sides)
         self.cross_attention: CrossAttention | None = None
         if config.cross_attention is not None:
-            self.cross_attention_norm = norm(config.norm, width)
+            self.cross_attention_norm = normalise()
             self.cross_attention = CrossAttention(config.cross_attention, width)
-        one_norm = config.placement == "parallel"
-        self.feed_forward_norm = nn.Identity() if one_norm else norm(config.norm, width)
+            self.cross_attention_post_norm = normalise(when=both_sides)
+        self.feed_forward_norm = normalise(when=config.placement != "parallel")
         self.feed_forward = (
             Mixture(config.feed_forward, width)
             if isinstance(config.feed_forward, MixtureConfig)
             else feed_forward(config.feed_forward, width)
         )
+        self.feed_forward_post_norm = normalise(when=both_sides)
 
     def forward(
         self,
@@ -71,7 +79,7 @@ class Block(nn.Module):
 
         if self.parallel:
             return self._both(x_BSE, attend)
-        x_BSE = self._residual(x_BSE, self.attention_norm, attend)
+        x_BSE = self._residual(x_BSE, "attention", attend)
         return self._rest(x_BSE, source, source_lengths)
 
     def step(
@@ -100,7 +108,7 @@ class Block(nn.Module):
 
         if self.parallel:
             return self._both(x_BSE, attend, pick), present
-        x_BNE = self._residual(x_BSE, self.attention_norm, attend, pick)
+        x_BNE = self._residual(x_BSE, "attention", attend, pick)
         return self._rest(x_BNE, source, source_lengths), present
 
     def _rest(self, x_BSE: Tensor, source: LayerCache | None, lengths: Tensor | None) -> Tensor:
@@ -109,10 +117,8 @@ class Block(nn.Module):
         if (cross is None) != (source is None):
             raise TypeError("a layer with cross-attention needs a source, another takes none")
         if cross is not None and source is not None:
-            x_BSE = self._residual(
-                x_BSE, self.cross_attention_norm, lambda x: cross(x, source, lengths)
-            )
-        return self._residual(x_BSE, self.feed_forward_norm, self.feed_forward)
+            x_BSE = self._residual(x_BSE, "cross_attention", lambda x: cross(x, source, lengths))
+        return self._residual(x_BSE, "feed_forward", self.feed_forward)
 
     def _both(
         self,
@@ -124,23 +130,32 @@ class Block(nn.Module):
         normed = self.attention_norm(x)
         attended, x = attend(normed), pick(x)
         read = pick(normed) if self.placement == "parallel" else self.feed_forward_norm(x)
-        out: Tensor = x + (attended + self.feed_forward(read))
-        return out
+        return x + self._scaled(attended + self.feed_forward(read))
 
     def _residual(
         self,
         x: Tensor,
-        normalise: nn.Module,
+        name: str,
         sublayer: Callable[[Tensor], Tensor],
         pick: Callable[[Tensor], Tensor] = same,
     ) -> Tensor:
         """A sublayer and what goes around it, for the tokens that both let through."""
+        normalise = self.get_submodule(f"{name}_norm")
         match self.placement:
             case "pre_residual":
                 normed: Tensor = normalise(x)
-                return pick(normed) + sublayer(normed)
+                return pick(normed) + self._scaled(sublayer(normed))
+            case "inner_post":
+                return pick(x) + self._scaled(normalise(sublayer(x)))
+            case "sandwich":
+                after = self.get_submodule(f"{name}_post_norm")
+                return pick(x) + self._scaled(after(sublayer(normalise(x))))
             case "post":
-                out: Tensor = normalise(pick(x) + sublayer(x))
+                out: Tensor = normalise(pick(x) + self._scaled(sublayer(x)))
                 return out
             case _:
-                return pick(x) + sublayer(normalise(x))
+                return pick(x) + self._scaled(sublayer(normalise(x)))
+
+    def _scaled(self, added: Tensor) -> Tensor:
+        """What is added to the stream."""
+        return added if self.residual_scale == 1.0 else added * self.residual_scale

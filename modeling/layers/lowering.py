@@ -121,6 +121,31 @@ def cached_group_query_attention(
     return out, LayerCache(key, value)
 
 
+def shared_group_query_attention(
+    query: Tensor,
+    present: LayerCache,
+    step: StepLengths,
+    rotary: Rotary | None,
+    sinks: Tensor | None,
+    *,
+    spec: AttentionConfig,
+) -> Tensor:
+    """Attention to a cache that another layer has extended, as one node: no key is new."""
+    batch, new_tokens, _ = query.shape
+    nothing = query.new_zeros(batch, 0, spec.num_kv_heads * spec.head_dim)
+    return torch.onnx.ops.symbolic(
+        "com.microsoft::GroupQueryAttention",
+        _given(
+            *(query, nothing, nothing, present.key, present.value, step.seqlens_k, step.total),
+            *(*_tables(rotary), None, None, sinks),
+        ),
+        _attributes(spec, rotary),
+        dtype=query.dtype,
+        shape=(batch, new_tokens, spec.num_heads * spec.head_dim),
+        version=1,
+    )
+
+
 def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     """`torch.split` as one node; the exporter makes a sequence of it, which few tools take."""
     axis %= x.ndim
@@ -143,6 +168,24 @@ def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
         {"axis": 2},
         dtype=past.dtype,
         shape=tuple(past.shape),
+        version=OPSET,
+    )
+
+
+def rotary_embedding(
+    heads: Tensor, rotary: Rotary, positions_BS: Tensor, *, spec: AttentionConfig
+) -> Tensor:
+    """Heads side by side, `(B, S, N * D)`, turned by their positions, int64 `(B, S)`."""
+    return torch.onnx.ops.symbolic(
+        "RotaryEmbedding",
+        (heads, rotary.cos, rotary.sin, positions_BS),
+        {
+            "num_heads": int(heads.shape[-1]) // spec.head_dim,
+            "rotary_embedding_dim": 2 * int(rotary.cos.shape[-1]),
+            "interleaved": int(rotary.interleaved),
+        },
+        dtype=heads.dtype,
+        shape=tuple(heads.shape),
         version=OPSET,
     )
 

@@ -39,7 +39,9 @@ __all__ = [
     "cross_attention",
     "cross_attention_weights",
     "cross_states",
+    "shared_attention",
     "split_projections",
+    "turn",
 ]
 
 
@@ -163,8 +165,7 @@ def cached_attention(
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
     positions_BS = step.positions(q_BHSD.shape[2])
     if rotary is not None:
-        cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
-        angles_B1SR = rotary._replace(cos=cos_B1SR, sin=sin_B1SR)
+        angles_B1SR = _at(rotary, positions_BS)
         q_BHSD = _rotate(q_BHSD, angles_B1SR)
         k_BKSD = _rotate(k_BKSD, angles_B1SR)
     present = LayerCache(
@@ -175,6 +176,40 @@ def cached_attention(
     allowed = visible(positions_BS, reach, spec)
     out_BHSU = attend(q_BHSD, k_BKTD, v_BKTU, spec, relative=relative, allowed=allowed, sinks=sinks)
     return _joined(out_BHSU), present
+
+
+def shared_attention(
+    query: Tensor,
+    present: LayerCache,
+    step: StepLengths,
+    rotary: Rotary | None,
+    *,
+    spec: AttentionConfig,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Self-attention to the keys and values of another layer, those of the new tokens included.
+
+    Args:
+        query: of the new tokens, `(B, S, H * D)`.
+        present: what `cached_attention` gave of the other layer in this step.
+        step: as there.
+        rotary: turns the queries only.
+        spec: heads, widths, scale, window and softcap.
+        sinks: see `cached_attention`.
+
+    Returns:
+        `(B, S, H * D)`.
+    """
+    if _has_node(spec, rotary, None):
+        return lowering.shared_group_query_attention(query, present, step, rotary, sinks, spec=spec)
+    q_BHSD = torch.unflatten(query, -1, (spec.num_heads, -1)).transpose(1, 2)
+    positions_BS = step.positions(q_BHSD.shape[2])
+    if rotary is not None:
+        q_BHSD = _rotate(q_BHSD, _at(rotary, positions_BS))
+    reach = step.reach(present.key.shape[2])
+    k_BKTD, v_BKTU = (buffer[:, :, :reach] for buffer in present)
+    allowed = visible(positions_BS, reach, spec)
+    return _joined(attend(q_BHSD, k_BKTD, v_BKTU, spec, allowed=allowed, sinks=sinks))
 
 
 def cross_attention(
@@ -232,6 +267,29 @@ def split_projections(qkv: Tensor, spec: AttentionConfig) -> Heads:
     return Heads(*_split(qkv, list(widths), -1))
 
 
+def turn(
+    heads: Tensor, rotary: Rotary, step: StepLengths | None, *, spec: AttentionConfig
+) -> Tensor:
+    """Rotate queries or keys, `(B, S, N * D)`, where that is not left to the attention.
+
+    Args:
+        heads: side by side.
+        rotary: tables with a row for every position.
+        step: lengths after this step; None where the first token is at position 0.
+        spec: the width of a head.
+    """
+    batch, length, _ = heads.shape
+    if step is None:
+        positions_BS = torch.arange(length, device=heads.device)[None].expand(batch, -1)
+    else:
+        positions_BS = step.positions(length)
+    if torch.onnx.is_in_onnx_export():
+        return lowering.rotary_embedding(heads, rotary, positions_BS, spec=spec)
+    cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
+    heads_BNSD = torch.unflatten(heads, -1, (-1, spec.head_dim)).transpose(1, 2)
+    return _joined(_rotate(heads_BNSD, rotary._replace(cos=cos_B1SR, sin=sin_B1SR)))
+
+
 def _apart(qkv: Tensor | Heads) -> lowering.Projections:
     """The first three inputs of a node."""
     return qkv if isinstance(qkv, Heads) else (qkv, None, None)
@@ -256,6 +314,12 @@ def _split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     if torch.onnx.is_in_onnx_export():
         return lowering.split(x, sizes, axis)
     return torch.split(x, sizes, axis)
+
+
+def _at(rotary: Rotary, positions_BS: Tensor) -> Rotary:
+    """The angles of some positions, `(B, 1, S, R/2)`."""
+    cos, sin = (table[positions_BS][:, None] for table in rotary[:2])
+    return rotary._replace(cos=cos, sin=sin)
 
 
 def _rotate(x: Tensor, angles: Rotary) -> Tensor:

@@ -101,7 +101,7 @@ class DecoderModel(Stack):
         x_BSE = self.embed(input_ids, positions)
         relative = self.relative(positions, step.reach(cache[0].key.shape[2]))
         lengths = None if source is None else source.lengths
-        pick = same if logit_positions is None else partial(_select, positions_BN=logit_positions)
+        pick = same if logit_positions is None else partial(select, positions_BN=logit_positions)
         present = []
         layers = zip(self.layers, cache, self._states(source), strict=True)
         for number, (block, past, states) in enumerate(layers):
@@ -128,7 +128,9 @@ class DecoderModel(Stack):
         head = self.embedding if self.head is None else self.head
         if self.config.head_scale != 1.0:
             x_BSE = x_BSE * self.config.head_scale
-        return F.linear(x_BSE, head.weight, self.head_bias)
+        logits_BSV = F.linear(x_BSE, head.weight, self.head_bias)
+        cap = self.config.final_softcap
+        return logits_BSV if cap is None else cap * torch.tanh(logits_BSV / cap)
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """The keys and values of the source for each layer."""
@@ -308,7 +310,7 @@ def build(config: ModelConfig) -> TransformerModel:
             raise TypeError(f"expected the config of a model, got {type(config).__name__}")
 
 
-def _select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
+def select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
     """Rows of each text, `(B, N, E)`."""
     if is_one(x_BSE.shape[1]) and is_one(positions_BN.shape[1]):
         return x_BSE

@@ -90,6 +90,37 @@ BLOCKS: dict[str, BlockConfig] = {
     "two-layers-unbiased": replace(BLOCK, feed_forward=replace(MLP, hidden_layers=2, bias=False)),
     "gated": replace(BLOCK, feed_forward=replace(MLP, kind="gated", activation="silu")),
     "tanh": replace(BLOCK, feed_forward=replace(MLP, activation="tanh")),
+    "relu2": replace(BLOCK, feed_forward=replace(MLP, activation="relu2")),
+    "quick-gelu": replace(BLOCK, feed_forward=replace(MLP, activation="quick_gelu")),
+    "inner-post": replace(BLOCK, placement="inner_post"),
+    "sandwich": replace(BLOCK, placement="sandwich", norm=RMS, residual_scale=0.4),
+    "no-attention-norm": replace(BLOCK, attention_norm=False),
+    "norm-without-bias": replace(BLOCK, norm=replace(LAYER, bias=False)),
+    "norm-without-weight": replace(BLOCK, norm=replace(LAYER, bias=False, scale=False)),
+    "rms-without-weight": replace(BLOCK, norm=replace(RMS, scale=False)),
+    "inner-norms": replace(
+        BLOCK,
+        attention=replace(ATTENTION, out_norm=RMS, clip=0.7),
+        feed_forward=replace(MLP, inner_norm=RMS, bias=False, down_bias=True),
+    ),
+    "gated-inner-norm": replace(
+        BLOCK,
+        feed_forward=replace(MLP, kind="gated", activation="silu", inner_norm=RMS, down_bias=False),
+    ),
+    "sinks": replace(BLOCK, attention=replace(ATTENTION, sinks=True)),
+    **{
+        f"query-key-norm-{name}": replace(
+            BLOCK, attention=replace(ATTENTION, num_kv_heads=2, query_key_norm=kind, **fields)
+        )
+        for name, kind, fields in (
+            ("head", RMS, {}),
+            ("all", RMS, {"norm_over": "all"}),
+            ("layer", LAYER, {}),
+            ("after", RMS, {"norm_after_rotary": True}),
+            ("all-after", RMS, {"norm_over": "all", "norm_after_rotary": True}),
+            ("weightless", replace(RMS, scale=False), {"norm_after_rotary": True}),
+        )
+    },
     "gelu-tanh": replace(BLOCK, feed_forward=replace(MLP, activation="gelu_tanh")),
 }
 
@@ -121,7 +152,15 @@ def layers(block: Blocks) -> tuple[BlockConfig, ...]:
 
 def cross_of(block: BlockConfig) -> AttentionConfig:
     """Attention like a layer's, to a source."""
-    return replace(block.attention, causal=False, rotary=None)
+    return replace(
+        block.attention,
+        causal=False,
+        rotary=None,
+        query_key_norm=None,
+        clip=None,
+        out_norm=None,
+        sinks=False,
+    )
 
 
 def decoder_config(positions: Positions, block: Blocks = BLOCK, **fields: Any) -> DecoderConfig:

@@ -137,18 +137,18 @@ def test_two_vocabularies_are_told_apart_and_a_tokenizer_fits_the_smaller(tmp_pa
 def test_folder_of_every_kind_has_the_hash_of_its_files(name: str, tmp_path: Path) -> None:
     cases = {**tiny_encoders.ENCODERS, **tiny_encoders.IMAGES, **tiny_encoders.SEQ2SEQ}
     cases[name].reference().save_pretrained(tmp_path)
-    before = opened(tmp_path).sha256
-    assert opened(tmp_path).sha256 == before
+    before = opened(tmp_path).sha256()
+    assert opened(tmp_path).sha256() == before
     write_json(tmp_path / "config.json", transformers_version="0")
-    assert opened(tmp_path).sha256 != before
+    assert opened(tmp_path).sha256() != before
 
 
 @pytest.mark.parametrize("config", [encoder_config(), image_config(), seq2seq_config()])
 def test_hash_of_a_module_of_every_kind_covers_its_last_weight(config: Any) -> None:
     module = module_of(config)
-    before = open_exportable(module, tokenizer=None, max_context=None).sha256
+    before = open_exportable(module, tokenizer=None, max_context=None).sha256()
     list(module.parameters())[-1].data.flatten()[-1] += 1
-    assert open_exportable(module, tokenizer=None, max_context=None).sha256 != before
+    assert open_exportable(module, tokenizer=None, max_context=None).sha256() != before
 
 
 def test_context_of_images_cannot_be_shortened() -> None:

@@ -25,6 +25,8 @@ SOURCES, LENGTHS = TEXTS[:2, :7], np.array([7, 3], np.int32)
 
 FUSED, STANDARD, PLAIN = "GroupQueryAttention", "Attention", "Softmax"
 
+SKIP_NORM = "SkipSimplifiedLayerNormalization"
+
 
 def wide(**fields: Any) -> BlockConfig:
     """A block whose heads have a width that the kernel takes."""
@@ -34,6 +36,11 @@ def wide(**fields: Any) -> BlockConfig:
 def narrow(**fields: Any) -> BlockConfig:
     """A block whose heads are 6 wide, which it does not."""
     return replace(BLOCK, attention=replace(BLOCK.attention, **fields))
+
+
+WEIGHTLESS, BIASLESS = replace(kinds.RMS, scale=False), replace(kinds.LAYER, bias=False)
+
+INNER_NORM = replace(kinds.MLP, inner_norm=kinds.RMS, down_bias=False, activation="relu2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,26 @@ KINDS = {
             (narrow(rotary=RotaryPositions(dim=4)), STANDARD),
         ],
     ),
+    "norms of queries and keys": Kind(
+        RotaryPositions(dim=16, theta=30.0),
+        [
+            (wide(query_key_norm=kinds.RMS, num_kv_heads=2), FUSED),
+            (wide(query_key_norm=kinds.RMS, norm_over="all", clip=0.8), FUSED),
+            (wide(query_key_norm=WEIGHTLESS, norm_after_rotary=True, softcap=0.8), FUSED),
+            (wide(query_key_norm=kinds.LAYER, value_dim=3), STANDARD),
+            (wide(query_key_norm=kinds.RMS, norm_after_rotary=True, value_dim=3), STANDARD),
+        ],
+    ),
+    "norms of blocks": Kind(
+        POSITIONS["none"],
+        [
+            (replace(wide(sinks=True), placement="inner_post", norm=kinds.RMS), FUSED),
+            (replace(wide(), placement="sandwich", norm=WEIGHTLESS, residual_scale=0.3), FUSED),
+            (replace(wide(out_norm=kinds.RMS), feed_forward=INNER_NORM), FUSED),
+            (replace(wide(), attention_norm=False, norm=BIASLESS), FUSED),
+            (replace(wide(value_dim=3, sinks=True), norm=replace(BIASLESS, scale=False)), PLAIN),
+        ],
+    ),
     "rotary, interleaved": Kind(
         RotaryPositions(dim=16, theta=30.0, interleaved=True),
         [(wide(num_kv_heads=2), FUSED), (narrow(head_dim=32), FUSED)],
@@ -110,7 +137,7 @@ def assert_lowered(file: Path, kind: Kind) -> None:
     graph = onnx.load(str(file), load_external_data=False).graph
     found = [n.op_type for n in graph.node if n.op_type in (FUSED, STANDARD, PLAIN)]
     assert found == [operator for _, operator in kind.layers]
-    assert {n.op_type for n in graph.node if n.domain} <= {"FusedMatMul", FUSED}
+    assert {n.op_type for n in graph.node if n.domain} <= {"FusedMatMul", FUSED, SKIP_NORM}
 
 
 def logits_of(module: TransformerModel, *inputs: NDArray[Any]) -> NDArray[np.float32]:
