@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ortolan.export.source.transformers import attention, experts
 from ortolan.export.source.transformers.attention import STEP, Step
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.state import State
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -51,7 +52,7 @@ class TransformersModule(nn.Module):
                 module.register_forward_pre_hook(_set_positions, with_kwargs=True)
                 module.register_forward_hook(_shape_positions)
 
-    def forward(self, ids: Tensor, state: Any) -> Tensor:
+    def forward(self, ids: Tensor, state: State) -> Tensor:
         """The logits `(B, S, V)` of ids `(B, S)`, or of the positions that the state asks for.
 
         Raises:
@@ -60,12 +61,12 @@ class TransformersModule(nn.Module):
         from ortolan.export.source.transformers.cache import StateCache
 
         model: PreTrainedModel = self.__dict__["_model"]
-        step = Step(state, ids.shape[1], self.context_length)
+        step = Step(state, state.positions(ids), self.context_length)
         token = STEP.set(step)
         try:
             output = model(
                 input_ids=ids,
-                position_ids=state.positions(ids.shape[1]),
+                position_ids=step.positions,
                 past_key_values=StateCache(step),
                 use_cache=True,
             )
@@ -111,7 +112,7 @@ def _set_positions(
     step = STEP.get(None)
     if step is None:
         return args, given
-    positions = step.state.positions(step.length)
+    positions = step.positions
     if isinstance(module, nn.Embedding):
         positions = positions.reshape(-1)
     if hasattr(module, "create_position_ids_from_input_ids"):
@@ -126,4 +127,4 @@ def _shape_positions(module: nn.Module, args: tuple[Any, ...], output: Tensor) -
     step = STEP.get(None)
     if step is None or not isinstance(module, nn.Embedding):
         return None
-    return output.reshape(1, -1, output.shape[-1])
+    return output.reshape(*step.positions.shape, -1)

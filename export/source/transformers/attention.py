@@ -14,15 +14,35 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.state import State
 
 NAME = "ortolan"
 """What transformers knows this attention by."""
 
 INERT = frozenset(
-    "cache_position cu_seq_lens_k cu_seq_lens_q cumulative_seqlens_k cumulative_seqlens_q dropout "
-    "is_causal labels logits_to_keep max_length_k max_length_q max_seqlen_k max_seqlen_q "
-    "output_attentions output_hidden_states output_router_logits past_key_values position_ids "
-    "return_dict token_type_ids use_cache".split()
+    (
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "cumulative_seqlens_k",
+        "cumulative_seqlens_q",
+        "dropout",
+        "is_causal",
+        "labels",
+        "logits_to_keep",
+        "max_length_k",
+        "max_length_q",
+        "max_seqlen_k",
+        "max_seqlen_q",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_ids",
+        "return_dict",
+        "token_type_ids",
+        "use_cache",
+    )
 )
 """What models pass along that changes no score."""
 
@@ -46,15 +66,15 @@ class Step:
 
     Attributes:
         state: the caller's.
-        length: new tokens.
+        positions: of the new tokens, int64 `(B, S)` or `(1, S)`.
         context_length: positions that a token can have.
         extended: keys and values of each attention so far, in order.
         cached: how often keys and values were given to the cache.
         keeps: something is remembered for the next step.
     """
 
-    state: Any
-    length: int
+    state: State
+    positions: Tensor
     context_length: int
     extended: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     cached: int = 0

@@ -58,7 +58,7 @@ class StateCache(Cache):
         if conv_kernel_size is None:
             raise NotImplementedError("a convolution that does not say how wide it is")
         name = f"{layer_idx}.convolution" + (f".{state_idx}" if state_idx else "")
-        past = self._step.state.recall(name, (conv_states.shape[1], conv_kernel_size))
+        past = self._step.state.recall(name, (conv_states.shape[1], conv_kernel_size), conv_states)
         whole = torch.cat((past, conv_states), -1)
         self._step.keeps = True
         self._step.state.keep(name, whole[..., -conv_kernel_size:])
