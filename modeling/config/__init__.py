@@ -4,6 +4,7 @@ from ortolan.modeling.config.block import (
     AttentionConfig,
     BlockConfig,
     FeedForwardConfig,
+    Placement,
 )
 from ortolan.modeling.config.head import (
     Activation,
@@ -67,6 +68,7 @@ __all__ = [
     "NoPositions",
     "NormConfig",
     "PatchInput",
+    "Placement",
     "Pooling",
     "Positions",
     "Projection",

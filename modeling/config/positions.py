@@ -87,9 +87,14 @@ class SinusoidalPositions:
     Attributes:
         layout: `interleaved` alternates sine and cosine, as the paper prints it; `halves` has
             all sines before all cosines, as Marian does.
+        offset: the row of the first token.
+        endpoint: the longest wavelength is 10000 times the shortest, as in tensor2tensor;
+            else that of one more pair of channels would be.
     """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
+    offset: int = 0
+    endpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

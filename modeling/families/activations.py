@@ -5,6 +5,7 @@ from ortolan.modeling.errors import ConfigError
 
 NAMES: dict[str, Activation] = {
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",

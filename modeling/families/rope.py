@@ -18,8 +18,24 @@ from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
 
 
-def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> RotaryPositions:
+def read_rotary(
+    hf: ConfigReader,
+    *,
+    head_dim: int,
+    context_length: int,
+    theta: float = 10_000.0,
+    fraction: float = 1.0,
+    interleaved: bool = False,
+) -> RotaryPositions:
     """The rotary positions that a config describes.
+
+    Args:
+        hf: the config.
+        head_dim: channels of a head.
+        context_length: tokens that fit.
+        theta: the base where the config has none.
+        fraction: of a head's channels that are rotated where the config does not say.
+        interleaved: whether the family turns neighbouring channels.
 
     Raises:
         ConfigError: a kind of scaling that Ortolan does not have.
@@ -27,8 +43,8 @@ def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> Rota
     # A config with both is ambiguous: the second stays unread, which is an error.
     rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
     # Keys beside the scaling are the defaults of those in it.
-    theta = rope.get("rope_theta", float, hf.get("rope_theta", float, 10_000.0))
-    fraction = hf.get("partial_rotary_factor", float, 1.0)
+    theta = rope.get("rope_theta", float, hf.get("rope_theta", float, theta))
+    fraction = hf.get("partial_rotary_factor", float, fraction)
     fraction = rope.get("partial_rotary_factor", float, fraction)
     if not 0 < fraction <= 1:
         raise ConfigError(
@@ -36,7 +52,8 @@ def read_rotary(hf: ConfigReader, *, head_dim: int, context_length: int) -> Rota
             "Correct it."
         )
     scaling = _read_scaling(rope, context_length)
-    return RotaryPositions(dim=int(head_dim * fraction), theta=theta, scaling=scaling)
+    dim = int(head_dim * fraction)
+    return RotaryPositions(dim=dim, theta=theta, scaling=scaling, interleaved=interleaved)
 
 
 def _read_scaling(rope: ConfigReader, context_length: int) -> RotaryScaling | None:

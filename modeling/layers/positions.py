@@ -50,11 +50,11 @@ def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
     """The tables that all layers of a stack share."""
     first = config.blocks[0].attention
     match config.positions:
-        case SinusoidalPositions(layout=layout):
-            table = sinusoidal_table(config.context_length, config.hidden_size, layout)
+        case SinusoidalPositions() as positions:
+            table = sinusoidal_table(config.context_length, config.hidden_size, positions)
             return {"position_table": table}
-        case ConcatenatedPositions(dim=dim, table=SinusoidalPositions(layout=layout)):
-            return {"position_table": sinusoidal_table(config.context_length, dim, layout)}
+        case ConcatenatedPositions(dim=dim, table=SinusoidalPositions() as positions):
+            return {"position_table": sinusoidal_table(config.context_length, dim, positions)}
         case AlibiPositions():
             return {"alibi_slopes": torch.tensor(alibi_slopes(first.num_heads))}
         case RelativeBiasPositions() as positions:
@@ -112,12 +112,14 @@ def alibi_slopes(heads: int) -> list[float]:
     return series + between[: heads - power]
 
 
-def sinusoidal_table(length: int, width: int, layout: str) -> Tensor:
+def sinusoidal_table(length: int, width: int, positions: SinusoidalPositions) -> Tensor:
     """The table of Vaswani et al. 2017, section 3.5: `(length, width)`."""
-    frequencies = 10_000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+    steps = width // 2 - 1 if positions.endpoint else width / 2
+    frequencies = 10_000.0 ** -(torch.arange((width + 1) // 2, dtype=torch.float64) / steps)
+    rows = torch.arange(positions.offset, positions.offset + length, dtype=torch.float64)
+    angles = rows[:, None] * frequencies
     pair = (angles.sin(), angles.cos()[:, : width // 2])
-    if layout == "halves":
+    if positions.layout == "halves":
         return torch.cat(pair, 1).float()
     table = torch.empty(length, width, dtype=torch.float64)
     table[:, 0::2], table[:, 1::2] = pair

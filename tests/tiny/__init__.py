@@ -7,10 +7,12 @@ without `architectures` is of a causal language model.
 
 from typing import Any
 
+from tests.tiny.classics import CLASSICS
 from tests.tiny.decoders import DECODERS
 from tests.tiny.encoders import ENCODERS
 
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
+    **CLASSICS,
     **DECODERS,
     **ENCODERS,
 }

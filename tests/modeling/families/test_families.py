@@ -240,7 +240,7 @@ def test_qwen2_windows_begin_where_the_config_says() -> None:
 
 
 def test_an_unknown_family_is_an_error_that_names_the_known() -> None:
-    with pytest.raises(ConfigError, match=r"one of bart, bert, .*, t5, vit, got 'gpt-2'"):
+    with pytest.raises(ConfigError, match=r"one of .*bart, bert, .*, t5, .*vit.*got 'gpt-2'"):
         family_of("gpt-2")
 
 

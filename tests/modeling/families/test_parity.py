@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.modeling.families import cases_classics
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
@@ -118,11 +119,12 @@ CASES = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         }
     ),
+    **{name: Case(values=values) for name, values in cases_classics.CASES.items()},
     # families of the tests
     "marian": Case(values=MARIAN),
     "marian-unscaled": Case(values=MARIAN | {"scale_embedding": False}),
-    "stablelm": Case(values=STABLELM),
-    "stablelm-quarter": Case(
+    "stablelm-half": Case(values=STABLELM),
+    "stablelm-wide": Case(
         values=STABLELM | {"hidden_size": 64, "partial_rotary_factor": 0.25, "use_qkv_bias": True}
     ),
 }

@@ -13,11 +13,13 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
 from ortolan.modeling.config import (
     DynamicNTKScaling,
     Llama3Scaling,
     RotaryPositions,
+    SinusoidalPositions,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
@@ -251,7 +253,7 @@ def test_llama3_keeps_fast_channels_and_divides_slow_ones() -> None:
 
 @pytest.mark.parametrize("width", [6, 32])
 def test_the_interleaved_table_is_the_papers(width: int) -> None:
-    table = sinusoidal_table(50, width, "interleaved")
+    table = sinusoidal_table(50, width, SinusoidalPositions())
     assert table.shape == (50, width)
     for position in (0, 1, 17, 49):
         for i in range(width // 2):
@@ -263,11 +265,19 @@ def test_the_interleaved_table_is_the_papers(width: int) -> None:
 @pytest.mark.parametrize("width", [6, 7, 32])
 def test_the_table_of_halves_is_that_of_marian(width: int) -> None:
     expected = MarianSinusoidalPositionalEmbedding(50, width).create_weight()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(sinusoidal_table(50, width, "halves"), expected)
+    table = sinusoidal_table(50, width, SinusoidalPositions(layout="halves"))
+    torch.testing.assert_close(table, expected)
+
+
+def test_the_table_with_an_endpoint_is_that_of_xglm() -> None:
+    reference = XGLMSinusoidalPositionalEmbedding(50, 12)
+    expected = reference(torch.arange(50)[None])[0]
+    positions = SinusoidalPositions(layout="halves", offset=2, endpoint=True)
+    torch.testing.assert_close(sinusoidal_table(50, 12, positions), expected)
 
 
 @pytest.mark.parametrize("width", [6, 7])
 def test_both_layouts_hold_the_same_numbers(width: int) -> None:
-    interleaved = sinusoidal_table(20, width, "interleaved")
-    halves = sinusoidal_table(20, width, "halves")
+    interleaved = sinusoidal_table(20, width, SinusoidalPositions())
+    halves = sinusoidal_table(20, width, SinusoidalPositions(layout="halves"))
     assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1), halves)
