@@ -13,6 +13,7 @@ from ortolan.export.source.transformers.adapter import TransformersModule, conte
 from ortolan.export.source.transformers.skeleton import build_skeleton
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
+from ortolan.modeling.errors import ConfigError
 from ortolan.runtime.bundle.manifest import Tokens
 
 if TYPE_CHECKING:
@@ -48,19 +49,24 @@ def open_transformers(
     for model in (reference, traced):
         load_buffers(model, weights)
     context = _context(reference.config, max_context)
-    model = open_empty(
-        TransformersModule(traced, context),
-        weights,
-        Described(
-            model_type=reference.config.model_type,
-            context_length=context,
-            tokens=_tokens(reference.config),
-            sha256=checkpoint.sha256,
-            folder=checkpoint.folder,
-        ),
-        tokenizer=None if tokenizer is None else Path(tokenizer),
+    model_type = reference.config.model_type
+    described = Described(
+        model_type=model_type,
+        context_length=context,
+        tokens=_tokens(reference.config),
+        sha256=checkpoint.sha256,
+        folder=checkpoint.folder,
     )
-    return replace(model, module=reference, forward=lambda _, ids: _forward(reference, ids))
+    given = None if tokenizer is None else Path(tokenizer)
+    try:
+        adapter = TransformersModule(traced, context)
+        opened = open_empty(adapter, weights, described, tokenizer=given)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{model_type}: expected a model that can be computed a step at a time over a State, "
+            f"got: {error} It needs a family of its own."
+        ) from error
+    return replace(opened, module=reference, forward=lambda _, ids: _forward(reference, ids))
 
 
 def _forward(model: "PreTrainedModel", ids: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """A model of transformers as a module whose forward takes ids and a `State`."""
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
@@ -88,7 +88,7 @@ def context_length_of(config: "PreTrainedConfig") -> int | None:
 def _unsupported(config: "PreTrainedConfig", got: str) -> ConfigError:
     return ConfigError(
         f"{config.model_type}: expected a model whose attention goes through transformers' "
-        f"AttentionInterface, got {got}. It needs a family of its own."
+        f"AttentionInterface, got {got}."
     )
 
 
@@ -116,7 +116,7 @@ def _set_positions(
     if isinstance(module, nn.Embedding):
         positions = positions.reshape(-1)
     if hasattr(module, "create_position_ids_from_input_ids"):
-        positions = positions + module.padding_idx + 1
+        positions = positions + cast(int, module.padding_idx) + 1
     names = list(inspect.signature(module.forward).parameters)
     bound = dict(zip(names, args, strict=False)) | given
     return (), bound | {"position_ids": positions}

@@ -59,6 +59,18 @@ class Mask:
     window: int | None = None
     problem: str | None = None
 
+    def __getitem__(self, place: object) -> object:
+        """No values.
+
+        Raises:
+            ConfigError: a model computes with its mask.
+        """
+        raise ConfigError("expected an attention that its mask describes, got scores of its own")
+
+    def __getattr__(self, name: str) -> object:
+        """No shape and no dtype; see `__getitem__`."""
+        return self[name]
+
 
 @dataclass(slots=True)
 class Step:
@@ -151,7 +163,7 @@ def _checked(module: nn.Module, mask: Mask | Tensor | None, others: dict[str, An
     if problem is not None:
         raise ConfigError(
             f"{type(module).__name__}: expected causal attention, of a window or of all tokens, "
-            f"got {problem}. It needs a family of its own."
+            f"got {problem}."
         )
     return mask
 
