@@ -1,5 +1,6 @@
 """Which weights are stored in how many bits."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,11 +11,9 @@ from ortolan.export.errors import OptionError
 from ortolan.export.precision import CALIBRATION_SEQUENCES, GROUP_SIZES, Method
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.values import static_shape
+from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
 _SCALE_BYTES = 4
-
-TABLES = ("embedding", "shared")
-"""Layers whose weight is a vector for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +87,8 @@ def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
 
 
 def _is_block(name: str) -> bool:
-    """Whether a weight is of a block; the others are tables of tokens, or of a head."""
-    return ".blocks." in f".{name}"
+    """Whether a weight is of one of several layers; the others are tables, or of a head."""
+    return re.search(r"\.\d+\.", f".{name}") is not None
 
 
 def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -98,10 +97,13 @@ def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
         weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
         if weight is not None and weight.name:
             yield weight.name, static_shape(weight)
-    for name, value in graph.initializers.items():
-        layer, _, kind = name.rpartition(".")
-        if kind == "weight" and layer.rpartition(".")[2] in TABLES:
-            yield name, static_shape(value)
+    for node in graph:
+        table = node.inputs[0] if node.op_type == "Gather" else None
+        ids = node.inputs[1] if table is not None else None
+        if table is None or ids is None or not (table.is_initializer() and table.name):
+            continue
+        if ids.is_graph_input() and ids.name in (IDS, TARGET_IDS):
+            yield table.name, static_shape(table)
 
 
 def _examples(names: list[str]) -> list[str]:
