@@ -110,7 +110,7 @@ def preview(source: Source) -> Preview:
     if isinstance(source, nn.Module):
         raise OptionError("preview: expected a checkpoint, got a live model. Export it.")
     checkpoint = open_checkpoint(source)
-    way: Way = "family" if checkpoint.values.get("model_type") in FAMILIES else "transformers"
+    way: Way = "family" if str(checkpoint.values.get("model_type")) in FAMILIES else "transformers"
     unknown = unknown_keys(checkpoint) if way == "family" else ()
     model = open_exportable(checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown)
     calibration = own_calibration(model)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ortolan.export.derived import leaves_of
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
+from ortolan.export.precision import Method
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.refine import refine
@@ -42,7 +43,9 @@ def calibrated_weights(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[QuantizedWeight]:
-    """Every weight of a plan, by GPTQ; an embedding that is no head is rounded.
+    """Every weight of a plan, by GPTQ; an embedding that is no head is rounded, experts by `hqq`.
+
+    What comes after experts computes with what they were.
 
     Args:
         model: the model; its weights are read as they are used.
@@ -70,8 +73,9 @@ def calibrated_weights(
         if progress is not None:
             progress(len(plan) - len(found), len(plan))
     for name in found:
-        parts = round_rows(model.weights, name, plan[name], "rtn")
-        yield QuantizedWeight(name=name, scheme=plan[name], method="rtn", parts=parts)
+        method: Method = "rtn" if len(model.weights.shape(name)) == 2 else "hqq"
+        parts = round_rows(model.weights, name, plan[name], method)
+        yield QuantizedWeight(name=name, scheme=plan[name], method=method, parts=parts)
     if progress is not None:
         progress(len(plan), len(plan))
 
