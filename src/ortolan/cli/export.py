@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortolan.cli.extras import export_packages
 from ortolan.cli.output import ProgressBars, print_json, print_table, size
-from ortolan.errors import OrtolanError
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import Manifest
-
-
-class MissingExportError(OrtolanError):
-    """The packages of the extra `export` are absent."""
-
-    code = "missing-extra"
 
 
 _FIGURES = (
@@ -150,13 +144,8 @@ def command(
     the bundle computes what PyTorch computes. No CPU computes bf16: such a bundle is proved on the
     device, by ortolan verify.
     """
-    try:
+    with export_packages("export"):
         from ortolan.export.pipeline import export
-    except ModuleNotFoundError as error:
-        raise MissingExportError(
-            f"export: expected the package {error.name}, got none. "
-            'Run: pip install "ortolan[export]"'
-        ) from error
     from ortolan.export.options import ExportOptions
     from ortolan.runtime import certificate
 

@@ -68,3 +68,5 @@ CASES: dict[str, dict[str, Any]] = {
     "openai-gpt-silu": OPENAI_GPT | {"afn": "silu", "layer_norm_epsilon": 0.3},
     "ctrl-norm": CTRL | {"layer_norm_epsilon": 0.3},
 }
+
+FALCON_ALIBI = FALCON | _HEADS | {"alibi": True, "bias": True, "multi_query": False}
