@@ -74,11 +74,17 @@ def own_calibration(model: Exportable) -> Path | None:
     It is `calibration.npy` for an encoder of images, `calibration.tsv` for a model that translates
     texts, and `calibration.txt` for a decoder or an encoder of texts; see `read_calibration`.
     """
-    suffix = _suffix(model)
-    if model.folder is None or suffix is None or not can_read(model):
+    name = own_name(model)
+    if model.folder is None or name is None or not can_read(model):
         return None
-    path = model.folder / f"calibration{suffix}"
+    path = model.folder / name
     return path if path.is_file() else None
+
+
+def own_name(model: Exportable) -> str | None:
+    """What the calibration file beside a checkpoint is called; None for a kind without one."""
+    suffix = _suffix(model)
+    return None if suffix is None else f"calibration{suffix}"
 
 
 def can_read(model: Exportable) -> bool:

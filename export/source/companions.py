@@ -1,10 +1,11 @@
 """Files that go into a bundle as they are: the tokenizer and what lies beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.special_tokens import GENERATION_CONFIG
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"
@@ -14,7 +15,7 @@ COMPANIONS = (TOKENIZER, "chat_template.jinja", GENERATION_CONFIG)
 
 
 def companions_of(
-    folder: Path | None,
+    beside: Path | Checkpoint | None,
     tokenizer: str | Path | None,
     *,
     has_vocabulary: bool,
@@ -23,16 +24,18 @@ def companions_of(
     """Files to copy into the bundle, by name.
 
     Args:
-        folder: where they lie; None where there is none.
-        tokenizer: a tokenizer.json, or a folder with one, in place of that of `folder`.
+        beside: the folder where they lie, or the checkpoint that they belong to; None where there
+            is none.
+        tokenizer: a tokenizer.json, or a folder with one, in place of that of `beside`.
         has_vocabulary: the model reads or writes texts.
         has_decoder: it writes them.
 
     Raises:
         OptionError: a tokenizer that does not exist, or for a model that reads no texts.
+        CheckpointError: the checkpoint has a tokenizer of a kind that is not known.
     """
     names = COMPANIONS if has_decoder else (TOKENIZER,) if has_vocabulary else ()
-    found = _files(folder, names)
+    found = _files(beside, [name for name in names if tokenizer is None or name != TOKENIZER])
     if tokenizer is None:
         return found
     if TOKENIZER not in names:
@@ -58,5 +61,12 @@ def tokenizer_of(companions: Mapping[str, Path], vocab_size: int) -> Tokenizer |
     return Tokenizer.from_bytes(path.read_bytes(), model_vocab_size=vocab_size)
 
 
-def _files(folder: Path | None, names: tuple[str, ...]) -> dict[str, Path]:
-    return {name: folder / name for name in names if folder and (folder / name).is_file()}
+def _files(beside: Path | Checkpoint | None, names: Sequence[str]) -> dict[str, Path]:
+    match beside:
+        case None:
+            return {}
+        case Checkpoint():
+            found = {name: beside.companion(name) for name in names}
+            return {name: path for name, path in found.items() if path is not None}
+        case folder:
+            return {name: folder / name for name in names if (folder / name).is_file()}

@@ -82,7 +82,7 @@ def open_model(
     return _describe(
         model.config,
         limit_context(model.config, max_context),
-        folder=None,
+        checkpoint=None,
         tokenizer=tokenizer,
         weights=ModuleWeights(model),
         sha256=partial(module_sha256, model),
@@ -120,7 +120,7 @@ def open_family(
         limit_context(
             config, _max_tokens(config, checkpoint.folder) if max_context is None else max_context
         ),
-        folder=checkpoint.folder,
+        checkpoint=checkpoint,
         tokenizer=tokenizer,
         weights=open_weights(checkpoint, config),
         sha256=checkpoint.sha256,
@@ -151,7 +151,7 @@ def _describe(
     config: ModelConfig,
     limited: ModelConfig,
     *,
-    folder: Path | None,
+    checkpoint: Checkpoint | None,
     tokenizer: str | Path | None,
     weights: Weights,
     sha256: Callable[[], str],
@@ -159,8 +159,9 @@ def _describe(
     """What an export needs of a model, with the context that was chosen in `limited`."""
     sides = sides_of(limited)
     has_vocabulary = sides.patches is None or sides.decoder is not None
+    folder = None if checkpoint is None else checkpoint.folder
     companions = companions_of(
-        folder,
+        checkpoint,
         tokenizer,
         has_vocabulary=has_vocabulary,
         has_decoder=sides.decoder is not None,

@@ -101,7 +101,14 @@ def read_config(
 
 def read_config_keys(source: Source, accept_unknown: Collection[str] = ()) -> ConfigKeys:
     """What became of the keys of a checkpoint's config; see `read_config`."""
-    return _read(open_checkpoint(source).values, accept_unknown)[1]
+    _, reader = _read(open_checkpoint(source).values)
+    return reader.finish(accept_unknown)
+
+
+def unknown_keys(source: Source) -> tuple[str, ...]:
+    """The keys of a checkpoint's config of which nothing is known; see `read_config`."""
+    _, reader = _read(open_checkpoint(source).values)
+    return reader.unknown()
 
 
 @overload
@@ -126,7 +133,8 @@ def config_from_hf(
         ConfigError: a family that Ortolan does not have, a value it does not understand, or a
             model of another kind.
     """
-    config, _ = _read(values, accept_unknown)
+    config, reader = _read(values)
+    reader.finish(accept_unknown)
     if not isinstance(config, kind):
         raise ConfigError(
             f"{config.model_type}: expected {KINDS[kind]}, got {KINDS[type(config)]}. "
@@ -135,15 +143,13 @@ def config_from_hf(
     return config
 
 
-def _read(
-    values: dict[str, object], accept_unknown: Collection[str]
-) -> tuple[ModelConfig, ConfigKeys]:
-    """A config of ours of any kind, and what became of the keys."""
+def _read(values: dict[str, object]) -> tuple[ModelConfig, ConfigReader]:
+    """A config of ours of any kind, and what knows which keys were read for it."""
     reader = ConfigReader(values)
     family = family_of(reader.get("model_type", str))
     config: ModelConfig = family.config(reader)
     reader.refuse("add_cross_attention")
-    return config, reader.finish(accept_unknown)
+    return config, reader
 
 
 def open_weights(source: Source, config: ModelConfig) -> MappedWeights:

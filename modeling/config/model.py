@@ -272,6 +272,12 @@ def _check_positions(config: StackConfig) -> None:
             "scores of every layer, got some. Leave them out."
         )
     shapes = {(attention.num_heads, attention.causal) for attention in layers}
+    match config.positions:
+        case AlibiPositions(rounded=True) if not all(causal for _, causal in shapes):
+            raise ConfigError(
+                "positions: expected causal attention where scores rise with the position of the "
+                "key, got other. Set rounded to False."
+            )
     if isinstance(config.positions, RelativeBiasPositions | AlibiPositions) and len(shapes) > 1:
         raise ConfigError(
             "positions: expected as many heads in every layer, all causal or none, where the "

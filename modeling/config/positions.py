@@ -251,7 +251,15 @@ class AlibiPositions:
     """Scores fall linearly with distance, each head at its rate (Press et al. 2022, "ALiBi").
 
     A bidirectional stack takes the distance without its sign.
+
+    Attributes:
+        scale: multiplies what is added to the scores.
+        rounded: the scores rise with the position of the key instead, and rates, positions and
+            their products have the precision of bfloat16, as in the first Falcons.
     """
+
+    scale: float = 1.0
+    rounded: bool = False
 
 
 TablePositions = LearnedPositions | SinusoidalPositions

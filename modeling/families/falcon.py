@@ -1,6 +1,6 @@
 """Falcon (Almazrouei et al. 2023): attention and mlp side by side, few keys and values."""
 
-from ortolan.modeling.config import DecoderConfig, NormConfig, Placement
+from ortolan.modeling.config import AlibiPositions, DecoderConfig, NormConfig, Placement
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.gpt_like import (
     DOWN,
@@ -47,12 +47,7 @@ def WEIGHTS(config: DecoderConfig) -> Table:  # noqa: N802 - a module's constant
 
 
 def config(hf: ConfigReader) -> DecoderConfig:
-    """A `FalconConfig` of Hugging Face as a `DecoderConfig`.
-
-    Raises:
-        ConfigError: linear biases for positions, which it rounds as it was trained.
-    """
-    hf.refuse("alibi")
+    """A `FalconConfig` of Hugging Face as a `DecoderConfig`."""
     # Read by no version of transformers.
     hf.skip("apply_residual_connection_post_layernorm", "rope_ratio")
     width = hf.size("n_embed" if "n_embed" in hf else "hidden_size")
@@ -75,12 +70,15 @@ def config(hf: ConfigReader) -> DecoderConfig:
         mlp_bias=bias,
         placement=_placement(hf, new=grouped_heads),
     )
+    rotary = read_rotary(hf, head_dim=width // heads, context_length=context_length)
     return gpt_like(
         hf,
         model_type="falcon",
         width=width,
         context_length=context_length,
-        positions=read_rotary(hf, head_dim=width // heads, context_length=context_length),
+        positions=AlibiPositions(scale=block.attention.scale, rounded=True)
+        if hf.get("alibi", bool, False)
+        else rotary,
         blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
     )
 

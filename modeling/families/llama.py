@@ -18,6 +18,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.gpt_like import gpt_like
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotary, write_rotary
 from ortolan.modeling.weights import Table, Target
@@ -116,21 +117,17 @@ def llama_like(
         bias=mlp_bias,
     )
     block = BlockConfig(attention=attention, feed_forward=feed_forward, norm=norm)
-    return DecoderConfig(
+    return gpt_like(
+        hf,
         model_type=model_type,
-        vocab_size=hf.size("vocab_size"),
-        hidden_size=width,
+        width=width,
         context_length=hf.size("max_position_embeddings"),
         positions=positions or _rotate_all(hf, head_dim=head_dim, theta=theta),
         blocks=tuple(
             replace(block, attention=replace(attention, sliding_window=window))
             for window in windows or (None,) * hf.size("num_hidden_layers", most=MAX_LAYERS)
         ),
-        final_norm=norm,
-        tied_head=hf.get("tie_word_embeddings", bool, tied),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
+        tied=tied,
     )
 
 

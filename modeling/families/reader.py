@@ -223,8 +223,7 @@ class ConfigReader:
             ConfigError: a key was left unread that may matter; or one is accepted that is not
                 there, or that is understood.
         """
-        fates = dict(self._fates())
-        unknown = {key for key, fate in fates.items() if fate == "unknown"}
+        fates, unknown = dict(self._fates()), set(self.unknown())
         for key in accept_unknown:
             if key not in unknown:
                 got = "none of that name" if key not in fates else f"one that is {fates[key]}"
@@ -240,6 +239,10 @@ class ConfigReader:
             ignored=tuple(key for key, fate in fates.items() if fate == "ignored"),
             accepted=tuple(sorted(unknown)),
         )
+
+    def unknown(self) -> tuple[str, ...]:
+        """The keys that were left unread, and that may matter."""
+        return tuple(sorted(key for key, fate in self._fates() if fate == "unknown"))
 
     def _fates(self) -> Iterator[tuple[str, Literal["read", "ignored", "unknown"]]]:
         """What became of each key that has a value."""

@@ -31,8 +31,9 @@ def tables(config: StackConfig) -> dict[str, Tensor]:
 
     `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended where layers have
     others (`rotary_names`); `position_table` is `(P, E)`, or as wide as the positions that are
-    joined to the embedding; `alibi_slopes` is `(H,)`. All are float32 but `relative_buckets`,
-    int64 `(M,)`. A stack without fixed tables has none: learned positions are a weight.
+    joined to the embedding; `alibi_slopes` is `(H,)`, and `alibi_table` `(H, P)`. All are
+    float32 but `relative_buckets`, int64 `(M,)`. A stack without fixed tables has none: learned
+    positions are a weight.
     """
     named: dict[str, Tensor] = {}
     for place, rotary in enumerate(config.rotaries):
@@ -56,8 +57,11 @@ def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
             return {"position_table": table}
         case ConcatenatedPositions(dim=dim, table=SinusoidalPositions() as positions):
             return {"position_table": sinusoidal_table(config.context_length, dim, positions)}
-        case AlibiPositions():
-            return {"alibi_slopes": torch.tensor(alibi_slopes(first.num_heads))}
+        case AlibiPositions(rounded=True, scale=scale):
+            table = rounded_alibi(first.num_heads, config.context_length) * scale
+            return {"alibi_table": table}
+        case AlibiPositions(scale=scale):
+            return {"alibi_slopes": torch.tensor(alibi_slopes(first.num_heads)) * scale}
         case RelativeBiasPositions() as positions:
             return {"relative_buckets": relative_buckets(positions, causal=first.causal)}
         case _:
@@ -111,6 +115,15 @@ def alibi_slopes(heads: int) -> list[float]:
     series = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     between = [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * power, 2)]
     return series + between[: heads - power]
+
+
+def rounded_alibi(heads: int, length: int) -> Tensor:
+    """How much the score of each key rises with its position, `(heads, length)`.
+
+    Everything is rounded to bfloat16, so that far keys share a number.
+    """
+    slopes_H = torch.tensor(alibi_slopes(heads)).bfloat16()
+    return (slopes_H[:, None] * torch.arange(length).bfloat16()).float()
 
 
 def sinusoidal_table(length: int, width: int, positions: SinusoidalPositions) -> Tensor:

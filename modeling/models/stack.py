@@ -100,6 +100,10 @@ class Stack(TransformerModel):
                 return Relative(bias=F.embedding(index_BST, by_distance_MH).permute(0, 3, 1, 2))
             case RelativeKeyPositions(max_distance=most):
                 return Relative(rows=relative_index(positions_BS, keys, most))
+            case AlibiPositions(rounded=True):
+                by_key_HT = cast(Tensor, self._buffers["alibi_table"])[:, :keys]
+                bias_HST = by_key_HT[:, None].expand(-1, positions_BS.shape[1], -1)
+                return Relative(bias=bias_HST[None])
             case AlibiPositions():
                 slots_T = torch.arange(keys, device=positions_BS.device)
                 distance_BST = (positions_BS[..., None] - slots_T).abs()

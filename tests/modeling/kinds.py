@@ -60,6 +60,7 @@ POSITIONS: dict[str, Positions] = {
     "relative-key": RelativeKeyPositions(max_distance=4),
     "relative-key-far": RelativeKeyPositions(max_distance=60),
     "alibi": AlibiPositions(),
+    "alibi-scaled": AlibiPositions(scale=0.3),
 }
 
 BLOCKS: dict[str, BlockConfig] = {

@@ -238,9 +238,9 @@ class Head:
             case RelativeBiasPositions(buckets=buckets, max_distance=most):
                 number = bucket(then - now, buckets, most, causal=spec.causal)
                 extra = float(self.shared["position_bias.weight"][number, h])
-            case AlibiPositions():
+            case AlibiPositions(scale=scale):
                 # Press et al. 2022, section 3, for a power of two.
-                extra = -abs(now - then) * 2 ** (-8 * (h + 1) / spec.num_heads)
+                extra = -abs(now - then) * 2 ** (-8 * (h + 1) / spec.num_heads) * scale
         return capped(spec.scale * float(query @ key), spec.softcap) + extra
 
 

@@ -65,6 +65,27 @@ MARIAN: dict[str, Any] = {
     "forced_eos_token_id": None,
 }
 
+BART_LIKE = {
+    "blenderbot": "Blenderbot",
+    "m2m_100": "M2M100",
+    "mbart": "MBart",
+    "mvp": "Mvp",
+    "pegasus": "Pegasus",
+    "plbart": "PLBart",
+}
+"""Families of encoder-decoders, and what the names of their models begin with."""
+
+BERT_LIKE = {
+    "camembert": "Camembert",
+    "data2vec-text": "Data2VecText",
+    "ernie": "Ernie",
+    "megatron-bert": "MegatronBert",
+    "roberta-prelayernorm": "RobertaPreLayerNorm",
+    "xlm-roberta": "XLMRoberta",
+    "xlm-roberta-xl": "XLMRobertaXL",
+}
+"""Families of encoders, and what the names of their models begin with."""
+
 BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}
 
 T5: dict[str, Any] = {
@@ -85,6 +106,9 @@ T5: dict[str, Any] = {
 GATED = T5 | {"feed_forward_proj": "gated-gelu"}
 
 THREE_LABELS: dict[str, Any] = {"id2label": {0: "ham", 1: "spam", 2: "eggs"}}
+
+
+HEADS = {"": "Model", "masked": "ForMaskedLM", "classifier": "ForSequenceClassification"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +158,13 @@ ENCODERS = {
     "distilbert-classifier": EncoderCase(
         architecture="DistilBertForSequenceClassification", values=DISTILBERT | THREE_LABELS
     ),
+    **{
+        f"{name}-{head or 'base'}": EncoderCase(
+            architecture=f"{classes}{HEADS[head]}", values=BERT | {"model_type": name}
+        )
+        for name, classes in BERT_LIKE.items()
+        for head in HEADS
+    },
 }
 
 IMAGES = {
@@ -165,6 +196,14 @@ SEQ2SEQ = {
         architecture="BartForConditionalGeneration",
         values=BART | {"activation_function": "silu", "scale_embedding": True},
     ),
+    **{
+        f"{name}-{'scaled' if scaled else 'unscaled'}": EncoderCase(
+            architecture=f"{classes}ForConditionalGeneration",
+            values=BART | {"model_type": name, "scale_embedding": scaled},
+        )
+        for name, classes in BART_LIKE.items()
+        for scaled in (False, True)
+    },
     "t5": t5_case(T5),
     "t5-published-buckets": t5_case(
         T5 | {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}

@@ -100,13 +100,34 @@ FALCON: dict[str, Any] = {
     **NO_TOKENS,
 }
 
+MPT: dict[str, Any] = {
+    "model_type": "mpt",
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "n_layers": 2,
+    "n_heads": 2,
+    "max_seq_len": 96,
+    **NO_TOKENS,
+}
+
+PERSIMMON: dict[str, Any] = {
+    "model_type": "persimmon",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 96,
+    **NO_TOKENS,
+}
+
 OPENAI_GPT = GPT2 | {"model_type": "openai-gpt"}
 
 CTRL = GPT2 | {"model_type": "ctrl", "dff": 48}
 
 _ALL: tuple[dict[str, Any], ...] = (
     *(OPT, BIOGPT, XGLM, GPT_NEO, STARCODER2, STABLELM, GPT_BIGCODE, PHI, GPT_NEOX),
-    *(GPT_NEOX_JAPANESE, GPTJ, CODEGEN, BLOOM, FALCON, OPENAI_GPT, CTRL),
+    *(GPT_NEOX_JAPANESE, GPTJ, CODEGEN, BLOOM, FALCON, MPT, PERSIMMON, OPENAI_GPT, CTRL),
 )
 
 CLASSICS: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

@@ -80,10 +80,38 @@ T5: dict[str, Any] = {
 _ALL: tuple[dict[str, Any], ...] = (
     BERT,
     BERT | {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "type_vocab_size": 1},
+    BERT | {"model_type": "camembert", "architectures": ["CamembertForMaskedLM"]},
+    BERT | {"model_type": "data2vec-text", "architectures": ["Data2VecTextForMaskedLM"]},
+    BERT | {"model_type": "ernie", "architectures": ["ErnieForMaskedLM"]},
+    BERT | {"model_type": "megatron-bert", "architectures": ["MegatronBertForMaskedLM"]},
+    BERT
+    | {
+        "model_type": "roberta-prelayernorm",
+        "architectures": ["RobertaPreLayerNormForMaskedLM"],
+    },
+    BERT | {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForMaskedLM"]},
+    BERT | {"model_type": "xlm-roberta-xl", "architectures": ["XLMRobertaXLForMaskedLM"]},
     DISTILBERT,
     VIT,
     MARIAN,
-    MARIAN | {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]},
+    *(
+        MARIAN | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
+        for name, classes in {
+            "bart": "Bart",
+            "blenderbot": "Blenderbot",
+            "mbart": "MBart",
+            "mvp": "Mvp",
+            "pegasus": "Pegasus",
+            "plbart": "PLBart",
+        }.items()
+    ),
+    # The padding id has no position in transformers, so that a text cannot begin with it.
+    MARIAN
+    | {
+        "model_type": "m2m_100",
+        "architectures": ["M2M100ForConditionalGeneration"],
+        "decoder_start_token_id": 2,
+    },
     T5,
 )
 

@@ -21,7 +21,7 @@ COMMANDS = {
     "embed": "Print a vector for each text.",
     "export": "Make a bundle from a trained checkpoint.",
     "families": "List the model types that can be exported.",
-    "inspect": "Describe a bundle and the memory that it needs.",
+    "inspect": "Describe a bundle, or what would be exported of a checkpoint.",
     "pack": "Prepare the weights of a bundle for this processor.",
     "run": "Continue a prompt, or translate a text.",
     "train": "Train the model of a recipe.",

@@ -19,6 +19,7 @@ from tests.modeling.kinds import (
 
 from ortolan.modeling import ConfigError
 from ortolan.modeling.config import (
+    AlibiPositions,
     ClassifierHead,
     ConcatenatedPositions,
     EmbeddingHead,
@@ -88,6 +89,11 @@ def test_layers_that_share_a_bias_have_as_many_heads(positions: str) -> None:
     with pytest.raises(ConfigError, match="as many heads in every layer"):
         replace(config, blocks=(BLOCK, wider))
     assert replace(config, positions=NoPositions(), blocks=(BLOCK, wider)).blocks[1] == wider
+
+
+def test_scores_that_rise_with_the_key_are_of_causal_attention() -> None:
+    with pytest.raises(ConfigError, match="causal attention where scores rise"):
+        encoder_config(AlibiPositions(rounded=True))
 
 
 def test_an_encoder_that_cannot_be_is_an_error() -> None:

@@ -14,8 +14,10 @@ from tests.tiny.classics import (
     GPT_NEOX,
     GPT_NEOX_JAPANESE,
     GPTJ,
+    MPT,
     OPENAI_GPT,
     OPT,
+    PERSIMMON,
     PHI,
     STABLELM,
     STARCODER2,
@@ -59,6 +61,12 @@ CASES: dict[str, dict[str, Any]] = {
     "falcon-new-one-norm": FALCON
     | _HEADS
     | {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "activation": "relu"},
+    "mpt-heads": MPT | {"d_model": 48, "n_heads": 6, "layer_norm_epsilon": 0.3},
+    "mpt-clipped": MPT | {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.6}},
+    "persimmon-plain": PERSIMMON | {"qk_layernorm": False, "partial_rotary_factor": 1.0},
+    "persimmon-values": PERSIMMON | {"layer_norm_eps": 0.3, "hidden_act": "silu"},
     "openai-gpt-silu": OPENAI_GPT | {"afn": "silu", "layer_norm_epsilon": 0.3},
     "ctrl-norm": CTRL | {"layer_norm_epsilon": 0.3},
 }
+
+FALCON_ALIBI = FALCON | _HEADS | {"alibi": True, "bias": True, "multi_query": False}
