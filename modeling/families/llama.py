@@ -86,16 +86,16 @@ def llama_like(
     Args:
         hf: the published config.
         model_type: of the family.
-        qkv_bias: queries, keys and values have one.
-        out_bias: the readout of the heads has one.
-        mlp_bias: the mlp has some.
+        qkv_bias: of queries, keys and values.
+        out_bias: of the readout of the heads.
+        mlp_bias: of the mlp.
         windows: the sliding window of each layer; None for none in any.
         positions: what the family makes of its keys; all channels rotated by default.
         theta: their base where the config has none.
         head_dim: channels of a head where the config does not say; an even share by default.
         kind: of the mlp.
         activation: its published name where the config has none.
-        norm: of every layer and before the head; the RMS norm of the config by default.
+        norm: of every layer and before the head; the config's RMS norm by default.
         eps: of that norm where the config has none.
         tied: whether the head is the embedding where the config does not say.
     """
@@ -110,13 +110,8 @@ def llama_like(
         qkv_bias=qkv_bias,
         out_bias=out_bias,
     )
-    feed_forward = FeedForwardConfig(
-        kind=kind,
-        intermediate_size=hf.size("intermediate_size"),
-        activation=read_activation(hf.get("hidden_act", str, activation)),
-        bias=mlp_bias,
-    )
-    block = BlockConfig(attention=attention, feed_forward=feed_forward, norm=norm)
+    mlp = _mlp(hf, kind, activation, bias=mlp_bias)
+    block = BlockConfig(attention=attention, feed_forward=mlp, norm=norm)
     return gpt_like(
         hf,
         model_type=model_type,
@@ -128,6 +123,17 @@ def llama_like(
             for window in windows or (None,) * hf.size("num_hidden_layers", most=MAX_LAYERS)
         ),
         tied=tied,
+    )
+
+
+def _mlp(
+    hf: ConfigReader, kind: Literal["gated", "mlp"], activation: str, *, bias: bool
+) -> FeedForwardConfig:
+    return FeedForwardConfig(
+        kind=kind,
+        intermediate_size=hf.size("intermediate_size"),
+        activation=read_activation(hf.get("hidden_act", str, activation)),
+        bias=bias,
     )
 
 
