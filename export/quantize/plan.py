@@ -1,5 +1,6 @@
 """Which weights are stored in how many bits."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,17 +11,12 @@ from ortolan.export.errors import OptionError
 from ortolan.export.precision import CALIBRATION_SEQUENCES, GROUP_SIZES, Method
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.values import static_shape
+from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
 _SCALE_BYTES = 4
 
 EXPERT_INPUTS = (2, 4)
 """The inputs of a MoE node that are weights: those of gate and up, and of down."""
-
-TABLES = ("embedding", "shared")
-"""Layers whose weight is a vector for each token."""
-
-ROUTERS = ("router", "shared_gate")
-"""Layers that decide what experts count: a few rows, in which an error costs much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,19 +114,30 @@ def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
 
 
 def _is_block(name: str) -> bool:
-    """Whether a weight is of a block; the others are tables of tokens, or of a head."""
-    return ".blocks." in f".{name}"
+    """Whether a weight is of one of several layers; the others are tables, or of a head."""
+    return re.search(r"\.\d+\.", f".{name}") is not None
 
 
 def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Weights of products, and tables of tokens, with their shapes."""
+    """Weights of products, and tables of tokens, with their shapes.
+
+    Not those of routers, nor of a single number for each token: they are a few rows, in which an
+    error costs much.
+    """
+    routers = _routers(graph)
     for node in graph:
         weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
-        if weight is not None and weight.name and _layer(weight.name) not in ROUTERS:
-            yield weight.name, static_shape(weight)
-    for name, value in graph.initializers.items():
-        if name.endswith(".weight") and _layer(name) in TABLES:
-            yield name, static_shape(value)
+        if weight is not None and weight.name and node not in routers:
+            rows, columns = static_shape(weight)
+            if rows > 1:
+                yield weight.name, (rows, columns)
+    for node in graph:
+        table = node.inputs[0] if node.op_type == "Gather" else None
+        ids = node.inputs[1] if table is not None else None
+        if table is None or ids is None or not (table.is_initializer() and table.name):
+            continue
+        if ids.is_graph_input() and ids.name in (IDS, TARGET_IDS):
+            yield table.name, static_shape(table)
 
 
 def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
@@ -143,9 +150,22 @@ def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]
                 yield (first.name, second.name), widths
 
 
-def _layer(weight: str) -> str:
-    """The layer that a weight belongs to, without what that belongs to."""
-    return weight.rpartition(".")[0].rpartition(".")[2]
+def _routers(graph: ir.Graph) -> set[ir.Node]:
+    """The products from which the logits of experts are computed without another product."""
+    found: set[ir.Node] = set()
+    seen: set[ir.Node] = set()
+    ahead = [node.inputs[1] for node in graph if node.op_type == "MoE"]
+    while ahead:
+        value = ahead.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type == "FusedMatMul":
+            found.add(node)
+        else:
+            ahead += node.inputs
+    return found
 
 
 def _examples(names: list[str]) -> list[str]:
