@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-SOURCES := src/ortolan models tests benchmarks scripts
+SOURCES := src/ortolan models tests benchmarks scripts examples
 BUNDLE := build/pythonic
 
 .DEFAULT_GOAL := all
@@ -17,7 +17,7 @@ setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -c constraints.txt -e '.[export,plot,train,vision,demos,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[export,gguf,plot,train,vision,demos,dev]'
 	touch $@
 
 demo: $(INSTALLED)

@@ -7,11 +7,9 @@ from pathlib import Path
 import torch
 
 from ortolan import __version__
-from ortolan.export.kinds import states_of
+from ortolan.export.exportable import Exportable
 from ortolan.export.output import describe_files
 from ortolan.export.settings import Settings
-from ortolan.export.source.exportable import Exportable
-from ortolan.export.trace.attention_maps import map_names
 from ortolan.export.weights.store import Stored
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.manifest import Manifest, Provenance, StateType
@@ -33,18 +31,18 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
         precision=settings.precision,
         attention=settings.options.attention,
         devices=settings.devices,
-        context_length=model.sides.context_length,
-        vocab_size=model.sides.vocab_size,
+        context_length=model.context_length,
+        vocab_size=model.vocab_size,
         graphs=settings.graph_files,
-        states=states_of(model, _DTYPES[settings.dtype]),
+        states=model.states(_DTYPES[settings.dtype]),
         weights=(stored.blob.file.name,),
         tokens=model.tokens,
         tokenizer="tokenizer.json" if "tokenizer.json" in model.companions else None,
         certificate=runtime_certificate.JSON_NAME,
         files=describe_files(folder, (stored.blob.file,)),
         provenance=Provenance(
-            source_sha256=model.sha256,
-            model_type=model.config.model_type,
+            source_sha256=model.sha256(),
+            model_type=model.model_type,
             versions={"ortolan": __version__, **{name: version(name) for name in packages}},
             accepted_keys=model.keys.accepted,
             ignored_keys=model.keys.ignored,
@@ -53,6 +51,6 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
         quantized=stored.quantized,
         source=model.takes,
         output=model.gives,
-        attention_maps=map_names(model.sides) if settings.options.attention_maps else (),
+        attention_maps=model.maps if settings.options.attention_maps else (),
         unverified=settings.unverified,
     )

@@ -2,13 +2,23 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
 
+from ortolan.export.derived import DerivedWeights, recipes_of
 from ortolan.export.errors import OptionError, ParityError
-from ortolan.export.kinds import make_probes, trace_graph
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import (
+    Calibration,
+    can_read,
+    cut_inputs,
+    own_calibration,
+    read_calibration,
+)
+from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.manifest import describe
 from ortolan.export.options import DEFAULTS, Device, ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
@@ -18,20 +28,12 @@ from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.export.precision import Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
+from ortolan.export.proof.probes import make_probes
 from ortolan.export.proof.replay import replay
 from ortolan.export.settings import Settings, resolve
-from ortolan.export.source.calibration import (
-    Calibration,
-    can_read,
-    cut_inputs,
-    own_calibration,
-    read_calibration,
-)
-from ortolan.export.source.exportable import Exportable, open_exportable
-from ortolan.export.source.inputs import Inputs
+from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import Blob, bind
 from ortolan.export.weights.store import Stored, store
-from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
@@ -42,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def export(
-    source: str | Path | TransformerModel,
+    source: Source,
     out: str | Path,
     *,
     precision: Precision = "fp32",
@@ -75,10 +77,11 @@ def export(
         tokenizer=options.tokenizer,
         max_context=max_context,
         accept_unknown=options.accept_unknown,
+        via=options.via,
     )
     file = own_calibration(model) if calibration is None else Path(calibration)
     settings = resolve(
-        model.sides.kind,
+        model.kind,
         precision=precision,
         device=device,
         options=options,
@@ -124,7 +127,9 @@ def _build(
 ) -> None:
     """Write a whole bundle into a folder, and prove it there if the CPU can compute it."""
     certificate = _reference(model, settings, data, progress)
-    lowered = lower(_trace(model, settings, progress), settings)
+    traced = _trace(model, settings, progress)
+    model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
+    lowered = lower(traced, settings)
     check_placement(lowered.graphs, settings)
     stored = store(lowered, model, settings, inputs, folder, progress)
     _write_graphs(lowered, stored.blob, settings, folder)
@@ -159,7 +164,7 @@ def _trace(model: Exportable, settings: Settings, progress: Progress) -> dict[st
     graphs, traced = settings.graph_files, {}
     for number, (role, graph) in enumerate(graphs.items()):
         progress("trace", number, len(graphs))
-        traced[role] = tidy(trace_graph(model.config, role, graph, dtype=settings.dtype))
+        traced[role] = tidy(model.trace(role, graph, settings.dtype))
     progress("trace", len(graphs), len(graphs))
     return traced
 

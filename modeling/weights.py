@@ -67,6 +67,8 @@ class Target(NamedTuple):
         offset: added to the published values, which are then read as float32.
         scaled_by: name of another published tensor, `(rows,)`, that multiplies each row.
         absent: the checkpoint has no such vector; it is zeros.
+        halves: of the experts of a layer in one tensor; it has the rows of the gate first, then
+            those of up, which are ours in turn.
     """
 
     name: str
@@ -77,10 +79,13 @@ class Target(NamedTuple):
     offset: float = 0.0
     scaled_by: str | None = None
     absent: bool = False
+    halves: bool = False
 
 
 Table = Mapping[str, Target | tuple[Target, ...] | str | None]
 """From a published name (`{}` for the layer) to ours; None for dropped on purpose.
+
+A second `{}` stands for the expert of a layer, where each is stored by itself.
 
 A name that ends in `*` stands for all that begin so: dropped, or read under another prefix.
 """
@@ -118,6 +123,18 @@ class Piece(NamedTuple):
         layout = self.target.rows
         shape = (self.rows if layout is None else layout.published(self.rows), *ours[1:])
         return shape[::-1] if self.target.transposed else (1,) * self.target.leading + shape
+
+    def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """What it reads, for a weight of shape `ours`: the names of the table, and shapes."""
+        if self.target.absent:
+            return {}
+        scale = {} if self.scale is None else {self.scale: (self.rows,)}
+        return scale | {self.name: self.published_shape(ours)}
+
+    def renamed(self, names: Mapping[str, str]) -> "Piece":
+        """The same with the names of the checkpoint instead of those of the table."""
+        scale = None if self.scale is None else names.get(self.scale, self.scale)
+        return self._replace(name=names.get(self.name, self.name), scale=scale)
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Our rows `[start:stop]` of this piece, in their stored dtype if they are stored so."""
@@ -186,7 +203,7 @@ class Weights(Protocol):
         ...
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight, in its stored dtype."""
+        """Rows `[start:stop]` of a weight, in its stored dtype; a number by itself whole."""
         ...
 
 
@@ -202,12 +219,15 @@ class ModuleWeights:
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]` of a weight, in its dtype."""
-        return self._tensors[name][start:stop]
+        tensor = self._tensors[name]
+        return tensor[start:stop] if tensor.dim() else tensor
 
 
 def read_weight(weights: Weights, name: str) -> Tensor:
     """A whole weight in float32, converted a few rows at a time: it is in memory once."""
     shape = weights.shape(name)
+    if not shape:
+        return weights.rows(name, 0, 1).float()
     whole = torch.empty(shape)
     step = max(1, READ_ELEMENTS // max(math.prod(shape[1:]), 1))
     for start in range(0, shape[0], step):

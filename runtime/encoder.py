@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
-from ortolan.runtime.bundle.manifest import ImageSource, wrong_kind
+from ortolan.runtime.bundle.manifest import ImageSource, TextSource, wrong_kind
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.source import Inputs, Source, SourceReader, is_batch
@@ -65,11 +65,16 @@ class Encoder(Model):
         self._labels = _distinct(output.labels)
         self._reader = SourceReader(bundle.manifest, self.tokenizer)
 
-    def embed(self, inputs: Inputs, *, truncate: bool = False) -> NDArray[np.float32]:
+    def embed(
+        self, inputs: Inputs, *, prompt: str | None = None, truncate: bool = False
+    ) -> NDArray[np.float32]:
         """Compute a vector for each input.
 
         Args:
             inputs: one, or a list of them.
+            prompt: the name of a prompt of the model (`manifest.source.prompts`), which goes before
+                each text; by default the model's default one, if it has one, and `""` for none.
+                Ids have no room for a prompt and take none by default.
             truncate: cut texts that are over the limit, at the end.
 
         Returns:
@@ -79,12 +84,13 @@ class Encoder(Model):
             BundleKindError: the encoder gives something else, such as a vector for each token;
                 which of these to take, or their mean, is not decided here.
             ContextLengthError: a text is over the limit.
-            InputError: an input is empty, or not what the encoder takes.
+            InputError: an input is empty, or not what the encoder takes; the model has no such
+                prompt, or it cannot go before ids.
             NumericError: the encoder gave numbers that are not finite.
             ForkedError: the process was forked after the encoder was loaded.
         """
         self._expect("embedding", what="embed", expected="an encoder that gives embeddings")
-        rows = self._run(inputs, truncate=truncate)
+        rows = self._run(self._prompted(inputs, prompt), truncate=truncate)
         return np.stack(rows) if rows else np.empty((0, self._output.size), np.float32)
 
     def classify(self, inputs: Inputs, *, truncate: bool = False) -> list[Classification]:
@@ -144,6 +150,29 @@ class Encoder(Model):
         """
         self._expect("logits", what="logits", expected="an encoder with a language model's head")
         return self._run(inputs, truncate=truncate)
+
+    def _prompted(self, inputs: Inputs, name: str | None) -> Inputs:
+        """Texts after a prompt of the model."""
+        source = self.manifest.source
+        prompts = source.prompts if isinstance(source, TextSource) else {}
+        chosen = name
+        if name is None and isinstance(source, TextSource):
+            chosen = source.default_prompt
+        if not chosen:
+            return inputs
+        if chosen not in prompts:
+            known = ", ".join(map(repr, sorted(prompts))) or "none, since the model has none"
+            raise InputError(
+                f"prompt: expected {known}, got {chosen[:40]!r}. "
+                "Put other texts before the input yourself."
+            )
+        given: list[Any] = list(inputs) if is_batch(inputs) else [inputs]  # type: ignore[arg-type]
+        if name and not all(isinstance(one, str) for one in given):
+            raise InputError(
+                f"prompt: expected texts to put {chosen!r:.40} before, got ids. Leave it out, or "
+                "give the text."
+            )
+        return [prompts[chosen] + one if isinstance(one, str) else one for one in given]
 
     def _expect(self, kind: str, *, what: str, expected: str) -> None:
         if self._output.kind != kind:

@@ -65,6 +65,12 @@ MAX_SUPPRESSED = 1024
 MAX_LABELS = 1 << 15
 """32 Ki labels; the largest published classifiers of images have 22 Ki."""
 
+MAX_PROMPTS = 1024
+"""Texts to put before a text, by name; encoders trained on many tasks list about a hundred."""
+
+MAX_PROMPT_LENGTH = 4096
+"""Characters of one of them: an instruction is a sentence."""
+
 MAX_IMAGE_SIDE = 1 << 13
 """8192 pixels, five times the largest published models; an image of three channels is 805 MB."""
 

@@ -19,7 +19,8 @@ import torch
 from ortolan.errors import OrtolanError
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
-from ortolan.export.kinds import trace_graph
+from ortolan.export.source import family
+from ortolan.export.source.family import trace_graph
 from ortolan.modeling.config import ModelConfig
 from ortolan.runtime.bundle.manifest import Graph
 from ortolan.runtime.certificate import Report, verify
@@ -34,11 +35,8 @@ def install(folder: Path) -> None:
         folder: of this run, for the traces; processes that run tests side by side share it.
     """
     folder.mkdir(exist_ok=True)
-    for name, quick in (
-        ("trace_graph", functools.partial(_trace_once, folder)),
-        ("replay", _replay_here),
-    ):
-        setattr(pipeline, name, quick)
+    family.trace_graph = functools.partial(_trace_once, folder)
+    setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     _hasten_traces()
 
 

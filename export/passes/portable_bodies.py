@@ -227,7 +227,22 @@ GroupQueryAttention <{_ATTRIBUTES}, causal> ({_CACHED}{inputs}) => (output)
 
 _BIAS = ", cos, sin, position_ids, attention_bias"
 
-BODIES = {
+
+def _apart(text: str) -> str:
+    """The body of a node whose queries, keys and values are three inputs."""
+    parts = [f"{name}_part" for name in ("query", "key", "value")]
+    given = text.replace("(query, key, value,", f"({', '.join(parts)},")
+    joined = f"query = Concat <axis = -1> ({', '.join(parts)})"
+    return given.replace("{", f"{{\n    {joined}", 1)
+
+
+def _interleaved(text: str) -> str:
+    """The body of a rotary node that turns neighbouring channels."""
+    declared = text.replace("softcap", "softcap, rotary_interleaved", 1)
+    return declared.replace("RotaryEmbedding (", "RotaryEmbedding <interleaved = 1> (")
+
+
+_HALVES = {
     "FusedMatMul": _FUSED_MATMUL,
     "GroupQueryAttention": _attention(_CACHED, _STEP, _PLAIN, _ATTEND),
     "GroupQueryAttention, biased": _attention(
@@ -247,12 +262,25 @@ BODIES = {
     "GroupQueryAttention, whole, rotary": _whole(", cos, sin", _ROTARY, _ATTEND_WHOLE),
     "SkipSimplifiedLayerNormalization": _SKIP_NORM,
 }
+
+_PACKED = _HALVES | {
+    f"{name}, interleaved": _interleaved(text)
+    for name, text in _HALVES.items()
+    if name.endswith("rotary")
+}
+
+BODIES = _PACKED | {
+    f"{name}, apart": _apart(text)
+    for name, text in _PACKED.items()
+    if name.startswith("GroupQueryAttention") and "biased" not in name
+}
 """The text of each body. The attention of a stack is of one kind in every layer.
 
-`whole` is without a cache, `biased` has what distances add to the scores.
+`whole` is without a cache, `biased` has what distances add to the scores, `interleaved` turns
+neighbouring channels; queries, keys and values are side by side, or `apart`.
 """
 
-_PAST_KEY, _COS, _ATTENTION_BIAS = 3, 7, 10
+_KEY, _PAST_KEY, _COS, _ATTENTION_BIAS, _SINKS = 1, 3, 7, 10, 11
 """Inputs of an attention node, by their place."""
 
 
@@ -269,6 +297,11 @@ def attach_bodies(model: ModelProto) -> None:
     """
     nodes = [node for node in model.graph.node if node.domain == "com.microsoft"]
     names = sorted({_body_name(node) for node in nodes})
+    if not BODIES.keys() >= set(names):
+        raise ExportError(
+            f"attention: expected kinds that standard operators are known for in a portable graph, "
+            f"got {'; '.join(sorted(set(names) - BODIES.keys()))}. Choose --attention fused."
+        )
     operators = [name.partition(",")[0] for name in names]
     if len(set(operators)) < len(operators):
         raise ExportError(
@@ -282,10 +315,13 @@ def _body_name(node: NodeProto) -> str:
     """The body of a node in `BODIES`."""
     if node.op_type != "GroupQueryAttention":
         return node.op_type
-    given = [bool(name) for name in node.input] + [False] * _ATTENTION_BIAS
+    given = [bool(name) for name in node.input] + [False] * _SINKS
     kinds = {
         "whole": not given[_PAST_KEY],
         "biased": given[_ATTENTION_BIAS],
         "rotary": given[_COS],
+        "interleaved": any(attribute.name == "rotary_interleaved" for attribute in node.attribute),
+        "apart": given[_KEY],
+        "sinks": given[_SINKS],
     }
     return ", ".join([node.op_type, *(kind for kind, holds in kinds.items() if holds)])

@@ -1,10 +1,8 @@
-"""What PyTorch computes for the probes, with one layer's weights in memory at a time.
+"""What PyTorch computes for the probes, with one weight in memory at a time.
 
 The reference is the uncached forward pass in float32, of each probe alone. A decoder's bundle has
 to give the same logits in one go, in chunks, and token by token with its cache, an encoder's the
 same output alone and in a padded batch (`ortolan.runtime.certificate`).
-
-Shape letters: S tokens of a probe, E model width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,19 +10,17 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ortolan.export.errors import ExportError, OptionError
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.tensors import calls
 from ortolan.export.proof.probes import ProbeInput, inputs_of
-from ortolan.export.proof.reference import reference_of
-from ortolan.export.source.exportable import Exportable
-from ortolan.export.source.layers import Layers, stacks
+from ortolan.export.proof.reference import join, keep
+from ortolan.export.streamed import Result, run
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, Vectors
-from ortolan.runtime.machine.memory import return_free_memory
 
 THRESHOLDS = {
     "fp32": Thresholds(mean_kl=1e-6, mean_cosine=1e-8, max_abs_delta=1e-4, near_tie=1e-3),
@@ -45,7 +41,7 @@ SMALLEST_BOUND = 1e-12
 """Instead of a bound of 0, which rounding alone exceeds."""
 
 Progress = Callable[[int, int], None]
-"""Called with layers done and layers in all."""
+"""Called with matrices read and matrices in all."""
 
 
 def thresholds(
@@ -84,17 +80,15 @@ def certify(
     """Compute the reference of a model of any kind.
 
     Args:
-        model: its config, its weights, read a layer at a time, and its tables.
+        model: its module and its weights, which are read as they are used.
         probes: what to compute (`ExportKind.probes`).
         thresholds: what the bundle has to keep to.
-        progress: told after every layer.
+        progress: told of what was read.
 
     Raises:
         ExportError: PyTorch itself computes outputs that are not finite.
     """
-    with torch.inference_mode():
-        layers, streams = _run(model, probes, progress)
-        reference = reference_of(layers, streams, model.output, _next_ids(model, probes))
+    reference = join(_run(model, probes, progress))
     if not all(bool(np.isfinite(values).all()) for values in _numbers(reference)):
         raise ExportError(
             f"reference: expected finite {model.output} from PyTorch, got others. "
@@ -105,10 +99,10 @@ def certify(
         probes=tuple(
             runtime_certificate.Probe(
                 name=probe.name,
-                length=len(x_SE),
+                length=model.context_length if probe.token_ids is None else len(probe.token_ids),
                 source=None if probe.source is None else len(probe.source),
             )
-            for probe, x_SE in zip(probes, streams, strict=True)
+            for probe in probes
         ),
         thresholds=thresholds,
         measured=None,
@@ -116,7 +110,7 @@ def certify(
         token_ids=_joined([probe.token_ids for probe in probes]),
         source_ids=_joined([probe.source for probe in probes]),
         images=np.stack(images) if images else None,
-        kind=model.sides.kind,
+        kind=model.kind,
         output=model.output,
     )
 
@@ -171,36 +165,24 @@ def _reached(bound: float | None, measured: float | None, least: float | None) -
 
 def _run(
     model: Exportable, probes: Sequence[ProbeInput], progress: Progress | None
-) -> tuple[Layers, list[Tensor]]:
-    """The last stack of a model, and the input of its head for each probe, `(S, E)`."""
-    sides = stacks(model)
-    done, total = 0, sum(map(len, sides))
-    sources: list[Tensor] | None = None
-    streams: list[Tensor] = []
+) -> list[Logits | Vectors]:
+    """What is kept of each probe."""
     inputs = inputs_of(model, probes)
-    for layers in sides:
-        streams = layers.embed(inputs.sources if layers.is_encoder else inputs.ids)
-        for index in range(len(layers)):
-            # A layer's weights are freed before the next ones are read.
-            layer = layers.read(index)
-            streams = layers.run(index, layer, streams, sources)
-            del layer
-            return_free_memory()
-            done += 1
-            if progress is not None:
-                progress(done, total)
-        streams = sources = [layers.run_final_norm(x_SE) for x_SE in streams]
-    return sides[-1], streams
-
-
-def _next_ids(model: Exportable, probes: Sequence[ProbeInput]) -> Tensor | None:
-    """The token that follows each position, the first of its probe at the end.
-
-    `None` where an encoder sees all of them.
-    """
-    if model.sides.decoder is None:
-        return None
-    return torch.cat([ids.roll(-1) for ids in inputs_of(model, probes).ids])
+    # The first token of a probe follows its last, and nothing follows where all of it is seen.
+    follows = model.sides.has_decoder
+    kept: dict[int, Logits | Vectors] = {}
+    read: set[str] = set()
+    total = sum(parameter.ndim > 1 for parameter in model.module.parameters())
+    for event in run(model.module, model.weights, calls(model, inputs)):
+        if isinstance(event, Result):
+            following = inputs.ids[event.index].roll(-1) if follows else None
+            kept[event.index] = keep(event.value, model.output, following)
+        elif progress is not None:
+            read.add(event.name)
+            progress(len(read), total)
+    if progress is not None:
+        progress(total, total)
+    return [kept[place] for place in range(len(probes))]
 
 
 def _numbers(reference: Logits | Vectors) -> Iterator[NDArray[np.float32]]:

@@ -1,21 +1,21 @@
 """The inputs on which a bundle must agree with PyTorch: texts, pairs or images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.calibration import (
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import (
     Calibration,
     CalibrationImages,
     CalibrationPairs,
     CalibrationText,
     spread,
 )
-from ortolan.export.source.exportable import Exportable
-from ortolan.export.source.inputs import (
+from ortolan.export.inputs.tensors import (
     Inputs,
     around,
     encode_pair,
@@ -108,22 +108,27 @@ class ProbeInput:
     image: NDArray[np.uint8] | None = None
 
 
-Probes = Callable[[Exportable, Calibration | None], list[ProbeInput]]
-"""Makes the probes of a model, from the held-out part of calibration data if there is some.
+def make_probes(model: Exportable, data: Calibration | None = None) -> list[ProbeInput]:
+    """The probes of a model, from the held-out part of calibration data if there is some.
 
-Otherwise they come from a text of ours, or from random images; without a tokenizer, they are random
-ids. The seed is fixed. Raises OptionError where there is too little data.
-"""
+    Otherwise they come from a text of ours, or from random images; without a tokenizer, they are
+    random ids. The seed is fixed.
+
+    Raises:
+        OptionError: there is too little data.
+    """
+    make = _pair_probes if model.sides.reads_source else _single_probes
+    return make(model, data)
 
 
-def single_probes(model: Exportable, data: Calibration | None = None) -> list[ProbeInput]:
+def _single_probes(model: Exportable, data: Calibration | None) -> list[ProbeInput]:
     """Texts of growing length, or images, for a model with one side."""
     if isinstance(model.takes, ImageSource):
         images = _images(model.takes, data)
         return [
             ProbeInput(name=f"{number}-image", image=each) for number, each in enumerate(images)
         ]
-    longest = model.sides.context_length
+    longest = model.context_length
     texts = _texts(model, data, [min(length, longest) for length in LENGTHS])
     return [
         ProbeInput(name=f"{number}-{len(ids)}-tokens", token_ids=ids)
@@ -131,9 +136,9 @@ def single_probes(model: Exportable, data: Calibration | None = None) -> list[Pr
     ]
 
 
-def pair_probes(model: Exportable, data: Calibration | None = None) -> list[ProbeInput]:
+def _pair_probes(model: Exportable, data: Calibration | None) -> list[ProbeInput]:
     """Texts or images of the encoder, and what the decoder writes after each."""
-    longest = model.sides.context_length
+    longest = model.context_length
     if isinstance(model.takes, ImageSource):
         images = _images(model.takes, data)
         texts = _texts(model, data, [min(length, longest) for length in LENGTHS])
@@ -189,7 +194,7 @@ def _images(source: ImageSource, data: Calibration | None) -> list[NDArray[np.ui
 def _after_start(model: Exportable, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """The ids after the token that a target begins with, within the context."""
     start = [] if model.tokens.start is None else [model.tokens.start]
-    return np.concatenate((np.array(start, np.int64), ids))[: model.sides.context_length]
+    return np.concatenate((np.array(start, np.int64), ids))[: model.context_length]
 
 
 def _texts(
@@ -198,10 +203,10 @@ def _texts(
     """Texts of these lengths, each from another place; those of an encoder as it takes them."""
     special: tuple[list[int], list[int]] = ([], [])
     if model.tokenizer is None:
-        size = min(model.sides.vocab_size, model.sides.source_vocab_size)
+        size = min(model.vocab_size, model.source_vocab_size)
         stream = np.random.default_rng(0).integers(0, size, sum(lengths))
     else:
-        is_decoder = model.sides.encoder is None
+        is_decoder = not model.sides.has_encoder
         special = special if is_decoder else around(model.tokenizer)
         text = data if isinstance(data, CalibrationText) else None
         stream = _encode(model.tokenizer, text, max(lengths), with_special=is_decoder)

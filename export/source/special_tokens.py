@@ -10,8 +10,6 @@ from pathlib import Path
 import msgspec
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.sides import Sides
-from ortolan.modeling.config import EncoderDecoderConfig, ModelConfig
 from ortolan.runtime.bundle.manifest import Tokens
 
 GENERATION_CONFIG = "generation_config.json"
@@ -29,13 +27,13 @@ class _Generation(msgspec.Struct):
     force_bos_token_to_be_generated: bool | None = None
 
 
-def special_tokens(config: ModelConfig, sides: Sides, folder: Path | None) -> Tokens:
+def special_tokens(own: Tokens, folder: Path | None, *, vocab_size: int) -> Tokens:
     """The special ids of a model with a vocabulary.
 
     Args:
-        config: the model.
-        sides: of the model; special ids are below its `vocab_size`.
-        folder: the checkpoint's; `None` for a live module.
+        own: those of its config; `start` where its decoder writes after a source.
+        folder: with the files beside it; `None` where there are none.
+        vocab_size: special ids are below it.
 
     Raises:
         OptionError: the file cannot be read, asks for what a bundle does not have, or an id is
@@ -50,20 +48,20 @@ def special_tokens(config: ModelConfig, sides: Sides, folder: Path | None) -> To
             "each, got several. Remove those that a bundle cannot hold."
         )
     start, first = None, None
-    if isinstance(config, EncoderDecoderConfig):
+    if own.start is not None:
         start, first = given.decoder_start_token_id, given.forced_bos_token_id
-        start = config.decoder_start_token_id if start is None else start
-        first = config.bos_token_id if given.force_bos_token_to_be_generated else first
-    ends = eos or config.eos_token_ids
+        start = own.start if start is None else start
+        first = own.bos if given.force_bos_token_to_be_generated else first
+    ends = eos or own.eos
     # transformers does not take an end of a text for a bad word
     bad = {word[0] for word in words} - set(ends)
     suppressed = bad | set(given.suppress_tokens or ())
     tokens = (ends, *((start, first), last, sorted(suppressed)))
-    _check(config, sides.vocab_size, (i for ids in tokens for i in ids))
+    _check(vocab_size, (own.bos, own.pad, *(i for ids in tokens for i in ids)))
     return Tokens(
-        bos=config.bos_token_id,
+        bos=own.bos,
         eos=ends,
-        pad=config.pad_token_id,
+        pad=own.pad,
         start=start,
         forced_first=first,
         forced_last=last[0] if last else None,
@@ -96,9 +94,8 @@ def _ids(given: int | tuple[int, ...] | None) -> tuple[int, ...]:
             return several
 
 
-def _check(config: ModelConfig, vocab_size: int, ids: Iterable[int | None]) -> None:
-    special = (config.bos_token_id, config.pad_token_id, *ids)
-    outside = [i for i in special if i is not None and not 0 <= i < vocab_size]
+def _check(vocab_size: int, ids: Iterable[int | None]) -> None:
+    outside = [i for i in ids if i is not None and not 0 <= i < vocab_size]
     if outside:
         raise OptionError(
             f"special tokens: expected ids from 0 to {vocab_size - 1}, got {outside}. "

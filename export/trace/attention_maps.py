@@ -6,12 +6,13 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ortolan.export.source.sides import Sides, sides_of
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.program import Entry, Signature, trace
+from ortolan.export.trace.sides import Sides, sides_of
 from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from ortolan.modeling.models.attention_maps import attention_maps
+from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
 
@@ -27,7 +28,7 @@ def map_names(sides: Sides) -> tuple[str, ...]:
 
 class _DecoderMaps(Entry):
     def forward(self, input_ids: Tensor) -> list[Tensor]:
-        return attention_maps(self.model, input_ids)
+        return attention_maps(cast(TransformerModel, self.model), input_ids)
 
 
 class _EncoderMaps(Entry):

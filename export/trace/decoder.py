@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import DecoderConfig, DecoderModel
-from ortolan.modeling.config import RelativePositions, RotaryPositions
+from ortolan.modeling.config import AttentionConfig, RelativePositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.lowering import fits_kernel
 from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS, state_names
@@ -71,18 +71,27 @@ def make_step(config: DecoderConfig, seqlens_k: Tensor, total: Tensor, cache: Pa
     """The step of a trace, which knows how far it sees where nodes have to be told."""
     if not _measures_distances(config):
         return StepLengths(seqlens_k, total)
+    return StepLengths(seqlens_k, total, seen_of(total, cache[0][0].shape[2]))
+
+
+def seen_of(total: Tensor, capacity: int) -> int:
+    """The longest row after a step as a number of the trace."""
     seen = total.item()
     torch._check(seen >= 1)  # type: ignore[no-untyped-call]
-    torch._check(seen <= cache[0][0].shape[2])  # type: ignore[no-untyped-call]
-    return StepLengths(seqlens_k, total, cast(int, seen))
+    torch._check(seen <= capacity)  # type: ignore[no-untyped-call]
+    return cast(int, seen)
 
 
 def _measures_distances(config: DecoderConfig) -> bool:
     """Whether some layer is told its keys' distances, or is no node of its own."""
-    rotated = config.positions.dim if isinstance(config.positions, RotaryPositions) else 0
     return isinstance(config.positions, RelativePositions) or not all(
-        fits_kernel(block.attention, rotated=rotated, vectors=False) for block in config.blocks
+        _fits(config, block.attention) for block in config.blocks
     )
+
+
+def _fits(config: DecoderConfig, attention: AttentionConfig) -> bool:
+    rotary = config.rotary_of(attention)
+    return fits_kernel(attention, rotated=rotary.dim if rotary else 0, vectors=False)
 
 
 def step_example(

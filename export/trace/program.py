@@ -8,7 +8,7 @@ initializers.
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
@@ -32,7 +32,7 @@ PREFIX = "model."
 class Entry(nn.Module):
     """A way into a model that has the inputs and outputs of a graph."""
 
-    def __init__(self, model: TransformerModel) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
@@ -60,7 +60,7 @@ def trace(
     entry: Callable[[TransformerModel], Entry],
     signature: Callable[[], Signature],
 ) -> ir.Model:
-    """Trace one way into a model.
+    """Trace one way into a model of a config.
 
     Args:
         config: the model.
@@ -72,11 +72,22 @@ def trace(
         A graph whose initializers carry the names of the model's parameters and tables and no
         data.
     """
-    with FakeTensorMode(), _quiet():
+    with FakeTensorMode():
         model = _model(config, dtype)
-        io = signature()
+        return trace_entry(entry(model), signature(), model.tied)
+
+
+def trace_entry(entry: Entry, io: Signature, tied: Mapping[str, str]) -> ir.Model:
+    """Trace one way into a model that has no memory; call it in the mode of the trace.
+
+    Args:
+        entry: the way in.
+        io: inputs and outputs.
+        tied: names that a parameter has besides its own, and its own.
+    """
+    with _quiet():
         program = torch.onnx.export(
-            entry(model).eval(),
+            entry.eval(),
             io.arguments,
             dynamic_shapes=io.axes,
             input_names=list(io.inputs),
@@ -91,7 +102,7 @@ def trace(
     traced: ir.Model = program.model
     for name in list(traced.graph.initializers):
         traced.graph.initializers[name].name = name.removeprefix(PREFIX)
-    for name, original in model.tied.items():
+    for name, original in tied.items():
         share_initializer(traced.graph, name, original)
     return traced
 

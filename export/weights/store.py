@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.passes.lower import Lowered
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.plan import Quantization
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
 from ortolan.export.settings import Settings
-from ortolan.export.source.exportable import Exportable
-from ortolan.export.source.inputs import Inputs
 from ortolan.export.weights.blob import Blob, BlobWriter, initializer_bytes, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
 from ortolan.runtime.bundle.manifest import QuantizedTensor

@@ -1,9 +1,8 @@
-"""Checkpoint folders in the format of Hugging Face: safetensors and a config.json."""
+"""Models read from checkpoints, and written as folders in the format of Hugging Face."""
 
 import json
 from collections.abc import Collection
 from dataclasses import fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar, cast, overload
 
@@ -11,11 +10,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint, Source, open_checkpoint, open_tensors
 from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
-from ortolan.modeling.checkpoint.safetensors import SafetensorsFolder, read_json
 from ortolan.modeling.checkpoint.sentence_head import (
+    DENSE_WEIGHTS,
+    WithProjections,
+    dense_folders,
     read_sentence_head,
-    sentence_files,
     write_sentence_head,
 )
 from ortolan.modeling.config import (
@@ -31,8 +32,8 @@ from ortolan.modeling.config import (
     RotaryPositions,
     StackConfig,
 )
-from ortolan.modeling.errors import CheckpointError, ConfigError
-from ortolan.modeling.families import family_of, weights_of
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import family_of, published_config, weights_of
 from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
@@ -43,15 +44,13 @@ from ortolan.modeling.models.transformer import (
     EncoderModel,
     build,
 )
-from ortolan.modeling.weights import published_pieces
+from ortolan.modeling.weights import TensorSource, published_pieces
 
 C = TypeVar("C", bound=ModelConfig)
 
 S = TypeVar("S", bound=StackConfig)
 
 M = TypeVar("M", bound=TransformerModel)
-
-MAX_CONFIG_BYTES = 1 << 20
 
 KINDS: dict[type[ModelConfig], str] = {
     DecoderConfig: "a decoder",
@@ -70,21 +69,21 @@ CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
 
 
 @overload
-def read_config(path: str | Path, *, accept_unknown: Collection[str] = ...) -> DecoderConfig: ...
+def read_config(source: Source, *, accept_unknown: Collection[str] = ...) -> DecoderConfig: ...
 @overload
-def read_config(path: str | Path, kind: type[C], *, accept_unknown: Collection[str] = ...) -> C: ...
+def read_config(source: Source, kind: type[C], *, accept_unknown: Collection[str] = ...) -> C: ...
 
 
 def read_config(
-    path: str | Path,
+    source: Source,
     kind: type[ModelConfig] = DecoderConfig,
     *,
     accept_unknown: Collection[str] = (),
 ) -> ModelConfig:
-    """The config of a checkpoint folder.
+    """The config of a checkpoint.
 
     Args:
-        path: the folder.
+        source: the checkpoint, see `open_checkpoint`.
         kind: of the config; `ModelConfig` for whatever the checkpoint holds.
         accept_unknown: keys of config.json to ignore although nothing is known of them.
 
@@ -93,29 +92,23 @@ def read_config(
         ConfigError: a family that Ortolan does not have, a config it does not understand, or
             a model of another kind.
     """
-    folder = Path(path)
-    config = config_from_hf(_values(folder), kind, accept_unknown=accept_unknown)
+    checkpoint = open_checkpoint(source)
+    config = config_from_hf(checkpoint.values, kind, accept_unknown=accept_unknown)
     if isinstance(config, EncoderConfig) and config.head is None:
-        return replace(config, head=read_sentence_head(folder))
+        return replace(config, head=read_sentence_head(checkpoint.folder, config.hidden_size))
     return config
 
 
-def read_config_keys(path: str | Path, accept_unknown: Collection[str] = ()) -> ConfigKeys:
-    """What became of the keys of a checkpoint folder's config.json; see `read_config`."""
-    return _read(_values(Path(path)), accept_unknown)[1]
+def read_config_keys(source: Source, accept_unknown: Collection[str] = ()) -> ConfigKeys:
+    """What became of the keys of a checkpoint's config; see `read_config`."""
+    _, reader = _read(open_checkpoint(source).values)
+    return reader.finish(accept_unknown)
 
 
-def _values(folder: Path) -> dict[str, object]:
-    """The contents of config.json."""
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: expected a checkpoint folder, got none. Check the path.")
-    file = folder / "config.json"
-    if not file.is_file():
-        raise CheckpointError(
-            f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file. "
-            "Check the path."
-        )
-    return read_json(file, MAX_CONFIG_BYTES)
+def unknown_keys(source: Source) -> tuple[str, ...]:
+    """The keys of a checkpoint's config of which nothing is known; see `read_config`."""
+    _, reader = _read(open_checkpoint(source).values)
+    return reader.unknown()
 
 
 @overload
@@ -140,7 +133,8 @@ def config_from_hf(
         ConfigError: a family that Ortolan does not have, a value it does not understand, or a
             model of another kind.
     """
-    config, _ = _read(values, accept_unknown)
+    config, reader = _read(values)
+    reader.finish(accept_unknown)
     if not isinstance(config, kind):
         raise ConfigError(
             f"{config.model_type}: expected {KINDS[kind]}, got {KINDS[type(config)]}. "
@@ -149,19 +143,17 @@ def config_from_hf(
     return config
 
 
-def _read(
-    values: dict[str, object], accept_unknown: Collection[str]
-) -> tuple[ModelConfig, ConfigKeys]:
-    """A config of ours of any kind, and what became of the keys."""
+def _read(values: dict[str, object]) -> tuple[ModelConfig, ConfigReader]:
+    """A config of ours of any kind, and what knows which keys were read for it."""
     reader = ConfigReader(values)
     family = family_of(reader.get("model_type", str))
     config: ModelConfig = family.config(reader)
     reader.refuse("add_cross_attention")
-    return config, reader.finish(accept_unknown)
+    return config, reader
 
 
-def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
-    """The weights of a checkpoint folder by our names, read on demand.
+def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
+    """The weights of a checkpoint by our names, read on demand.
 
     Raises:
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
@@ -169,13 +161,23 @@ def open_weights(path: str | Path, config: ModelConfig) -> MappedWeights:
     """
     module = empty_model(config)
     return map_weights(
-        SafetensorsFolder(Path(path)),
+        _tensors(open_checkpoint(source), config),
         weights_of(config),
         {name: tuple(p.shape) for name, p in module.named_parameters()},
         packed_rows(module),
         base_model_prefix=family_of(config.model_type).BASE_MODEL_PREFIX,
         tied=module.tied,
     )
+
+
+def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
+    """The tensors of a model, in whatever folders they lie."""
+    match config:
+        case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
+            dense = [open_tensors(folder) for folder in dense_folders(checkpoint.folder)]
+            return WithProjections(checkpoint.tensors, dense)
+        case _:
+            return checkpoint.tensors
 
 
 def empty_model(config: ModelConfig) -> TransformerModel:
@@ -185,29 +187,30 @@ def empty_model(config: ModelConfig) -> TransformerModel:
 
 
 @overload
-def load(path: str | Path, *, max_context: int | None = None) -> DecoderModel: ...
+def load(source: Source, *, max_context: int | None = None) -> DecoderModel: ...
 @overload
-def load(path: str | Path, kind: type[M], *, max_context: int | None = None) -> M: ...
+def load(source: Source, kind: type[M], *, max_context: int | None = None) -> M: ...
 
 
 def load(
-    path: str | Path, kind: type[TransformerModel] = DecoderModel, *, max_context: int | None = None
+    source: Source, kind: type[TransformerModel] = DecoderModel, *, max_context: int | None = None
 ) -> TransformerModel:
-    """Load a checkpoint folder as a float32 module in evaluation mode.
+    """Load a checkpoint as a float32 module in evaluation mode.
 
     Args:
-        path: a folder with config.json and one or many safetensors (bf16, fp16 or fp32).
+        source: the checkpoint, see `open_checkpoint`.
         kind: `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`; `TransformerModel` for any.
         max_context: tokens that shall fit; the config's own by default.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint that can be read.
+        CheckpointError: this is not a checkpoint that can be read.
         ConfigError: the config asks for something that Ortolan does not have, or is of a model
             of another kind.
         WeightError: names every weight that is missing, unexpected or of the wrong shape.
     """
-    config = read_config(path, CONFIGS[kind])
-    weights = open_weights(path, config)
+    checkpoint = open_checkpoint(source)
+    config = read_config(checkpoint, CONFIGS[kind])
+    weights = open_weights(checkpoint, config)
     module = empty_model(limit_context(config, max_context))
     # A shorter context needs only the first rows of a learned table.
     state = {
@@ -248,7 +251,7 @@ def _limit_stack(config: S, max_context: int) -> S:
     match config.positions:
         case RotaryPositions(scaling=DynamicNTKScaling()):
             longest = MAX_SIZE
-        case RelativeBiasPositions() | RelativeKeyPositions() | AlibiPositions():
+        case RelativeBiasPositions(absolute=None) | RelativeKeyPositions() | AlibiPositions():
             longest = MAX_SIZE
         case _:
             longest = config.context_length
@@ -272,8 +275,7 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
         WeightError: a weight has no place in the family's format.
         ConfigError: the config cannot be written in the family's format.
     """
-    family = family_of(module.config.model_type)
-    values = family.hf_config(module.config)
+    values = published_config(module.config)
     _check_reads_back(values, module.config)
     table, packed = weights_of(module.config), packed_rows(module)
     tensors: dict[str, Tensor] = {}
@@ -287,7 +289,10 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
     folder.mkdir(parents=True, exist_ok=True)
     match module.config:
         case EncoderConfig(head=EmbeddingHead() | None as head, hidden_size=width):
-            write_sentence_head(folder, head, width)
+            for number, place in enumerate(write_sentence_head(folder, head, width)):
+                names = [name for name in tensors if name.startswith(f"projections.{number}.")]
+                dense = {f"linear.{name.rpartition('.')[2]}": tensors.pop(name) for name in names}
+                save_file(dense, str(place / DENSE_WEIGHTS), metadata={"format": "pt"})
     # Renamed when complete: training saves over an earlier checkpoint, which must not be lost.
     partial = folder / "model.safetensors.partial"
     save_file(tensors, str(partial), metadata={"format": "pt"})
@@ -308,16 +313,3 @@ def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
             f"{config.model_type}: expected a model that its format can describe, got one whose "
             f"{', '.join(changed)} would be read back differently. Save it as another family."
         )
-
-
-def checkpoint_sha256(path: str | Path) -> str:
-    """A hash over the names and contents of every file that a model's output depends on."""
-    folder = Path(path)
-    digest = sha256()
-    weights = SafetensorsFolder(folder).files()
-    for file in [folder / "config.json", *weights, *sentence_files(folder)]:
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

@@ -1,13 +1,14 @@
 """The weights of a checkpoint by our names, through its family's table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ortolan.modeling.checkpoint.expert_pieces import expert_pieces
 from ortolan.modeling.errors import WeightError
 from ortolan.modeling.weights import (
-    Piece,
     Shapes,
     Table,
     TensorSource,
@@ -23,11 +24,32 @@ OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """Names of the parameters of norms in checkpoints of the first BERTs, and in tables."""
 
 
+class Readable(Protocol):
+    """What some tensors of a checkpoint give to rows of one of our weights; see `Piece`."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of ours that it fills."""
+        ...
+
+    def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """What it reads, for a weight of shape `ours`: the names of the table, and shapes."""
+        ...
+
+    def renamed(self, names: Mapping[str, str]) -> "Readable":
+        """The same with the names of the checkpoint instead of those of the table."""
+        ...
+
+    def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Some of these rows."""
+        ...
+
+
 class MappedWeights:
     """The weights of a checkpoint, through its family's table."""
 
     def __init__(
-        self, source: TensorSource, pieces: Mapping[str, tuple[Piece, ...]], shapes: Shapes
+        self, source: TensorSource, pieces: Mapping[str, Sequence[Readable]], shapes: Shapes
     ) -> None:
         self._source = source
         self._pieces = pieces
@@ -73,15 +95,17 @@ def map_weights(
     published = source.shapes()
     names = _table_names(published, table, base_model_prefix)
     claimed: set[str] = set()
-    mapped: dict[str, tuple[Piece, ...]] = {}
+    mapped: dict[str, Sequence[Readable]] = {}
     problems = []
     for ours, shape in expected.items():
-        pieces = published_pieces(table, ours, parts.get(ours, shape[:1]))
+        pieces: Sequence[Readable] = expert_pieces(table, ours, shape) or published_pieces(
+            table, ours, parts.get(ours, shape[:1])
+        )
         for piece in pieces:
-            wanted = _stored_shapes(piece, shape)
+            wanted = piece.stored_shapes(shape)
             claimed |= wanted.keys()
             problems += _differences(wanted, names, published)
-        mapped[ours] = tuple(_renamed(piece, names) for piece in pieces)
+        mapped[ours] = tuple(piece.renamed(names) for piece in pieces)
     unclaimed = {place: name for place, name in names.items() if place not in claimed}
     # Where the head is the embedding, a checkpoint may hold a copy of it.
     copies = {
@@ -107,14 +131,6 @@ def map_weights(
     return weights
 
 
-def _stored_shapes(piece: Piece, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The tensors that a piece reads, by the table's names, and their shapes."""
-    if piece.target.absent:
-        return {}
-    scale = {} if piece.scale is None else {piece.scale: (piece.rows,)}
-    return scale | {piece.name: piece.published_shape(ours)}
-
-
 def _differences(wanted: Shapes, names: Mapping[str, str], published: Shapes) -> list[str]:
     """What is wrong with the tensors that a piece reads."""
     found: list[str] = []
@@ -126,15 +142,11 @@ def _differences(wanted: Shapes, names: Mapping[str, str], published: Shapes) ->
     return found
 
 
-def _renamed(piece: Piece, names: Mapping[str, str]) -> Piece:
-    """A piece with the names of the checkpoint instead of those of the table."""
-    scale = None if piece.scale is None else names.get(piece.scale, piece.scale)
-    return piece._replace(name=names.get(piece.name, piece.name), scale=scale)
-
-
 def _entry(table: Table, name: str) -> str | None:
-    """The name under which a table has a tensor: its own, or with `{}` for the layer."""
-    return next((key for key in (name, name_template(name)[0]) if key in table), None)
+    """The name under which a table has a tensor: its own, or with `{}` for its numbers."""
+    layer = name_template(name)[0]
+    expert = name_template(layer)[0]
+    return next((key for key in (name, layer, expert) if key in table), None)
 
 
 def _is_dropped(table: Table, name: str) -> bool:

@@ -1,106 +1,368 @@
-"""The head of a sentence-transformers folder: which vector is the embedding of a text.
+"""A sentence-transformers folder: which vector is the embedding of a text, and of how long a text.
 
 Such a folder is a Hugging Face checkpoint with `modules.json` beside it, which lists what runs
-one after the other, and a folder for each module that has a config.
+one after the other, and a folder for each module that has a config. Versions 2 to 6 of the library
+differ in what they call the modules and the modes of pooling.
 
-Source: Reimers and Gurevych 2019; sentence-transformers, models/Pooling.py.
+Source: Reimers and Gurevych 2019; sentence-transformers 6.2, `load_config` of each module.
 """
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from ortolan.modeling.checkpoint.safetensors import read_json, read_json_value
-from ortolan.modeling.config import EmbeddingHead, Pooling
+from torch import Tensor
+
+from ortolan.modeling.checkpoint.json_file import read_json, read_json_value
+from ortolan.modeling.config import Activation, EmbeddingHead, Pooling, Projection
 from ortolan.modeling.errors import CheckpointError, ConfigError
+from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.weights import TensorSource
 
 MODULES = "modules.json"
 
 MAX_MODULES_BYTES = 1 << 16
 
-POOLING_FOLDER, POOLING_CONFIG = "1_Pooling", "config.json"
+MODULE_CONFIG = "config.json"
+
+PROMPTS, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+
+MAX_TOKENIZER_BYTES = 256 << 20
+
+MAX_SIDE_BYTES = 1 << 20
+
+MAX_TOKENS = 1 << 24
+"""Above every context that was ever published."""
+
+PACKAGE = "sentence_transformers."
+"""Modules of other packages may compute anything."""
 
 MODES: dict[str, Pooling] = {
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_mean_tokens": "mean",
+    "cls_token": "first",
+    "max_tokens": "max",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean_tokens": "weighted_mean",
+    "lasttoken": "last",
 }
-"""Switches of a pooling module that we have; every other one must be off."""
+"""The switches `pooling_mode_*` of a pooling module, in the order in which vectors are joined."""
+
+NAMED_MODES: dict[str, Pooling] = {
+    "cls": "first",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+"""What version 6 calls them."""
+
+ACTIVATIONS: dict[str, Activation | None] = {
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.linear.Identity": None,
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.SiLU": "silu",
+}
+"""Of a dense module, by the class that applies it."""
+
+DENSE_WEIGHTS = "model.safetensors"
 
 
-def read_sentence_head(folder: Path) -> EmbeddingHead | None:
+class Module(NamedTuple):
+    """One line of `modules.json`: the class of a module, and the folder that it has."""
+
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """What may be put before a text, by name, and the name of what is put there by default."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    default: str | None = None
+
+
+def read_sentence_head(folder: Path, hidden_size: int) -> EmbeddingHead | None:
     """The head that `modules.json` describes; None without such a file.
 
     Raises:
         CheckpointError: a file that cannot be read.
         ConfigError: modules that Ortolan does not have.
     """
+    modules = _modules(folder)
+    if not modules:
+        return None
+    _check_transformer(folder)
+    pooling = _pooling(_module_config(folder, modules[1].path))
+    width, projections = hidden_size * len(pooling), []
+    for module in modules:
+        if module.kind == "Dense":
+            projections.append(_projection(_module_config(folder, module.path), width))
+            width = projections[-1].width
+    return EmbeddingHead(
+        pooling=pooling,
+        projections=tuple(projections),
+        normalised=modules[-1].kind == "Normalize",
+    )
+
+
+def sentence_files(folder: Path) -> list[Path]:
+    """The files that say which vector is the embedding of a text, those that there are."""
+    if not (folder / MODULES).is_file():
+        return []
+    names = (MODULE_CONFIG, DENSE_WEIGHTS, "pytorch_model.bin")
+    return [
+        folder / MODULES,
+        *sorted(file for name in names for file in folder.glob(f"[0-9]*_*/{name}")),
+    ]
+
+
+def max_tokens(folder: Path) -> int | None:
+    """Tokens of the longest text that a sentence-transformers folder is for; None if not said.
+
+    Raises:
+        CheckpointError: a file that cannot be read.
+        ConfigError: a number that is none.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    said = _reader(folder, TRANSFORMER).size("max_seq_length", None)
+    if said is not None:
+        return said
+    # A number beyond every context, 1e30, stands for none.
+    limit = _reader(folder, TOKENIZER_CONFIG).get("model_max_length", float, None)
+    return int(limit) if limit is not None and 1 <= limit < MAX_TOKENS else None
+
+
+def read_prompts(folder: Path) -> Prompts:
+    """The prompts of a sentence-transformers folder; none of another.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+        ConfigError: prompts that are no texts, or a default that there is not.
+    """
+    if not (folder / MODULES).is_file():
+        return Prompts()
+    reader = _reader(folder, PROMPTS)
+    texts = reader.get("prompts", dict, {})
+    default = reader.get("default_prompt_name", str, None)
+    if not all(isinstance(text, str) for pair in texts.items() for text in pair) or (
+        default is not None and default not in texts
+    ):
+        raise ConfigError(
+            f"{PROMPTS}: expected prompts to be texts by name, and the default one of them, got "
+            f"{texts!r:.80} and {default!r:.40}. Correct it."
+        )
+    return Prompts(texts=texts, default=default)
+
+
+def dense_folders(folder: Path) -> list[Path]:
+    """The folders that have the weights of the projections, in their order."""
+    return [folder / module.path for module in _modules(folder) if module.kind == "Dense"]
+
+
+class WithProjections:
+    """The tensors of a checkpoint, and those of its dense modules as `projections.0.weight`."""
+
+    def __init__(self, whole: TensorSource, dense: Sequence[TensorSource]) -> None:
+        self._places: dict[str, tuple[TensorSource, str]] = {
+            name: (whole, name) for name in whole.shapes()
+        }
+        for number, source in enumerate(dense):
+            self._places |= {
+                f"projections.{number}.{name.removeprefix('linear.')}": (source, name)
+                for name in source.shapes()
+            }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor."""
+        shapes = {id(source): source.shapes() for source, _ in self._places.values()}
+        return {ours: shapes[id(source)][name] for ours, (source, name) in self._places.items()}
+
+    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
+        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype."""
+        source, theirs = self._places[name]
+        return source.read(theirs, start, stop, axis=axis)
+
+
+def _modules(folder: Path) -> list[Module]:
+    """What runs one after the other, without what does nothing; nothing without the file."""
     file = folder / MODULES
     if not file.is_file():
-        return None
+        return []
     value = read_json_value(file, MAX_MODULES_BYTES)
-    modules = value if isinstance(value, list) else []
-    entries = [entry if isinstance(entry, dict) else {} for entry in modules]
-    names = tuple(str(entry.get("type")).rpartition(".")[2] for entry in entries)
-    if names not in (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize")):
+    listed = value if isinstance(value, list) else []
+    entries = [entry if isinstance(entry, dict) else {} for entry in listed]
+    types = [str(entry.get("type")) for entry in entries]
+    kinds = [kind.rpartition(".")[2] if kind.startswith(PACKAGE) else kind for kind in types]
+    paths = [entry.get("path") for entry in entries]
+    shape = [kind for kind in kinds if kind not in ("Dense", "Dropout")]
+    if (
+        kinds[:2] != ["Transformer", "Pooling"]
+        or shape not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+        or ("Normalize" in kinds and kinds[-1] != "Normalize")
+    ):
         raise ConfigError(
-            f"{MODULES}: expected Transformer, Pooling and perhaps Normalize, got {names!r:.80}. "
-            "This checkpoint cannot be loaded faithfully."
+            f"{MODULES}: expected Transformer, Pooling and perhaps Dense and Normalize, got "
+            f"{kinds!r:.120}. This checkpoint cannot be loaded faithfully."
         )
-    path = entries[1].get("path")
+    return [
+        Module(kind, _checked_path(file, path) if kind in ("Pooling", "Dense") else "")
+        for kind, path in zip(kinds, paths, strict=True)
+        if kind != "Dropout"
+    ]
+
+
+def _checked_path(file: Path, path: object) -> str:
     if not isinstance(path, str) or path in ("", "..") or Path(path).name != path:
         raise CheckpointError(
             f"{file}: expected the name of a folder beside it, got {path!r:.80}. "
             "Do not trust this checkpoint."
         )
-    config = folder / path / POOLING_CONFIG
+    return path
+
+
+def _module_config(folder: Path, path: str) -> ConfigReader:
+    """The config of one module."""
+    config = folder / path / MODULE_CONFIG
     if not config.is_file():
         raise CheckpointError(
-            f"{file}: expected {path}/config.json beside it, got no such file. "
+            f"{folder / MODULES}: expected {path}/{MODULE_CONFIG} beside it, got no such file. "
             "The download is incomplete."
         )
-    pooling = _pooling(read_json(config, MAX_MODULES_BYTES), f"{path}/config.json")
-    return EmbeddingHead(pooling=pooling, normalised=names[-1] == "Normalize")
+    return ConfigReader(read_json(config, MAX_MODULES_BYTES), f"{path}/{MODULE_CONFIG}")
 
 
-def sentence_files(folder: Path) -> list[Path]:
-    """The files that say which vector is the embedding of a text, those that there are."""
-    files = (folder / MODULES, *sorted(folder.glob(f"[0-9]*_*/{POOLING_CONFIG}")))
-    return [file for file in files if (folder / MODULES).is_file()]
+def _reader(folder: Path, name: str) -> ConfigReader:
+    """A file beside `modules.json`, or nothing where there is none."""
+    file = folder / name
+    return ConfigReader(read_json(file, MAX_SIDE_BYTES) if file.is_file() else {}, name)
 
 
-def _pooling(values: dict[str, object], name: str) -> Pooling:
-    """The one mode that is on."""
-    modes = {key for key, value in values.items() if key.startswith("pooling_mode_") and value}
-    if "pooling_mode" in values or len(modes) != 1 or not modes <= MODES.keys():
+def _check_transformer(folder: Path) -> None:
+    """Raise ConfigError where what is pooled are not the last states, or texts are changed."""
+    reader = _reader(folder, TRANSFORMER)
+    task = reader.get("transformer_task", str, "feature-extraction")
+    modes = reader.get("modality_config", dict, {})
+    text = modes.get("text", {"method_output_name": "last_hidden_state"})
+    output = text.get("method_output_name") if isinstance(text, dict) else text
+    if task != "feature-extraction" or output != "last_hidden_state":
         raise ConfigError(
-            f"{name}: expected one of {', '.join(MODES)}, got {sorted(modes)!r:.80}. "
+            f"{TRANSFORMER}: expected feature-extraction of the last_hidden_state, got "
+            f"{task!r:.40} of {output!r:.40}. This checkpoint cannot be loaded faithfully."
+        )
+    if reader.get("do_lower_case", bool, False) and not _lowers(folder):
+        raise ConfigError(
+            f"{TRANSFORMER}: expected do_lower_case false, or a {TOKENIZER} whose normalizer has "
+            "lower case, got true and another. Add Lowercase to the normalizer."
+        )
+
+
+def _lowers(folder: Path) -> bool:
+    """Whether the tokenizer makes all letters small."""
+    file = folder / TOKENIZER
+    normalizer = read_json(file, MAX_TOKENIZER_BYTES).get("normalizer") if file.is_file() else None
+    steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
+    return any(
+        step.get("lowercase") is True or step.get("type") == "Lowercase"
+        for step in steps
+        if isinstance(step, dict)
+    )
+
+
+def _pooling(reader: ConfigReader) -> tuple[Pooling, ...]:
+    """The modes, in the order in which their vectors are joined."""
+    # A prompt that does not count needs to be known after the text was made ids.
+    reader.require("include_prompt")
+    reader.skip("word_embedding_dimension", "embedding_dimension")
+    switches = {f"pooling_mode_{name}": mode for name, mode in MODES.items()}
+    on = [mode for key, mode in switches.items() if reader.get(key, bool, False)]
+    if "pooling_mode" in reader:
+        several = reader.is_list("pooling_mode")
+        given = reader.get("pooling_mode", list) if several else [reader.get("pooling_mode", str)]
+        on = [NAMED_MODES[name] for name in given if name in NAMED_MODES]
+        on = on if len(on) == len(given) else []
+    reader.finish()
+    if not on:
+        raise ConfigError(
+            f"{reader.name}: expected pooling by {', '.join(NAMED_MODES)}, got none or another. "
             "This checkpoint cannot be loaded faithfully."
         )
-    return MODES[modes.pop()]
+    return tuple(on)
 
 
-def write_sentence_head(folder: Path, head: EmbeddingHead | None, width: int) -> None:
-    """Write `modules.json` and the config of the pooling, or remove what says otherwise.
+def _projection(reader: ConfigReader, width: int) -> Projection:
+    """A dense module after a vector of `width` channels."""
+    reader.refuse("use_residual")
+    name = reader.get("activation_function", str, next(iter(ACTIVATIONS)))
+    vectors = {
+        reader.get(f"module_{end}_name", str, "sentence_embedding") for end in ("input", "output")
+    }
+    taken = reader.size("in_features")
+    if name not in ACTIVATIONS or vectors != {"sentence_embedding"} or taken != width:
+        raise ConfigError(
+            f"{reader.name}: expected a map of {width} channels of the embedding, and an "
+            f"activation of {', '.join(ACTIVATIONS)}, got {taken} of {sorted(vectors)!r:.40} and "
+            f"{name!r:.60}. This checkpoint cannot be loaded faithfully."
+        )
+    projection = Projection(
+        width=reader.size("out_features"),
+        bias=reader.get("bias", bool, True),
+        activation=ACTIVATIONS[name],
+    )
+    reader.finish()
+    return projection
+
+
+def write_sentence_head(folder: Path, head: EmbeddingHead | None, width: int) -> list[Path]:
+    """Write `modules.json` and the configs of the modules, or remove what says otherwise.
 
     Args:
         folder: the checkpoint.
         head: None for vectors of tokens.
-        width: of the embedding.
+        width: of the stream.
+
+    Returns:
+        The folders that take the weights of the projections, in their order.
+
+    Raises:
+        ConfigError: several vectors in an order that switches cannot say.
     """
     if head is None:
         (folder / MODULES).unlink(missing_ok=True)
-        return
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if head.normalised else [])]
-    paths = ["", POOLING_FOLDER, "2_Normalize"]
+        return []
+    known = [mode for mode in MODES.values() if mode in head.pooling]
+    if known != list(head.pooling):
+        raise ConfigError(
+            f"head: expected pooling in the order {', '.join(known)}, got "
+            f"{', '.join(head.pooling)}. Choose that order."
+        )
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(head.projections)]
+    kinds += ["Normalize"] if head.normalised else []
+    paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(zip(kinds, paths, strict=False))
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
     ]
-    modes = {key: pooling == head.pooling for key, pooling in MODES.items()}
-    (folder / POOLING_FOLDER).mkdir(exist_ok=True)
-    config = {"word_embedding_dimension": width, **modes}
-    _write_json(folder / POOLING_FOLDER / POOLING_CONFIG, config)
-    _write_json(folder / MODULES, modules)
+    switches = {f"pooling_mode_{name}": mode in head.pooling for name, mode in MODES.items()}
+    _write_json(folder / paths[1], {"word_embedding_dimension": width, **switches})
+    width *= len(head.pooling)
+    dense = [folder / path for path, kind in zip(paths, kinds, strict=True) if kind == "Dense"]
+    classes = {activation: name for name, activation in ACTIVATIONS.items()}
+    for place, projection in zip(dense, head.projections, strict=True):
+        config = {"in_features": width, "out_features": projection.width, "bias": projection.bias}
+        _write_json(place, config | {"activation_function": classes[projection.activation]})
+        width = projection.width
+    (folder / MODULES).write_text(json.dumps(modules, indent=2) + "\n")
+    return dense
 
 
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+def _write_json(folder: Path, value: object) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / MODULE_CONFIG).write_text(json.dumps(value, indent=2) + "\n")

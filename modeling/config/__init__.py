@@ -4,6 +4,7 @@ from ortolan.modeling.config.block import (
     AttentionConfig,
     BlockConfig,
     FeedForwardConfig,
+    Placement,
 )
 from ortolan.modeling.config.head import (
     Activation,
@@ -13,7 +14,9 @@ from ortolan.modeling.config.head import (
     LanguageModelHead,
     NormConfig,
     Pooling,
+    Projection,
 )
+from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
     DecoderConfig,
     EncoderConfig,
@@ -30,6 +33,7 @@ from ortolan.modeling.config.positions import (
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NoPositions,
     Positions,
     RelativeBiasPositions,
@@ -60,12 +64,16 @@ __all__ = [
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRopeScaling",
+    "MixtureConfig",
     "ModelConfig",
     "NoPositions",
     "NormConfig",
     "PatchInput",
+    "Placement",
     "Pooling",
     "Positions",
+    "Projection",
     "RelativeBiasPositions",
     "RelativeKeyPositions",
     "RelativePositions",

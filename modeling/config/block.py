@@ -1,10 +1,17 @@
 """One layer as data: attention, feed-forward, and the placement of their norms."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ortolan.modeling.config.head import Activation, NormConfig
+from ortolan.modeling.config.mixture import MixtureConfig
+from ortolan.modeling.config.positions import NoPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
+
+Placement = Literal[
+    "pre", "post", "pre_residual", "inner_post", "sandwich", "parallel", "parallel_norms"
+]
+"""Where a block has its norms; see `BlockConfig`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +26,15 @@ class AttentionConfig:
         value_dim: channels of each value; None for as many as a key's.
         readout: `projection` maps the heads, side by side, by one more matrix. `sum` adds them
             up: with values as wide as the model, the map of head h is `V_h X A_h`.
+        rotary: of this layer in place of the stack's positions in the scores, such as another
+            base, or none; None for the stack's own.
+        query_key_norm: of queries and keys, before their product; None without one.
+        norm_over: what it spans: the channels of each head, or of all heads.
+        norm_after_rotary: queries and keys are turned before it, not after it.
+        clip: bound of the magnitude of queries, keys and values; None without one.
+        out_norm: of the heads side by side, before their readout; None without one.
+        sinks: each head has a trained score of one more key, whose value is zero: it takes
+            a part of the weights (Xiao et al. 2024).
     """
 
     num_heads: int
@@ -32,6 +48,13 @@ class AttentionConfig:
     causal: bool = True
     value_dim: int | None = None
     readout: Literal["projection", "sum"] = "projection"
+    rotary: RotaryPositions | NoPositions | None = None
+    query_key_norm: NormConfig | None = None
+    norm_over: Literal["head", "all"] = "head"
+    norm_after_rotary: bool = False
+    clip: float | None = None
+    out_norm: NormConfig | None = None
+    sinks: bool = False
 
     @property
     def value_width(self) -> int:
@@ -60,6 +83,11 @@ class AttentionConfig:
                 "attention: expected a sliding window where tokens see those before them alone, "
                 "got one where they see all. Leave it out."
             )
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(
+                f"attention: expected a positive bound of queries, keys and values, got "
+                f"{self.clip}. Check clip_qkv."
+            )
         if self.readout == "sum" and self.out_bias:
             raise ConfigError(
                 "attention: expected no out_bias where the heads are added up, got one. "
@@ -72,7 +100,10 @@ class FeedForwardConfig:
     """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020).
 
     Attributes:
+        bias: every product has one.
+        down_bias: the last product has one; None for as the others.
         hidden_layers: of an mlp; the second one is `act(middle(act(up(x))))`.
+        inner_norm: of what enters the last product; None without one.
     """
 
     kind: Literal["mlp", "gated"]
@@ -80,6 +111,8 @@ class FeedForwardConfig:
     activation: Activation
     bias: bool = False
     hidden_layers: Literal[1, 2] = 1
+    down_bias: bool | None = None
+    inner_norm: NormConfig | None = None
 
     def __post_init__(self) -> None:
         if self.hidden_layers not in (1, 2) or (self.kind == "gated" and self.hidden_layers == 2):
@@ -96,12 +129,57 @@ class BlockConfig:
     Attributes:
         placement: `pre` normalises what enters a sublayer, x + f(norm(x)); `post` what leaves
             its residual sum, norm(x + f(x)); `pre_residual` takes the residual from the
-            normed stream, norm(x) + f(norm(x)).
+            normed stream, norm(x) + f(norm(x)); `inner_post` normalises what leaves a sublayer,
+            x + norm(f(x)); `sandwich` what enters and what leaves it, x + norm(f(norm(x))), with
+            a norm each. `parallel` feeds both sublayers the same,
+            x + attention(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J");
+            `parallel_norms` gives each a norm of its own.
         cross_attention: to a source, between the self-attention and the mlp; None without one.
+        attention_norm: False where the self-attention alone has none.
+        residual_scale: multiplies what each sublayer adds to the stream.
     """
 
     attention: AttentionConfig
-    feed_forward: FeedForwardConfig
+    feed_forward: FeedForwardConfig | MixtureConfig
     norm: NormConfig
-    placement: Literal["pre", "post", "pre_residual"] = "pre"
+    placement: Placement = "pre"
     cross_attention: AttentionConfig | None = None
+    attention_norm: bool = True
+    residual_scale: float = 1.0
+
+    @property
+    def dense(self) -> FeedForwardConfig:
+        """The feed-forward layer, if it is no mixture of experts.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        if isinstance(self.feed_forward, MixtureConfig):
+            raise ConfigError(
+                "feed_forward: expected one for all tokens, got a mixture of experts. "
+                "This family's format has no place for it."
+            )
+        return self.feed_forward
+
+    @property
+    def parallel(self) -> bool:
+        """Whether both sublayers read what enters the layer."""
+        return self.placement in ("parallel", "parallel_norms")
+
+    def __post_init__(self) -> None:
+        if self.parallel and self.cross_attention is not None:
+            raise ConfigError(
+                "block: expected no cross-attention where attention and mlp are parallel, got "
+                "some. Choose another placement."
+            )
+        cross = self.cross_attention
+        if cross is not None and cross != _of_a_source(cross):
+            raise ConfigError(
+                "cross_attention: expected queries, keys and values as they are, got rotary "
+                "positions, a norm, a bound or sinks. Leave them out."
+            )
+
+
+def _of_a_source(cross: AttentionConfig) -> AttentionConfig:
+    """Attention without what only self-attention has."""
+    return replace(cross, rotary=None, query_key_norm=None, clip=None, out_norm=None, sinks=False)

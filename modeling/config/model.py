@@ -6,7 +6,6 @@ from its published config to one of these; nothing else in Ortolan knows a famil
 behaviour is a new value of a field.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig
@@ -20,6 +19,7 @@ from ortolan.modeling.config.positions import (
     ConcatenatedPositions,
     Positions,
     RelativeBiasPositions,
+    RelativePositions,
     RotaryPositions,
 )
 from ortolan.modeling.errors import ConfigError
@@ -107,6 +107,9 @@ class StackConfig(ModelConfig):
         final_norm: the norm before the head; None where the blocks already end in one.
         embedding_scale: multiplies the token embeddings, not the position embeddings.
         embedding_norm: a norm of the input of the first block, positions included.
+        embedding_dim: channels of the embeddings and of their norm, which a matrix maps to those
+            of the stream; None where they are the same.
+        shared_block: the layers are one, whose weights are used again and again.
     """
 
     hidden_size: int
@@ -116,27 +119,50 @@ class StackConfig(ModelConfig):
     final_norm: NormConfig | None
     embedding_scale: float = 1.0
     embedding_norm: NormConfig | None = None
+    embedding_dim: int | None = None
+    shared_block: bool = False
+
+    @property
+    def input_width(self) -> int:
+        """Channels of all that is added up before the blocks."""
+        return self.hidden_size if self.embedding_dim is None else self.embedding_dim
 
     @property
     def embedding_width(self) -> int:
-        """Channels of a token's embedding: all of the stream, or all but those of a position."""
+        """Channels of a token's embedding: all of the input, or all but those of a position."""
         match self.positions:
             case ConcatenatedPositions(dim=dim):
-                return self.hidden_size - dim
+                return self.input_width - dim
             case _:
-                return self.hidden_size
+                return self.input_width
+
+    def rotary_of(self, attention: AttentionConfig) -> RotaryPositions | None:
+        """What turns the queries and keys of a layer: its own, or the stack's."""
+        positions = attention.rotary or self.positions
+        return positions if isinstance(positions, RotaryPositions) else None
+
+    @property
+    def rotaries(self) -> tuple[RotaryPositions, ...]:
+        """The rotary positions of its layers, each once, in the order of their first layer."""
+        of_layers = (self.rotary_of(block.attention) for block in self.blocks)
+        return tuple(dict.fromkeys(rotary for rotary in of_layers if rotary))
 
     def __post_init__(self) -> None:
         if not self.blocks:
             raise ConfigError(
                 "blocks: expected at least one layer, got none. Check num_hidden_layers."
             )
+        if self.shared_block and len(set(self.blocks)) > 1:
+            raise ConfigError(
+                "blocks: expected one config where the layers are one, got several. "
+                "Correct shared_block."
+            )
         if self.embedding_width < 1:
             raise ConfigError(
-                f"positions: expected fewer channels than the {self.hidden_size} of the stream, "
-                f"got {self.hidden_size - self.embedding_width}. Correct one of them."
+                f"positions: expected fewer channels than the {self.input_width} of the embedding, "
+                f"got {self.input_width - self.embedding_width}. Correct one of them."
             )
-        _check_positions(self.positions, [block.attention for block in self.blocks])
+        _check_positions(self)
         _check_readouts(self.blocks, self.hidden_size)
 
 
@@ -148,12 +174,15 @@ class DecoderConfig(StackConfig):
         tied_head: the head is the embedding's table.
         head_bias: the logits have one.
         head_scale: multiplies the input of the head.
+        final_softcap: logits become `final_softcap * tanh(logits / final_softcap)`; None for
+            plain logits.
     """
 
     vocab_size: int
     tied_head: bool
     head_bias: bool = False
     head_scale: float = 1.0
+    final_softcap: float | None = None
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
@@ -194,11 +223,11 @@ class EncoderConfig(StackConfig):
             )
         if not isinstance(self.head, LanguageModelHead):
             return
-        narrow = self.embedding_width != self.hidden_size
+        narrow = self.embedding_width != (self.head.width or self.hidden_size)
         if isinstance(self.input, PatchInput) or (self.head.tied and narrow):
             raise ConfigError(
                 "head: expected a language model's over tokens, tied only to an embedding as "
-                "wide as the stream, got another. Choose another head."
+                "wide as what enters it, got another. Choose another head."
             )
 
 
@@ -239,19 +268,32 @@ class EncoderDecoderConfig(ModelConfig):
                 )
 
 
-def _check_positions(positions: Positions, attentions: Iterable[AttentionConfig]) -> None:
-    """Raise ConfigError unless every layer can take these positions."""
-    layers = list(attentions)
-    if isinstance(positions, RotaryPositions):
-        narrowest = min(attention.head_dim for attention in layers)
-        if positions.dim % 2 or not 0 < positions.dim <= narrowest:
+def _check_positions(config: StackConfig) -> None:
+    """Raise ConfigError unless every layer can take its positions."""
+    layers = [block.attention for block in config.blocks]
+    for attention in layers:
+        rotary = config.rotary_of(attention)
+        if rotary and (rotary.dim % 2 or not 0 < rotary.dim <= attention.head_dim):
             raise ConfigError(
-                f"positions: expected an even number of rotated channels up to {narrowest} "
-                f"(the head's width), got {positions.dim}. "
+                f"positions: expected an even number of rotated channels up to "
+                f"{attention.head_dim} (the head's width), got {rotary.dim}. "
                 "Check partial_rotary_factor and head_dim."
             )
+    if not isinstance(config.positions, RelativePositions):
+        return
+    if any(attention.rotary for attention in layers):
+        raise ConfigError(
+            "attention: expected no rotary positions of its own where distances change the "
+            "scores of every layer, got some. Leave them out."
+        )
     shapes = {(attention.num_heads, attention.causal) for attention in layers}
-    if isinstance(positions, RelativeBiasPositions | AlibiPositions) and len(shapes) > 1:
+    match config.positions:
+        case AlibiPositions(rounded=True) if not all(causal for _, causal in shapes):
+            raise ConfigError(
+                "positions: expected causal attention where scores rise with the position of the "
+                "key, got other. Set rounded to False."
+            )
+    if isinstance(config.positions, RelativeBiasPositions | AlibiPositions) and len(shapes) > 1:
         raise ConfigError(
             "positions: expected as many heads in every layer, all causal or none, where the "
             "layers share a bias, got others. Choose other positions."

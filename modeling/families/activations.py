@@ -5,9 +5,11 @@ from ortolan.modeling.errors import ConfigError
 
 NAMES: dict[str, Activation] = {
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
     "tanh": "tanh",

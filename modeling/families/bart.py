@@ -1,9 +1,11 @@
 """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions.
 
-`bart_like` serves every family that differs from BART by values alone.
+`BartLike` serves every family that differs from BART by values alone.
 """
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from ortolan.modeling.config import (
     AttentionConfig,
@@ -14,7 +16,7 @@ from ortolan.modeling.config import (
     FeedForwardConfig,
     LearnedPositions,
     NormConfig,
-    Positions,
+    SinusoidalPositions,
     TokenInput,
 )
 from ortolan.modeling.errors import ConfigError
@@ -22,13 +24,7 @@ from ortolan.modeling.families.activations import read_activation, write_activat
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Table, Target
 
-BASE_MODEL_PREFIX = "model"
-
-BASE, SEQ2SEQ = "BartModel", "BartForConditionalGeneration"
-
 NORM = NormConfig(kind="layer", eps=1e-5)
-
-POSITIONS = LearnedPositions(offset=2)
 
 _LAYER = {
     **{f"self_attn.{part}_proj": "attention.qkv" for part in "qkv"},
@@ -61,99 +57,154 @@ BODY: Table = {
     },
 }
 
-WEIGHTS: Table = {
-    **BODY,
-    **{
-        f"model.{side}.{theirs}": Target(f"{side}.{ours}")
-        for side in ("encoder", "decoder")
-        for theirs, ours in {
-            "embed_positions.weight": "position_embedding.weight",
-            "layernorm_embedding.weight": "embedding_norm.weight",
-            "layernorm_embedding.bias": "embedding_norm.bias",
-        }.items()
-    },
-}
+# Of blenderbots, which checkpoints say and transformers does not read.
+_BLENDERBOT = ("do_blenderbot_90_layernorm", "layernorm_variant", "extra_layer_norm")
 
 
-def config(hf: ConfigReader) -> EncoderDecoderConfig:
-    """A `BartConfig` of Hugging Face as an `EncoderDecoderConfig`."""
-    hf.skip("extra_pos_embeddings", "force_bos_token_to_be_generated")
-    hf.refuse("static_position_embeddings")
-    hf.require("normalize_embedding")
-    return bart_like(
-        hf,
-        model_type="bart",
-        base=BASE,
-        seq2seq=SEQ2SEQ,
-        positions=POSITIONS,
-        embedding_norm=NORM,
-        decoder_vocab_size=None,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BartLike:
+    """A family that differs from BART by values alone.
 
-
-def bart_like(
-    hf: ConfigReader,
-    *,
-    model_type: str,
-    base: str,
-    seq2seq: str,
-    positions: Positions,
-    embedding_norm: NormConfig | None,
-    decoder_vocab_size: int | None,
-) -> EncoderDecoderConfig:
-    """A post-norm encoder-decoder; the embedding is shared unless the decoder's size is given.
-
-    Raises:
-        ConfigError: a switch of a variant that is unknown, or widths that do not fit.
+    Attributes:
+        model_type: of its configs.
+        classes: what the names of its models begin with.
+        positions: of both sides.
+        placement: of the norms; where they come first, each side ends with one.
+        normed_embedding: each side begins with a norm.
+        logits_bias: the checkpoint of a head may hold one.
+        scaled: its embeddings are, where the config does not say.
+        head: what the name of its model with a head ends with.
     """
-    architecture = hf.architecture(base, seq2seq)
-    hf.skip("activation_dropout", "dropout", "classif_dropout", "classifier_dropout")
-    hf.skip("encoder_layerdrop", "decoder_layerdrop", "init_std", "num_hidden_layers")
-    for switch in ("add_bias_logits", "add_final_layer_norm", "normalize_before"):
-        hf.refuse(switch)
-    hf.require("tie_word_embeddings")
-    hf.require("is_encoder_decoder")
-    width, vocab_size = hf.size("d_model"), hf.size("vocab_size")
-    context_length = hf.size("max_position_embeddings")
-    scale = math.sqrt(width) if hf.get("scale_embedding", bool, False) else 1.0
-    encoder = EncoderConfig(
-        model_type=model_type,
-        input=TokenInput(vocab_size=vocab_size),
-        hidden_size=width,
-        context_length=context_length,
-        positions=positions,
-        embedding_scale=scale,
-        embedding_norm=embedding_norm,
-        blocks=_blocks(hf, "encoder", width),
-        final_norm=None,
-    )
-    decoder = DecoderConfig(
-        model_type=model_type,
-        vocab_size=decoder_vocab_size or vocab_size,
-        hidden_size=width,
-        context_length=context_length,
-        positions=positions,
-        embedding_scale=scale,
-        embedding_norm=embedding_norm,
-        blocks=_blocks(hf, "decoder", width),
-        final_norm=None,
-        tied_head=True,
-        # transformers keeps it with the head, and takes zero where there was none.
-        head_bias=architecture == seq2seq,
-    )
-    return EncoderDecoderConfig(
-        model_type=model_type,
-        encoder=encoder,
-        decoder=decoder,
-        shared_embedding=decoder_vocab_size is None,
-        decoder_start_token_id=hf.get("decoder_start_token_id", int),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
-    )
+
+    BASE_MODEL_PREFIX: ClassVar[str] = "model"
+
+    model_type: str
+    classes: str
+    positions: LearnedPositions | SinusoidalPositions
+    placement: Literal["pre", "post"] = "post"
+    normed_embedding: bool = True
+    logits_bias: bool = True
+    scaled: bool = False
+    head: str = "ForConditionalGeneration"
+
+    @property
+    def WEIGHTS(self) -> Table:  # noqa: N802 - the table
+        """Published weight names to ours."""
+        norms = {"layernorm_embedding": "embedding_norm"} if self.normed_embedding else {}
+        norms |= {"layer_norm": "final_norm"} if self.placement == "pre" else {}
+        is_learned = isinstance(self.positions, LearnedPositions)
+        table = dict(BODY)
+        for side in ("encoder", "decoder"):
+            # A fixed table follows from the config.
+            target = Target(f"{side}.position_embedding.weight") if is_learned else None
+            table[f"model.{side}.embed_positions.weight"] = target
+            for theirs, ours in norms.items():
+                for kind in ("weight", "bias"):
+                    table[f"model.{side}.{theirs}.{kind}"] = Target(f"{side}.{ours}.{kind}")
+        return table
+
+    def config(self, hf: ConfigReader) -> EncoderDecoderConfig:
+        """A published config as an `EncoderDecoderConfig`."""
+        return self.read(hf, decoder_vocab_size=None)
+
+    def read(self, hf: ConfigReader, *, decoder_vocab_size: int | None) -> EncoderDecoderConfig:
+        """The same; the embedding is shared unless the decoder's size is given.
+
+        Raises:
+            ConfigError: a switch of a variant that is unknown, or widths that do not fit.
+        """
+        architecture = hf.architecture(f"{self.classes}Model", f"{self.classes}{self.head}")
+        self._check_switches(hf)
+        width, vocab_size = hf.size("d_model"), hf.size("vocab_size")
+        context_length = hf.size("max_position_embeddings")
+        scale = math.sqrt(width) if hf.get("scale_embedding", bool, self.scaled) else 1.0
+        embedding_norm = NORM if self.normed_embedding else None
+        final_norm = NORM if self.placement == "pre" else None
+        encoder = EncoderConfig(
+            model_type=self.model_type,
+            input=TokenInput(vocab_size=vocab_size),
+            hidden_size=width,
+            context_length=context_length,
+            positions=self.positions,
+            embedding_scale=scale,
+            embedding_norm=embedding_norm,
+            blocks=_blocks(hf, "encoder", width, self.placement),
+            final_norm=final_norm,
+        )
+        decoder = DecoderConfig(
+            model_type=self.model_type,
+            vocab_size=decoder_vocab_size or vocab_size,
+            hidden_size=width,
+            context_length=context_length,
+            positions=self.positions,
+            embedding_scale=scale,
+            embedding_norm=embedding_norm,
+            blocks=_blocks(hf, "decoder", width, self.placement),
+            final_norm=final_norm,
+            tied_head=True,
+            # transformers keeps it with the head, and takes zero where there was none.
+            head_bias=self.logits_bias and architecture.endswith(self.head),
+        )
+        return EncoderDecoderConfig(
+            model_type=self.model_type,
+            encoder=encoder,
+            decoder=decoder,
+            shared_embedding=decoder_vocab_size is None,
+            decoder_start_token_id=hf.get("decoder_start_token_id", int),
+            bos_token_id=hf.get("bos_token_id", int, None),
+            eos_token_ids=hf.token_ids("eos_token_id"),
+            pad_token_id=hf.get("pad_token_id", int, None),
+        )
+
+    def _check_switches(self, hf: ConfigReader) -> None:
+        """Refuse what makes another variant of a model; the switches of old checkpoints too."""
+        hf.skip("activation_dropout", "dropout", "classif_dropout", "classifier_dropout")
+        hf.skip("encoder_layerdrop", "decoder_layerdrop", "init_std", "num_hidden_layers")
+        hf.skip("extra_pos_embeddings", "force_bos_token_to_be_generated", *_BLENDERBOT)
+        hf.skip("prompt_length", "prompt_mid_dim")
+        switches = {
+            "add_final_layer_norm": self.placement == "pre",
+            "normalize_before": self.placement == "pre",
+            "normalize_embedding": self.normed_embedding,
+            "static_position_embeddings": isinstance(self.positions, SinusoidalPositions),
+            "add_bias_logits": False,
+            "use_prompt": False,
+            "tie_word_embeddings": True,
+            "is_encoder_decoder": True,
+        }
+        for switch, is_on in switches.items():
+            (hf.require if is_on else hf.refuse)(switch)
+
+    def hf_config(self, config: EncoderDecoderConfig) -> dict[str, object]:
+        """The `config.json` of a model that computes what `config` says."""
+        encoder, decoder = config.encoder.blocks, config.decoder.blocks
+        eos = list(config.eos_token_ids) or None
+        has_head = config.decoder.head_bias or not self.logits_bias
+        return {
+            "architectures": [f"{self.classes}{self.head if has_head else 'Model'}"],
+            "model_type": self.model_type,
+            "is_encoder_decoder": True,
+            "vocab_size": config.decoder.vocab_size,
+            "d_model": config.decoder.hidden_size,
+            "max_position_embeddings": config.decoder.context_length,
+            "encoder_layers": len(encoder),
+            "decoder_layers": len(decoder),
+            "encoder_attention_heads": encoder[0].attention.num_heads,
+            "decoder_attention_heads": decoder[0].attention.num_heads,
+            "encoder_ffn_dim": encoder[0].dense.intermediate_size,
+            "decoder_ffn_dim": decoder[0].dense.intermediate_size,
+            "activation_function": write_activation(decoder[0].dense.activation),
+            "scale_embedding": config.decoder.embedding_scale != 1.0,
+            "decoder_start_token_id": config.decoder_start_token_id,
+            "bos_token_id": config.bos_token_id,
+            "eos_token_id": eos[0] if eos and len(eos) == 1 else eos,
+            "pad_token_id": config.pad_token_id,
+        }
 
 
-def _blocks(hf: ConfigReader, side: str, width: int) -> tuple[BlockConfig, ...]:
+def _blocks(
+    hf: ConfigReader, side: str, width: int, placement: Literal["pre", "post"]
+) -> tuple[BlockConfig, ...]:
     """The layers of one side, which attend to a source if they are the decoder's."""
     heads = hf.size(f"{side}_attention_heads")
     if width % heads:
@@ -184,39 +235,49 @@ def _blocks(hf: ConfigReader, side: str, width: int) -> tuple[BlockConfig, ...]:
             bias=True,
         ),
         norm=NORM,
-        placement="post",
+        placement=placement,
     )
     return (block,) * hf.size(f"{side}_layers", most=MAX_LAYERS)
 
 
-def hf_config(config: EncoderDecoderConfig) -> dict[str, object]:
-    """The `config.json` of a BART that computes what `config` says."""
-    return bart_like_hf_config(config, base=BASE, seq2seq=SEQ2SEQ)
+_AFTER_TWO = LearnedPositions(offset=2)
 
+BART = BartLike(model_type="bart", classes="Bart", positions=_AFTER_TWO)
 
-def bart_like_hf_config(
-    config: EncoderDecoderConfig, *, base: str, seq2seq: str
-) -> dict[str, object]:
-    """The keys that BART-like families share."""
-    encoder, decoder = config.encoder.blocks, config.decoder.blocks
-    eos = list(config.eos_token_ids) or None
-    return {
-        "architectures": [seq2seq if config.decoder.head_bias else base],
-        "model_type": config.model_type,
-        "is_encoder_decoder": True,
-        "vocab_size": config.decoder.vocab_size,
-        "d_model": config.decoder.hidden_size,
-        "max_position_embeddings": config.decoder.context_length,
-        "encoder_layers": len(encoder),
-        "decoder_layers": len(decoder),
-        "encoder_attention_heads": encoder[0].attention.num_heads,
-        "decoder_attention_heads": decoder[0].attention.num_heads,
-        "encoder_ffn_dim": encoder[0].feed_forward.intermediate_size,
-        "decoder_ffn_dim": decoder[0].feed_forward.intermediate_size,
-        "activation_function": write_activation(decoder[0].feed_forward.activation),
-        "scale_embedding": config.decoder.embedding_scale != 1.0,
-        "decoder_start_token_id": config.decoder_start_token_id,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": eos[0] if eos and len(eos) == 1 else eos,
-        "pad_token_id": config.pad_token_id,
-    }
+BLENDERBOT = BartLike(
+    model_type="blenderbot",
+    classes="Blenderbot",
+    positions=LearnedPositions(),
+    placement="pre",
+    normed_embedding=False,
+)
+"""Blenderbot (Roller et al. 2021)."""
+
+M2M_100 = BartLike(
+    model_type="m2m_100",
+    classes="M2M100",
+    positions=SinusoidalPositions(layout="halves", offset=2, endpoint=True),
+    placement="pre",
+    normed_embedding=False,
+    logits_bias=False,
+    scaled=True,
+)
+"""M2M-100 (Fan et al. 2021), and NLLB (Costa-jussa et al. 2022)."""
+
+MBART = BartLike(model_type="mbart", classes="MBart", positions=_AFTER_TWO, placement="pre")
+"""mBART (Liu et al. 2020)."""
+
+MVP = BartLike(model_type="mvp", classes="Mvp", positions=_AFTER_TWO)
+"""MVP (Tang et al. 2023), without its prompts."""
+
+PEGASUS = BartLike(
+    model_type="pegasus",
+    classes="Pegasus",
+    positions=SinusoidalPositions(layout="halves"),
+    placement="pre",
+    normed_embedding=False,
+)
+"""PEGASUS (Zhang et al. 2020)."""
+
+PLBART = BartLike(model_type="plbart", classes="PLBart", positions=_AFTER_TWO, scaled=True)
+"""PLBART (Ahmad et al. 2021)."""

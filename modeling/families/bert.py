@@ -1,7 +1,10 @@
 """BERT (Devlin et al. 2019): an encoder with norms after the residuals, and three heads.
 
-`bert_like` serves every family that differs from BERT by values alone.
+`BertLike` serves every family that differs from BERT by names and values alone.
 """
+
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ortolan.modeling.config import (
     AttentionConfig,
@@ -20,28 +23,36 @@ from ortolan.modeling.families.activations import read_activation, write_activat
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Table, Target
 
-BASE_MODEL_PREFIX = "bert"
 
-BASE, MASKED, PRETRAINING, CLASSIFIER = (
-    f"Bert{kind}"
-    for kind in ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norms:
+    """What a family calls its norms: of the embedding, of a layer's halves, and the last one."""
+
+    embedding: str | None = "embeddings.LayerNorm"
+    attention: str = "attention.output.LayerNorm"
+    feed_forward: str = "output.LayerNorm"
+    final: str | None = None
 
 
-def body(prefix: str) -> dict[str, Target | None]:
+AFTER = Norms()
+"""Norms after the residuals, as in BERT."""
+
+
+def body(prefix: str, norms: Norms = AFTER) -> dict[str, Target | None]:
     """The table of all but the heads, whose names begin with `prefix`."""
     layer = f"{prefix}.encoder.layer.{{}}"
     modules = {
-        f"{prefix}.embeddings.LayerNorm": "embedding_norm",
         f"{layer}.attention.self.query": "blocks.{}.attention.qkv",
         f"{layer}.attention.self.key": "blocks.{}.attention.qkv",
         f"{layer}.attention.self.value": "blocks.{}.attention.qkv",
         f"{layer}.attention.output.dense": "blocks.{}.attention.out",
-        f"{layer}.attention.output.LayerNorm": "blocks.{}.attention_norm",
+        f"{layer}.{norms.attention}": "blocks.{}.attention_norm",
         f"{layer}.intermediate.dense": "blocks.{}.feed_forward.up",
         f"{layer}.output.dense": "blocks.{}.feed_forward.down",
-        f"{layer}.output.LayerNorm": "blocks.{}.feed_forward_norm",
+        f"{layer}.{norms.feed_forward}": "blocks.{}.feed_forward_norm",
     }
+    ends = {norms.embedding: "embedding_norm", norms.final: "final_norm"}
+    modules |= {f"{prefix}.{theirs}": ours for theirs, ours in ends.items() if theirs}
     return {
         f"{prefix}.embeddings.word_embeddings.weight": Target("embedding.weight"),
         f"{prefix}.embeddings.position_embeddings.weight": Target("position_embedding.weight"),
@@ -61,43 +72,123 @@ def linear(modules: dict[str, str], *, spare: bool = False) -> dict[str, Target 
     }
 
 
-WEIGHTS: Table = {
-    **body("bert"),
-    **linear({"bert.pooler.dense": "head.dense", "classifier": "head.out"}, spare=True),
-    **linear(
-        {
-            "cls.predictions.transform.dense": "head.transform",
-            "cls.predictions.transform.LayerNorm": "head.norm",
-        },
-        spare=True,
-    ),
-    "cls.predictions.bias": Target("head.bias", spare=True),
-    "cls.predictions.decoder.weight": Target("head.weight", spare=True),
-    # A second name of cls.predictions.bias.
-    "cls.predictions.decoder.bias": None,
-    # Which of two sentences comes first: a task of the pre-training alone.
-    "cls.seq_relationship.weight": None,
-    "cls.seq_relationship.bias": None,
-}
+def _bert_heads(prefix: str) -> dict[str, Target | None]:
+    """The heads of BERT: a pooler below the classifier, a transform below the logits."""
+    return {
+        **linear({f"{prefix}.pooler.dense": "head.dense", "classifier": "head.out"}, spare=True),
+        **linear(
+            {
+                "cls.predictions.transform.dense": "head.transform",
+                "cls.predictions.transform.LayerNorm": "head.norm",
+            },
+            spare=True,
+        ),
+        "cls.predictions.bias": Target("head.bias", spare=True),
+        "cls.predictions.decoder.weight": Target("head.weight", spare=True),
+        # A second name of cls.predictions.bias.
+        "cls.predictions.decoder.bias": None,
+        # Which of two sentences comes first: a task of the pre-training alone.
+        "cls.seq_relationship.weight": None,
+        "cls.seq_relationship.bias": None,
+    }
 
 
-def config(hf: ConfigReader) -> EncoderConfig:
-    """A `BertConfig` of Hugging Face as an `EncoderConfig`."""
-    # How the pooler of old checkpoints was made; it is always the same here.
-    hf.skip("directionality", "pooler_fc_size", "pooler_num_attention_heads")
-    hf.skip("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type")
-    head: Head | None = None
-    architecture = hf.architecture(BASE, MASKED, PRETRAINING, CLASSIFIER)
-    if architecture == CLASSIFIER:
-        head = ClassifierHead(labels=hf.labels(), pooling="first", activation="tanh")
-    elif architecture != BASE:
-        head = LanguageModelHead(
-            tied=True,
-            bias=True,
-            activation=read_activation(hf.get("hidden_act", str, "gelu")),
-            norm=_norm(hf),
+def roberta_heads(prefix: str) -> dict[str, Target | None]:
+    """The heads of RoBERTa: a classifier with a layer of its own in place of the pooler."""
+    return {
+        f"{prefix}.pooler.dense.weight": None,
+        f"{prefix}.pooler.dense.bias": None,
+        **linear(
+            {
+                "lm_head.dense": "head.transform",
+                "lm_head.layer_norm": "head.norm",
+                "classifier.dense": "head.dense",
+                "classifier.out_proj": "head.out",
+            },
+            spare=True,
+        ),
+        "lm_head.bias": Target("head.bias", spare=True),
+        "lm_head.decoder.weight": Target("head.weight", spare=True),
+        # A second name of lm_head.bias.
+        "lm_head.decoder.bias": None,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertLike:
+    """A family that differs from BERT by names and values alone.
+
+    Attributes:
+        model_type: of its configs.
+        classes: what the names of its models begin with.
+        BASE_MODEL_PREFIX: of the names of its weights.
+        heads: whose heads it has.
+        after_padding: positions are counted from the padding id on.
+        norms: what it calls them.
+        placement: of a layer's norms.
+    """
+
+    model_type: str
+    classes: str
+    BASE_MODEL_PREFIX: str
+    heads: Literal["bert", "roberta"]
+    after_padding: bool
+    norms: Norms = AFTER
+    placement: Literal["pre", "post"] = "post"
+
+    @property
+    def WEIGHTS(self) -> Table:  # noqa: N802 - the table
+        """Published weight names to ours."""
+        prefix = self.BASE_MODEL_PREFIX
+        heads = _bert_heads(prefix) if self.heads == "bert" else roberta_heads(prefix)
+        return body(prefix, self.norms) | heads
+
+    def config(self, hf: ConfigReader) -> EncoderConfig:
+        """A published config as an `EncoderConfig`.
+
+        Raises:
+            ConfigError: positions of another kind, or widths that do not fit.
+        """
+        # Of ERNIE's tasks, and how the pooler of old checkpoints was made: it is the same here.
+        hf.refuse("use_task_id")
+        hf.skip("task_type_vocab_size", "directionality", "pooler_fc_size", "pooler_type")
+        hf.skip("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
+        # The rows up to that of the padding id are for padding.
+        offset = hf.get("pad_token_id", int, 1) + 1 if self.after_padding else 0
+        config = bert_like(hf, model_type=self.model_type, offset=offset, head=self._head(hf))
+        norm = config.blocks[0].norm
+        return replace(
+            config,
+            blocks=tuple(replace(block, placement=self.placement) for block in config.blocks),
+            embedding_norm=norm if self.norms.embedding else None,
+            final_norm=norm if self.norms.final else None,
         )
-    return bert_like(hf, model_type="bert", offset=0, head=head)
+
+    def _head(self, hf: ConfigReader) -> Head | None:
+        base, masked, pretraining, classifier = self._architectures()
+        known = (base, masked, classifier)
+        name = hf.architecture(*known, *([pretraining] if self.heads == "bert" else []))
+        if name == classifier:
+            return ClassifierHead(labels=hf.labels(), pooling="first", activation="tanh")
+        if name == base:
+            return None
+        # RoBERTa's has it, whatever the layers have.
+        own = hf.get("hidden_act", str, "gelu") if self.heads == "bert" else "gelu"
+        return LanguageModelHead(
+            tied=True, bias=True, activation=read_activation(own), norm=_norm(hf)
+        )
+
+    def _architectures(self) -> list[str]:
+        kinds = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
+        return [f"{self.classes}{kind}" for kind in kinds]
+
+    def hf_config(self, config: EncoderConfig) -> dict[str, object]:
+        """The `config.json` of a model that computes what `config` says."""
+        base, masked, _, classifier = self._architectures()
+        values = bert_like_hf_config(config, base, masked, classifier)
+        if self.after_padding and isinstance(config.positions, LearnedPositions):
+            values["pad_token_id"] = config.positions.offset - 1
+        return values
 
 
 def _norm(hf: ConfigReader) -> NormConfig:
@@ -105,7 +196,12 @@ def _norm(hf: ConfigReader) -> NormConfig:
 
 
 def bert_like(
-    hf: ConfigReader, *, model_type: str, offset: int, head: Head | None
+    hf: ConfigReader,
+    *,
+    model_type: str,
+    offset: int,
+    head: Head | None,
+    activation: str = "gelu",
 ) -> EncoderConfig:
     """A bidirectional, post-norm encoder with learned positions after `offset` rows.
 
@@ -130,7 +226,7 @@ def bert_like(
         width=width,
         heads=heads,
         hidden=hf.size("intermediate_size"),
-        activation=hf.get("hidden_act", str, "gelu"),
+        activation=hf.get("hidden_act", str, activation),
         norm=_norm(hf),
     )
     return EncoderConfig(
@@ -171,11 +267,6 @@ def encoder_block(
     )
 
 
-def hf_config(config: EncoderConfig) -> dict[str, object]:
-    """The `config.json` of a BERT that computes what `config` says."""
-    return bert_like_hf_config(config, BASE, MASKED, CLASSIFIER)
-
-
 def bert_like_hf_config(
     config: EncoderConfig, base: str, masked: str, classifier: str
 ) -> dict[str, object]:
@@ -195,11 +286,11 @@ def bert_like_hf_config(
         "vocab_size": source.vocab_size,
         "type_vocab_size": source.types,
         "hidden_size": config.hidden_size,
-        "intermediate_size": first.feed_forward.intermediate_size,
+        "intermediate_size": first.dense.intermediate_size,
         "num_hidden_layers": len(config.blocks),
         "num_attention_heads": first.attention.num_heads,
         "max_position_embeddings": config.context_length + positions.offset,
-        "hidden_act": write_activation(first.feed_forward.activation),
+        "hidden_act": write_activation(first.dense.activation),
         "layer_norm_eps": first.norm.eps,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids) or None,
@@ -221,3 +312,32 @@ def head_hf_config(head: Head | None, base: str, masked: str, classifier: str) -
             }
         case _:
             return {"architectures": [base]}
+
+
+BERT = BertLike(
+    model_type="bert",
+    classes="Bert",
+    BASE_MODEL_PREFIX="bert",
+    heads="bert",
+    after_padding=False,
+)
+
+ERNIE = BertLike(
+    model_type="ernie",
+    classes="Ernie",
+    BASE_MODEL_PREFIX="ernie",
+    heads="bert",
+    after_padding=False,
+)
+"""ERNIE (Sun et al. 2019), without its tasks."""
+
+MEGATRON_BERT = BertLike(
+    model_type="megatron-bert",
+    classes="MegatronBert",
+    BASE_MODEL_PREFIX="bert",
+    heads="bert",
+    after_padding=False,
+    placement="pre",
+    norms=Norms(embedding=None, attention="attention.ln", feed_forward="ln", final="encoder.ln"),
+)
+"""Megatron's BERT (Shoeybi et al. 2019)."""

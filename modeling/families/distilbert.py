@@ -113,8 +113,8 @@ def hf_config(config: EncoderConfig) -> dict[str, object]:
     first = config.blocks[0]
     return {key: value for key, value in values.items() if key in kept} | {
         "dim": config.hidden_size,
-        "hidden_dim": first.feed_forward.intermediate_size,
+        "hidden_dim": first.dense.intermediate_size,
         "n_layers": len(config.blocks),
         "n_heads": first.attention.num_heads,
-        "activation": write_activation(first.feed_forward.activation),
+        "activation": write_activation(first.dense.activation),
     }

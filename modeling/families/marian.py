@@ -4,18 +4,16 @@ from ortolan.modeling.config import EncoderDecoderConfig, SinusoidalPositions, T
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bart
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.weights import Table
 
-BASE_MODEL_PREFIX = bart.BASE_MODEL_PREFIX
+MARIAN = bart.BartLike(
+    model_type="marian",
+    classes="Marian",
+    positions=SinusoidalPositions(layout="halves"),
+    normed_embedding=False,
+    head="MTModel",
+)
 
-BASE, SEQ2SEQ = "MarianModel", "MarianMTModel"
-
-WEIGHTS: Table = {
-    **bart.BODY,
-    # Fixed tables, which follow from the config.
-    "model.encoder.embed_positions.weight": None,
-    "model.decoder.embed_positions.weight": None,
-}
+BASE_MODEL_PREFIX, WEIGHTS = MARIAN.BASE_MODEL_PREFIX, MARIAN.WEIGHTS
 
 
 def config(hf: ConfigReader) -> EncoderDecoderConfig:
@@ -24,8 +22,6 @@ def config(hf: ConfigReader) -> EncoderDecoderConfig:
     Raises:
         ConfigError: two vocabularies for one table.
     """
-    hf.refuse("normalize_embedding")
-    hf.require("static_position_embeddings")
     vocab_size = hf.size("vocab_size")
     target_size = hf.size("decoder_vocab_size", vocab_size)
     shared = hf.get("share_encoder_decoder_embeddings", bool, True)
@@ -34,20 +30,12 @@ def config(hf: ConfigReader) -> EncoderDecoderConfig:
             f"config.json: expected one vocabulary for a shared embedding, got {vocab_size} "
             f"and {target_size}. Correct decoder_vocab_size."
         )
-    return bart.bart_like(
-        hf,
-        model_type="marian",
-        base=BASE,
-        seq2seq=SEQ2SEQ,
-        positions=SinusoidalPositions(layout="halves"),
-        embedding_norm=None,
-        decoder_vocab_size=None if shared else target_size,
-    )
+    return MARIAN.read(hf, decoder_vocab_size=None if shared else target_size)
 
 
 def hf_config(config: EncoderDecoderConfig) -> dict[str, object]:
     """The `config.json` of a Marian model that computes what `config` says."""
-    values = bart.bart_like_hf_config(config, base=BASE, seq2seq=SEQ2SEQ)
+    values = MARIAN.hf_config(config)
     source = config.encoder.input
     if isinstance(source, TokenInput):
         values["vocab_size"] = source.vocab_size

@@ -41,6 +41,8 @@ class ConfigReader:
 
     Args:
         values: the parsed JSON object.
+
+    Attributes:
         name: where it came from, for messages.
         prefix: what the names of its keys begin with, for an object inside of a config.
     """
@@ -49,7 +51,7 @@ class ConfigReader:
         self, values: Mapping[str, object], name: str = "config.json", *, prefix: str = ""
     ) -> None:
         self._values = values
-        self._name = name
+        self.name = name
         self._prefix = prefix
         self._read: set[str] = set()
         self._skipped: set[str] = set()
@@ -76,19 +78,17 @@ class ConfigReader:
         if value is None:
             if default is ...:
                 raise ConfigError(
-                    f"{self._name}: expected {key}, got nothing. Is this the model's own config?"
+                    f"{self.name}: expected {key}, got nothing. Is this the model's own config?"
                 )
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             # A number too large for a float is as wrong as one too large for JSON.
             value = float(value) if abs(value) < 1 << 1023 else math.inf
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(
-                f"{self._name}: expected {key} to be finite, got {value}. Correct it."
-            )
+            raise ConfigError(f"{self.name}: expected {key} to be finite, got {value}. Correct it.")
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(
-                f"{self._name}: expected {key} of type {kind.__name__}, got {value!r:.80}. "
+                f"{self.name}: expected {key} of type {kind.__name__}, got {value!r:.80}. "
                 "Correct it."
             )
         return value
@@ -116,7 +116,7 @@ class ConfigReader:
             value = self.get(key, int, default)
         if value is not None and not 1 <= value <= most:
             raise ConfigError(
-                f"{self._name}: expected {key} to be 1 to {most}, got {value!r:.40}. Correct it."
+                f"{self.name}: expected {key} to be 1 to {most}, got {value!r:.40}. Correct it."
             )
         return value
 
@@ -133,7 +133,7 @@ class ConfigReader:
         if values is None:
             return None
         path = f"{self._prefix}{key}"
-        inner = ConfigReader(values, f"{self._name}: {key}", prefix=f"{path}.")
+        inner = ConfigReader(values, f"{self.name}: {key}", prefix=f"{path}.")
         return self._nested.setdefault(key, inner)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
@@ -143,9 +143,22 @@ class ConfigReader:
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise ConfigError(
-                f"{self._name}: expected {key} to be token ids, got {value!r:.80}. Correct it."
+                f"{self.name}: expected {key} to be token ids, got {value!r:.80}. Correct it."
             )
         return tuple(ids)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """The list of finite numbers under `key`.
+
+        Raises:
+            ConfigError: absent, or not such a list.
+        """
+        values = self.get(key, list)
+        if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+            raise ConfigError(
+                f"{self.name}: expected {key} to be numbers, got {values!r:.80}. Correct it."
+            )
+        return tuple(map(float, values))
 
     def architecture(self, *known: str) -> str:
         """The class whose weights these are, which says what head the model has.
@@ -156,7 +169,7 @@ class ConfigReader:
         names = self.get("architectures", list, [])
         if len(names) != 1 or names[0] not in known:
             raise ConfigError(
-                f"{self._name}: expected architectures to hold one of {', '.join(known)}, got "
+                f"{self.name}: expected architectures to hold one of {', '.join(known)}, got "
                 f"{names!r:.80}. This checkpoint cannot be loaded faithfully."
             )
         return str(names[0])
@@ -175,7 +188,7 @@ class ConfigReader:
         names = [by_id.get(str(i)) for i in range(len(by_id))]
         if not names or not all(isinstance(name, str) for name in names):
             raise ConfigError(
-                f"{self._name}: expected id2label to name the labels 0, 1, ..., got {named!r:.80}. "
+                f"{self.name}: expected id2label to name the labels 0, 1, ..., got {named!r:.80}. "
                 "Correct it."
             )
         return tuple(map(str, names))
@@ -184,7 +197,7 @@ class ConfigReader:
         """Raise ConfigError if a switch is on that changes the model in a way unknown to us."""
         if self.get(key, bool, False):
             raise ConfigError(
-                f"{self._name}: expected {key} false, got true. "
+                f"{self.name}: expected {key} false, got true. "
                 "This checkpoint cannot be loaded faithfully."
             )
 
@@ -192,7 +205,7 @@ class ConfigReader:
         """Raise ConfigError if a switch is off without which the model is unknown to us."""
         if not self.get(key, bool, True):
             raise ConfigError(
-                f"{self._name}: expected {key} true, got false. "
+                f"{self.name}: expected {key} true, got false. "
                 "This checkpoint cannot be loaded faithfully."
             )
 
@@ -210,13 +223,12 @@ class ConfigReader:
             ConfigError: a key was left unread that may matter; or one is accepted that is not
                 there, or that is understood.
         """
-        fates = dict(self._fates())
-        unknown = {key for key, fate in fates.items() if fate == "unknown"}
+        fates, unknown = dict(self._fates()), set(self.unknown())
         for key in accept_unknown:
             if key not in unknown:
                 got = "none of that name" if key not in fates else f"one that is {fates[key]}"
                 raise ConfigError(
-                    f"{self._name}: expected an unknown key {key!r:.80} to accept, got {got}. "
+                    f"{self.name}: expected an unknown key {key!r:.80} to accept, got {got}. "
                     "Leave it out."
                 )
         refused = sorted(unknown - set(accept_unknown))
@@ -227,6 +239,10 @@ class ConfigReader:
             ignored=tuple(key for key, fate in fates.items() if fate == "ignored"),
             accepted=tuple(sorted(unknown)),
         )
+
+    def unknown(self) -> tuple[str, ...]:
+        """The keys that were left unread, and that may matter."""
+        return tuple(sorted(key for key, fate in self._fates() if fate == "unknown"))
 
     def _fates(self) -> Iterator[tuple[str, Literal["read", "ignored", "unknown"]]]:
         """What became of each key that has a value."""
@@ -250,7 +266,7 @@ class ConfigReader:
         ignored = sum(fate == "ignored" for fate in fates.values())
         flags = " ".join(f"--accept-unknown {key}" for key in refused)
         return (
-            f"{self._name}: expected only keys whose effect is known, got {', '.join(refused)}. "
+            f"{self.name}: expected only keys whose effect is known, got {', '.join(refused)}. "
             f"Understood: {', '.join(read)}; {ignored} more change nothing. "
             f"If these do not change what the model computes either, accept them: {flags}"
         )

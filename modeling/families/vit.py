@@ -119,10 +119,10 @@ def hf_config(config: EncoderConfig) -> dict[str, object]:
     return {
         "model_type": "vit",
         "hidden_size": config.hidden_size,
-        "intermediate_size": first.feed_forward.intermediate_size,
+        "intermediate_size": first.dense.intermediate_size,
         "num_hidden_layers": len(config.blocks),
         "num_attention_heads": first.attention.num_heads,
-        "hidden_act": write_activation(first.feed_forward.activation),
+        "hidden_act": write_activation(first.dense.activation),
         "layer_norm_eps": first.norm.eps,
         "qkv_bias": first.attention.qkv_bias,
         "image_size": _write_size(source.image_size),

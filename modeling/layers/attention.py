@@ -9,10 +9,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.config import (
+    AttentionConfig,
+    Positions,
+    RelativeBiasPositions,
+    RelativeKeyPositions,
+)
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.linear import PackedLinear
+from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import (
+    Heads,
     Relative,
     Rotary,
     attention,
@@ -21,6 +28,8 @@ from ortolan.modeling.layers.ops import (
     cross_attention,
     cross_attention_weights,
     cross_states,
+    split_projections,
+    turn,
 )
 
 
@@ -35,11 +44,11 @@ class SelfAttention(nn.Module):
     Args:
         config: its shape and scores.
         width: of the stream.
-        distances: rows of a table of vectors added to the keys; None without one.
+        positions: of the stack; some kinds have a table in every layer.
     """
 
     def __init__(
-        self, config: AttentionConfig, width: int, *, distances: int | None = None
+        self, config: AttentionConfig, width: int, *, positions: Positions | None = None
     ) -> None:
         super().__init__()
         self.config = config
@@ -49,10 +58,21 @@ class SelfAttention(nn.Module):
             config.num_kv_heads * config.value_width,
         )
         self.qkv = PackedLinear(width, parts, bias=config.qkv_bias)
-        self.out = readout(config, width)
-        self.relative_key: nn.Embedding | None = (
-            None if distances is None else nn.Embedding(distances, config.head_dim)
+        self.query_norm, self.key_norm = query_key_norms(config)
+        self.out_norm = (
+            norm(config.out_norm, config.num_heads * config.value_width)
+            if config.out_norm
+            else nn.Identity()
         )
+        self.out = readout(config, width)
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
+        self.relative_key: nn.Embedding | None = None
+        self.relative_bias: nn.Embedding | None = None
+        match positions:
+            case RelativeKeyPositions(max_distance=most):
+                self.relative_key = nn.Embedding(2 * most + 1, config.head_dim)
+            case RelativeBiasPositions(buckets=buckets, each_layer=True):
+                self.relative_bias = nn.Embedding(buckets, config.num_heads)
 
     def forward(
         self,
@@ -62,15 +82,16 @@ class SelfAttention(nn.Module):
         lengths: Tensor | None = None,
     ) -> Tensor:
         """`(B, S, E)` to `(B, S, E)`; see `ops.attention`."""
-        out: Tensor = self.out(
-            attention(
-                self.qkv(x_BSE),
-                rotary,
-                spec=self.config,
-                relative=self._own(relative),
-                lengths=lengths,
-            )
+        qkv, rotary = self._projections(x_BSE, rotary)
+        attended = attention(
+            qkv,
+            rotary,
+            spec=self.config,
+            relative=self._own(relative),
+            lengths=lengths,
+            sinks=self.sinks,
         )
+        out: Tensor = self.out(self.out_norm(attended))
         return out
 
     def weights(
@@ -81,9 +102,15 @@ class SelfAttention(nn.Module):
         lengths: Tensor | None = None,
     ) -> Tensor:
         """The attention weights of `forward`, float32 `(B, H, S, S)`."""
-        qkv = self.qkv(x_BSE)
-        own = self._own(relative)
-        return attention_weights(qkv, rotary, spec=self.config, relative=own, lengths=lengths)
+        qkv, rotary = self._projections(x_BSE, rotary)
+        return attention_weights(
+            qkv,
+            rotary,
+            spec=self.config,
+            relative=self._own(relative),
+            lengths=lengths,
+            sinks=self.sinks,
+        )
 
     def step(
         self,
@@ -98,16 +125,52 @@ class SelfAttention(nn.Module):
 
         Of the attention output, `(B, S, H * U)`, only the tokens that `pick` selects are read out.
         """
+        qkv, rotary = self._projections(x_BSE, rotary, step)
         attended, present = cached_attention(
-            self.qkv(x_BSE), past, step, rotary, spec=self.config, relative=self._own(relative)
+            qkv,
+            past,
+            step,
+            rotary,
+            spec=self.config,
+            relative=self._own(relative),
+            sinks=self.sinks,
         )
-        return self.out(pick(attended)), present
+        return self.out(self.out_norm(pick(attended))), present
+
+    def _projections(
+        self, x_BSE: Tensor, rotary: Rotary | None, step: StepLengths | None = None
+    ) -> tuple[Tensor | Heads, Rotary | None]:
+        """Queries, keys and values, and the rotation that is left to do.
+
+        Args:
+            x_BSE: what they are made of.
+            rotary: the layer's tables.
+            step: says where the tokens are; they are the first ones of their texts without it.
+        """
+        spec = self.config
+        qkv: Tensor = self.qkv(x_BSE)
+        if spec.clip is not None:
+            qkv = qkv.clamp(-spec.clip, spec.clip)
+        if spec.query_key_norm is None:
+            return qkv, rotary
+        query, key, value = split_projections(qkv, spec)
+        if rotary is not None and spec.norm_after_rotary:
+            query, key = (turn(part, rotary, step, spec=spec) for part in (query, key))
+            rotary = None
+        width = spec.head_dim if spec.norm_over == "head" else None
+        query, key = (
+            normed(part, each, width)
+            for part, each in ((query, self.query_norm), (key, self.key_norm))
+        )
+        return Heads(query, key, value), rotary
 
     def _own(self, relative: Relative | None) -> Relative | None:
         """The stack's relative positions, with this layer's table."""
-        if relative is None or self.relative_key is None:
-            return relative
-        return relative._replace(keys=self.relative_key.weight)
+        if relative is None:
+            return None
+        if self.relative_key is not None:
+            return relative._replace(keys=self.relative_key.weight)
+        return relative if self.relative_bias is None else relative.by(self.relative_bias)
 
 
 class CrossAttention(nn.Module):
@@ -148,6 +211,25 @@ class HeadSum(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(B, S, H * U)` to `(B, S, U)`."""
         return torch.unflatten(x, -1, (self.heads, -1)).sum(-2)
+
+
+def query_key_norms(config: AttentionConfig) -> tuple[nn.Module, nn.Module]:
+    """The norms of queries and of keys."""
+    kind = config.query_key_norm
+    if kind is None:
+        return nn.Identity(), nn.Identity()
+    heads = (1, 1) if config.norm_over == "head" else (config.num_heads, config.num_kv_heads)
+    query, key = (norm(kind, count * config.head_dim) for count in heads)
+    return query, key
+
+
+def normed(x: Tensor, normalise: nn.Module, width: int | None) -> Tensor:
+    """`(B, S, N)` normed over all of its channels, or over each `width` of them."""
+    if width is None:
+        out: Tensor = normalise(x)
+        return out
+    by_head: Tensor = normalise(torch.unflatten(x, -1, (-1, width)))
+    return by_head.flatten(-2)
 
 
 def readout(config: AttentionConfig, width: int) -> nn.Module:

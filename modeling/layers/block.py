@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ortolan.modeling.config import BlockConfig
+from ortolan.modeling.config import BlockConfig, MixtureConfig, Positions
 from ortolan.modeling.layers.attention import CrossAttention, SelfAttention, same
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.feed_forward import feed_forward
+from ortolan.modeling.layers.mixture import Mixture
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
 
@@ -22,20 +23,36 @@ class Block(nn.Module):
     Args:
         config: its parts.
         width: of the stream.
-        distances: rows of its attention's table of distances; None without one.
+        positions: of the stack; some kinds have a table in every layer.
     """
 
-    def __init__(self, config: BlockConfig, width: int, *, distances: int | None = None) -> None:
+    def __init__(
+        self, config: BlockConfig, width: int, *, positions: Positions | None = None
+    ) -> None:
         super().__init__()
         self.placement = config.placement
-        self.attention_norm = norm(config.norm, width)
-        self.attention = SelfAttention(config.attention, width, distances=distances)
+        self.parallel = config.parallel
+        self.residual_scale = config.residual_scale
+
+        def normalise(*, when: bool = True) -> nn.Module:
+            return norm(config.norm, width) if when else nn.Identity()
+
+        both_sides = config.placement == "sandwich"
+        self.attention_norm = normalise(when=config.attention_norm)
+        self.attention = SelfAttention(config.attention, width, positions=positions)
+        self.attention_post_norm = normalise(when=both_sides)
         self.cross_attention: CrossAttention | None = None
         if config.cross_attention is not None:
-            self.cross_attention_norm = norm(config.norm, width)
+            self.cross_attention_norm = normalise()
             self.cross_attention = CrossAttention(config.cross_attention, width)
-        self.feed_forward_norm = norm(config.norm, width)
-        self.feed_forward = feed_forward(config.feed_forward, width)
+            self.cross_attention_post_norm = normalise(when=both_sides)
+        self.feed_forward_norm = normalise(when=config.placement != "parallel")
+        self.feed_forward = (
+            Mixture(config.feed_forward, width)
+            if isinstance(config.feed_forward, MixtureConfig)
+            else feed_forward(config.feed_forward, width)
+        )
+        self.feed_forward_post_norm = normalise(when=both_sides)
 
     def forward(
         self,
@@ -57,9 +74,14 @@ class Block(nn.Module):
             source: keys and values to attend to, if this layer does.
             source_lengths: int `(B,)`; valid tokens of the source; None where all are.
         """
-        x_BSE = self._residual(
-            x_BSE, self.attention_norm, lambda x: self.attention(x, rotary, relative, lengths)
-        )
+
+        def attend(x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x, rotary, relative, lengths)
+            return out
+
+        if self.parallel:
+            return self._both(x_BSE, attend)
+        x_BSE = self._residual(x_BSE, "attention", attend)
         return self._rest(x_BSE, source, source_lengths)
 
     def step(
@@ -86,7 +108,9 @@ class Block(nn.Module):
             out, present = self.attention.step(x, rotary, past, step, relative, pick)
             return out
 
-        x_BNE = self._residual(x_BSE, self.attention_norm, attend, pick)
+        if self.parallel:
+            return self._both(x_BSE, attend, pick), present
+        x_BNE = self._residual(x_BSE, "attention", attend, pick)
         return self._rest(x_BNE, source, source_lengths), present
 
     def _rest(self, x_BSE: Tensor, source: LayerCache | None, lengths: Tensor | None) -> Tensor:
@@ -95,25 +119,45 @@ class Block(nn.Module):
         if (cross is None) != (source is None):
             raise TypeError("a layer with cross-attention needs a source, another takes none")
         if cross is not None and source is not None:
-            x_BSE = self._residual(
-                x_BSE, self.cross_attention_norm, lambda x: cross(x, source, lengths)
-            )
-        return self._residual(x_BSE, self.feed_forward_norm, self.feed_forward)
+            x_BSE = self._residual(x_BSE, "cross_attention", lambda x: cross(x, source, lengths))
+        return self._residual(x_BSE, "feed_forward", self.feed_forward)
+
+    def _both(
+        self,
+        x: Tensor,
+        attend: Callable[[Tensor], Tensor],
+        pick: Callable[[Tensor], Tensor] = same,
+    ) -> Tensor:
+        """Both sublayers side by side, for the tokens that `attend` and `pick` let through."""
+        normed = self.attention_norm(x)
+        attended, x = attend(normed), pick(x)
+        read = pick(normed) if self.placement == "parallel" else self.feed_forward_norm(x)
+        return x + self._scaled(attended + self.feed_forward(read))
 
     def _residual(
         self,
         x: Tensor,
-        normalise: nn.Module,
+        name: str,
         sublayer: Callable[[Tensor], Tensor],
         pick: Callable[[Tensor], Tensor] = same,
     ) -> Tensor:
         """A sublayer and what goes around it, for the tokens that both let through."""
+        normalise = self.get_submodule(f"{name}_norm")
         match self.placement:
-            case "pre":
-                return pick(x) + sublayer(normalise(x))
             case "pre_residual":
                 normed: Tensor = normalise(x)
-                return pick(normed) + sublayer(normed)
+                return pick(normed) + self._scaled(sublayer(normed))
+            case "inner_post":
+                return pick(x) + self._scaled(normalise(sublayer(x)))
+            case "sandwich":
+                after = self.get_submodule(f"{name}_post_norm")
+                return pick(x) + self._scaled(after(sublayer(normalise(x))))
             case "post":
-                out: Tensor = normalise(pick(x) + sublayer(x))
+                out: Tensor = normalise(pick(x) + self._scaled(sublayer(x)))
                 return out
+            case _:
+                return pick(x) + self._scaled(sublayer(normalise(x)))
+
+    def _scaled(self, added: Tensor) -> Tensor:
+        """What is added to the stream."""
+        return added if self.residual_scale == 1.0 else added * self.residual_scale

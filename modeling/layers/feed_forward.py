@@ -8,11 +8,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import Activation, FeedForwardConfig
+from ortolan.modeling.layers.norms import norm
+
+
+def relu2(x: Tensor) -> Tensor:
+    """The square of the positive part."""
+    return F.relu(x).square()
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """`x * sigmoid(1.702 x)`."""
+    return x * torch.sigmoid(1.702 * x)
+
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": relu2,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
     "silu": F.silu,
     "tanh": torch.tanh,
 }
@@ -29,14 +43,15 @@ class MLP(nn.Module):
         self.middle: nn.Linear | None = (
             nn.Linear(hidden, hidden, bias=config.bias) if config.hidden_layers == 2 else None
         )
-        self.down = nn.Linear(hidden, width, bias=config.bias)
+        self.inner_norm = inner_norm(config)
+        self.down = down(config, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., E)` to `(..., E)`."""
         x = self.activation(self.up(x))
         if self.middle is not None:
             x = self.activation(self.middle(x))
-        out: Tensor = self.down(x)
+        out: Tensor = self.down(self.inner_norm(x))
         return out
 
 
@@ -49,12 +64,25 @@ class GatedMLP(nn.Module):
         # Two matrices, not one packed: a wide result would have to be cut apart again.
         self.gate = nn.Linear(width, config.intermediate_size, bias=config.bias)
         self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
-        self.down = nn.Linear(config.intermediate_size, width, bias=config.bias)
+        self.inner_norm = inner_norm(config)
+        self.down = down(config, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., E)` to `(..., E)`."""
-        out: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
+        hidden = self.activation(self.gate(x)) * self.up(x)
+        out: Tensor = self.down(self.inner_norm(hidden))
         return out
+
+
+def inner_norm(config: FeedForwardConfig) -> nn.Module:
+    """The norm of what enters the last product, if there is one."""
+    return norm(config.inner_norm, config.intermediate_size) if config.inner_norm else nn.Identity()
+
+
+def down(config: FeedForwardConfig, width: int) -> nn.Linear:
+    """The last product."""
+    bias = config.bias if config.down_bias is None else config.down_bias
+    return nn.Linear(config.intermediate_size, width, bias=bias)
 
 
 def feed_forward(config: FeedForwardConfig, width: int) -> nn.Module:

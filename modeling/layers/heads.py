@@ -26,12 +26,26 @@ def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
     """
     if pooling == "first":
         return x_BTE[:, 0]
+    batch, tokens = x_BTE.shape[:2]
     if lengths is None:
-        return x_BTE.mean(1)
-    slots_T = torch.arange(x_BTE.shape[1], device=x_BTE.device)
-    inside_BT1 = (slots_T < lengths[:, None])[..., None]
-    sum_BE = x_BTE.masked_fill(~inside_BT1, 0.0).float().sum(1)
-    return (sum_BE / lengths[:, None].float()).to(x_BTE.dtype)
+        if pooling == "mean":
+            return x_BTE.mean(1)
+        lengths = torch.full((batch,), tokens, device=x_BTE.device)
+    if pooling == "last":
+        last_B11 = (lengths.long() - 1)[:, None, None]
+        return x_BTE.gather(1, last_B11.expand(-1, 1, x_BTE.shape[2])).squeeze(1)
+    slots_T = torch.arange(tokens, device=x_BTE.device)
+    outside_BT1 = (slots_T >= lengths[:, None])[..., None]
+    if pooling == "max":
+        return x_BTE.masked_fill(outside_BT1, float("-inf")).amax(1)
+    inside_BTE = x_BTE.masked_fill(outside_BT1, 0.0).float()
+    count_B1 = lengths[:, None].float()
+    if pooling == "weighted_mean":
+        weights_T1 = (slots_T + 1).float()[:, None]
+        pooled_BE = (inside_BTE * weights_T1).sum(1) / (count_B1 * (count_B1 + 1) / 2)
+    else:
+        pooled_BE = inside_BTE.sum(1) / (count_B1 if pooling == "mean" else count_B1.sqrt())
+    return pooled_BE.to(x_BTE.dtype)
 
 
 class LanguageModel(nn.Module):
@@ -47,7 +61,8 @@ class LanguageModel(nn.Module):
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
         if config.activation is not None and config.norm is not None:
-            self.transform = nn.Linear(width, width)
+            self.transform = nn.Linear(width, config.width or width)
+            width = config.width or width
             self.activation = ACTIVATIONS[config.activation]
             self.norm = norm(config.norm, width)
         if not config.tied:
@@ -87,15 +102,29 @@ class Classifier(nn.Module):
 
 
 class Embedder(nn.Module):
-    """One vector for each text; it has no weights."""
+    """One vector for each text.
 
-    def __init__(self, config: EmbeddingHead) -> None:
+    Attributes:
+        projections: of the pooled vector, one after the other; often none.
+    """
+
+    def __init__(self, config: EmbeddingHead, width: int) -> None:
         super().__init__()
         self.config = config
+        widths = [width * len(config.pooling), *(each.width for each in config.projections)]
+        self.projections = nn.ModuleList(
+            nn.Linear(before, each.width, bias=each.bias)
+            for before, each in zip(widths, config.projections, strict=False)
+        )
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
-        """`(B, T, E)` to `(B, E)`; float32 where it is normalised, whose squares need the range."""
-        x_BE = pool(x_BTE, lengths, self.config.pooling)
+        """`(B, T, E)` to `(B, width)`; float32 where it is normalised: squares need the range."""
+        pooled = [pool(x_BTE, lengths, pooling) for pooling in self.config.pooling]
+        x_BE = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
+        for dense, each in zip(self.projections, self.config.projections, strict=True):
+            x_BE = dense(x_BE)
+            if each.activation is not None:
+                x_BE = ACTIVATIONS[each.activation](x_BE)
         return F.normalize(x_BE.float(), dim=-1) if self.config.normalised else x_BE
 
 
@@ -107,6 +136,6 @@ def encoder_head(config: EncoderConfig) -> nn.Module | None:
         case (ClassifierHead() as kind, _):
             return Classifier(kind, config.hidden_size)
         case (EmbeddingHead() as kind, _):
-            return Embedder(kind)
+            return Embedder(kind, config.hidden_size)
         case _:
             return None

@@ -12,15 +12,32 @@ K key/value heads, D head width, U value width, G rows of a source.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.config import AttentionConfig, MixtureConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.sizes import Size, is_one, is_same
 
-Rotary = tuple[Tensor, Tensor]
+
+class Rotary(NamedTuple):
+    """By what angles queries and keys turn at each position.
+
+    Attributes:
+        cos: of the first R channels of a head, `(P, R/2)`.
+        sin: likewise.
+        interleaved: neighbouring channels are a pair; else those half of R apart.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+
+
+Projections = tuple[Tensor, Tensor | None, Tensor | None]
+"""Queries, keys and values; or all of them side by side, and nothing for the other two."""
 
 _Attributes = dict[
     str, int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]
@@ -49,52 +66,84 @@ def fits_kernel(spec: AttentionConfig, *, rotated: int, vectors: bool) -> bool:
 
 
 def group_query_attention(
-    qkv: Tensor,
+    projections: Projections,
     rotary: Rotary | None,
     lengths: Tensor | None,
     bias: Tensor | None,
+    sinks: Tensor | None = None,
     *,
     spec: AttentionConfig,
 ) -> Tensor:
     """Self-attention without a cache as one node, `(B, S, H * D)`."""
-    batch, length, _ = qkv.shape
-    total = _int32(_size(qkv, 1), ())
+    first = projections[0]
+    batch, length, _ = first.shape
+    total = _int32(_size(first, 1), ())
     # Without lengths there are as many tokens in every row.
     last = (total - 1).expand(batch) if lengths is None else lengths.to(torch.int32) - 1
     return torch.onnx.ops.symbolic(
         "com.microsoft::GroupQueryAttention",
-        _given(qkv, None, None, None, None, last, total, *_tables(rotary), None, bias),
+        _given(
+            *(*projections, None, None, last, total),
+            *(*_tables(rotary), None, bias, sinks),
+        ),
         _attributes(spec, rotary) | {"causal": int(spec.causal)},
-        dtype=qkv.dtype,
+        dtype=first.dtype,
         shape=(batch, length, spec.num_heads * spec.head_dim),
         version=1,
     )
 
 
 def cached_group_query_attention(
-    qkv: Tensor,
+    projections: Projections,
     past: LayerCache,
     step: StepLengths,
     rotary: Rotary | None,
     bias: Tensor | None,
+    sinks: Tensor | None = None,
     *,
     spec: AttentionConfig,
 ) -> tuple[Tensor, LayerCache]:
     """Self-attention after a cache as one node; present keeps the capacity of past."""
-    batch, new_tokens, _ = qkv.shape
+    first = projections[0]
+    batch, new_tokens, _ = first.shape
     cache_shape = (batch, *past.key.shape[1:])
     out, key, value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         _given(
-            *(qkv, None, None, past.key, past.value, step.seqlens_k, step.total),
-            *(*_tables(rotary), None, bias),
+            *(*projections, past.key, past.value, step.seqlens_k, step.total),
+            *(*_tables(rotary), None, bias, sinks),
         ),
         _attributes(spec, rotary),
-        dtypes=(qkv.dtype, qkv.dtype, qkv.dtype),
+        dtypes=(first.dtype, first.dtype, first.dtype),
         shapes=((batch, new_tokens, spec.num_heads * spec.head_dim), cache_shape, cache_shape),
         version=1,
     )
     return out, LayerCache(key, value)
+
+
+def shared_group_query_attention(
+    query: Tensor,
+    present: LayerCache,
+    step: StepLengths,
+    rotary: Rotary | None,
+    sinks: Tensor | None,
+    *,
+    spec: AttentionConfig,
+) -> Tensor:
+    """Attention to a cache that another layer has extended, as one node: no key is new."""
+    batch, new_tokens, _ = query.shape
+    nothing = query.new_zeros(batch, 0, spec.num_kv_heads * spec.head_dim)
+    return torch.onnx.ops.symbolic(
+        "com.microsoft::GroupQueryAttention",
+        _given(
+            *(query, nothing, nothing, present.key, present.value, step.seqlens_k, step.total),
+            *(*_tables(rotary), None, None, sinks),
+        ),
+        _attributes(spec, rotary),
+        dtype=query.dtype,
+        shape=(batch, new_tokens, spec.num_heads * spec.head_dim),
+        version=1,
+    )
 
 
 def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
@@ -119,6 +168,24 @@ def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
         {"axis": 2},
         dtype=past.dtype,
         shape=tuple(past.shape),
+        version=OPSET,
+    )
+
+
+def rotary_embedding(
+    heads: Tensor, rotary: Rotary, positions_BS: Tensor, *, spec: AttentionConfig
+) -> Tensor:
+    """Heads side by side, `(B, S, N * D)`, turned by their positions, int64 `(B, S)`."""
+    return torch.onnx.ops.symbolic(
+        "RotaryEmbedding",
+        (heads, rotary.cos, rotary.sin, positions_BS),
+        {
+            "num_heads": int(heads.shape[-1]) // spec.head_dim,
+            "rotary_embedding_dim": 2 * int(rotary.cos.shape[-1]),
+            "interleaved": int(rotary.interleaved),
+        },
+        dtype=heads.dtype,
+        shape=tuple(heads.shape),
         version=OPSET,
     )
 
@@ -187,8 +254,51 @@ def unfold(out_BHNU: Tensor, q: Tensor) -> Tensor:
     return _reshape(out_BHNU.transpose(1, 2), shape, (*q.shape[:2], width))
 
 
+def mixture(
+    x: Tensor,
+    logits: Tensor,
+    gate_up: tuple[Tensor, Tensor | None],
+    down: tuple[Tensor, Tensor | None],
+    *,
+    spec: MixtureConfig,
+) -> Tensor:
+    """The experts of a layer as one node, `(..., E)` to `(..., E)`.
+
+    Args:
+        x: `(B, S, E)`.
+        logits: of each token for every expert, `(B, S, N)`; the weights of a token's experts are
+            the softmax of its highest.
+        gate_up: weights `(N, 2 * I, E)` and bias of all experts; see `layers.mixture.Experts`.
+        down: weights `(N, E, I)` and bias.
+        spec: how many experts a token has, and what they compute.
+
+    Source: com.microsoft.MoE, version 1. Its CPU kernel takes gate and up in turn alone.
+    """
+    attributes: _Attributes = {
+        "k": spec.per_token,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "activation_alpha": float(spec.alpha),
+        "activation_beta": float(spec.beta),
+        "normalize_routing_weights": 1,
+    }
+    if spec.limit is not None:
+        attributes["swiglu_limit"] = float(spec.limit)
+    tokens = (x.shape[0] * x.shape[1], spec.experts)
+    logits_TN = _reshape(logits, _constant([-1, spec.experts]), tokens)
+    return torch.onnx.ops.symbolic(
+        "com.microsoft::MoE",
+        _given(x, logits_TN, *gate_up, *down),
+        attributes,
+        dtype=x.dtype,
+        shape=x.shape,
+        version=1,
+    )
+
+
 def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
-    return {
+    pairs: _Attributes = {"rotary_interleaved": 1} if rotary and rotary.interleaved else {}
+    return pairs | {
         "num_heads": spec.num_heads,
         "kv_num_heads": spec.num_kv_heads,
         "scale": float(spec.scale),
@@ -199,7 +309,7 @@ def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
 
 
 def _tables(rotary: Rotary | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if rotary is None else rotary
+    return (None, None) if rotary is None else (rotary.cos, rotary.sin)
 
 
 def _given(*inputs: Tensor | None) -> list[Tensor | None]:

@@ -5,111 +5,148 @@ becomes one node if there is one that computes the same, and standard operators 
 
 Shape letters: B batch, S new tokens, T tokens attended to, C cache capacity, H query heads,
 K key/value heads, D head width, U value width (D unless the spec says otherwise), P rows of the
-rotary tables, R rotated channels of a head, M rows of a table of distances.
+rotary tables, R rotated channels of a head, M rows of a table of distances, E model width, N
+requested positions.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers import lowering
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.scores import (
+    Relative,
+    add,
+    attend,
+    has_kernel,
+    inside,
+    key_scores,
+    visible,
+    weigh,
+)
+from ortolan.modeling.layers.sizes import is_one
 
-Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines, `(P, R/2)` each."""
+__all__ = [
+    "Heads",
+    "Relative",
+    "Rotary",
+    "attention",
+    "attention_weights",
+    "cached_attention",
+    "cross_attention",
+    "cross_attention_weights",
+    "cross_states",
+    "shared_attention",
+    "split_projections",
+    "turn",
+]
 
 
-class Relative(NamedTuple):
-    """How the distance between two tokens changes their score.
+class Heads(NamedTuple):
+    """Projections apart, where queries and keys are normed before they are compared, say.
 
     Attributes:
-        bias: added to the scaled scores, `(B, H, S, T)` or `(1, H, S, T)`.
-        rows: of `keys`, by query and key, int64 `(B, S, T)` or `(1, S, T)`.
-        keys: vectors added to the keys, `(M, D)`.
+        query: `(B, S, H * D)`.
+        key: `(B, S, K * D)`.
+        value: `(B, S, K * U)`.
     """
 
-    bias: Tensor | None = None
-    rows: Tensor | None = None
-    keys: Tensor | None = None
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 def attention(
-    qkv: Tensor,
+    qkv: Tensor | Heads,
     rotary: Rotary | None,
     *,
     spec: AttentionConfig,
     relative: Relative | None = None,
     lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Self-attention without a cache.
 
     Args:
-        qkv: projections side by side, `(B, S, H * D + K * D + K * U)`.
+        qkv: projections side by side, `(B, S, H * D + K * D + K * U)`, or apart.
         rotary: tables with `P >= S`, or None for other positions.
         spec: heads, widths, scale, window, softcap, and whether it is causal.
         relative: the part of distances in the scores, for T = S.
         lengths: int `(B,)`; valid tokens of each row, right padded; None where all are. Causal
             attention needs none: padding comes after the row.
+        sinks: `(H,)`; the score of one more key in each head, whose value is zero.
 
     Returns:
         `(B, S, H * U)`, without meaning at padded positions.
     """
     if _has_node(spec, rotary, relative):
         bias = _bias(qkv, relative, spec)
-        return lowering.group_query_attention(qkv, rotary, lengths, bias, spec=spec)
+        return lowering.group_query_attention(_apart(qkv), rotary, lengths, bias, sinks, spec=spec)
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
-    length = qkv.shape[1]
+    length = q_BHSD.shape[2]
     if rotary is not None:
-        cos_SR, sin_SR = (table[:length] for table in rotary)
-        q_BHSD = _rotate(q_BHSD, cos_SR, sin_SR)
-        k_BKSD = _rotate(k_BKSD, cos_SR, sin_SR)
+        angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
+        q_BHSD = _rotate(q_BHSD, angles_SR)
+        k_BKSD = _rotate(k_BKSD, angles_SR)
     if not spec.causal:
-        return _attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, lengths=lengths)
+        return _joined(
+            attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, lengths=lengths, sinks=sinks)
+        )
     allowed = None
-    if spec.sliding_window is not None or relative is not None or not _has_kernel(spec):
-        positions = torch.arange(length, device=qkv.device)
-        allowed = _visible(positions[None], length, spec)
-    return _attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, allowed=allowed)
+    plain = sinks is None and relative is None and spec.sliding_window is None
+    if not (plain and has_kernel(spec)):
+        positions = torch.arange(length, device=q_BHSD.device)
+        allowed = visible(positions[None], length, spec)
+    return _joined(
+        attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, allowed=allowed, sinks=sinks)
+    )
 
 
 def attention_weights(
-    qkv: Tensor,
+    qkv: Tensor | Heads,
     rotary: Rotary | None,
     *,
     spec: AttentionConfig,
     relative: Relative | None = None,
     lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """How much each token takes of each, float32 `(B, H, S, S)`; arguments of `attention`."""
-    length = qkv.shape[1]
+    """How much each token takes of each, float32 `(B, H, S, S)`; arguments of `attention`.
+
+    What a sink takes is not among them: with sinks a row sums to less than 1.
+    """
     q_BHSD, k_BKSD, _ = _split_heads(qkv, spec)
+    length = q_BHSD.shape[2]
     if rotary is not None:
-        cos_SR, sin_SR = (table[:length] for table in rotary)
-        q_BHSD = _rotate(q_BHSD, cos_SR, sin_SR)
-        k_BKSD = _rotate(k_BKSD, cos_SR, sin_SR)
-    allowed = None if lengths is None else _inside(lengths, length)
+        angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
+        q_BHSD = _rotate(q_BHSD, angles_SR)
+        k_BKSD = _rotate(k_BKSD, angles_SR)
+    allowed = None if lengths is None else inside(lengths, length)
     if spec.causal:
-        allowed = _visible(torch.arange(length, device=qkv.device)[None], length, spec)
-    return _weights(q_BHSD, k_BKSD, spec, relative, allowed)
+        allowed = visible(torch.arange(length, device=q_BHSD.device)[None], length, spec)
+    return weigh(q_BHSD, k_BKSD, spec, relative, allowed, sinks)
 
 
 def cached_attention(
-    qkv: Tensor,
+    qkv: Tensor | Heads,
     past: LayerCache,
     step: StepLengths,
     rotary: Rotary | None,
     *,
     spec: AttentionConfig,
     relative: Relative | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, LayerCache]:
     """Causal self-attention over a buffer of fixed capacity, which it extends.
 
     Args:
-        qkv: projections of the new tokens, `(B, S, H * D + K * D + K * U)`, right padded.
+        qkv: projections of the new tokens, `(B, S, H * D + K * D + K * U)`, or apart; right
+            padded.
         past: keys `(B, K, C, D)` and values `(B, K, C, U)` so far; what lies after a row's
             length is ignored, as long as it is finite.
         step: lengths after this step, and T. With more than one new token and a past, B must
@@ -117,27 +154,64 @@ def cached_attention(
         rotary: tables with a row for every position, or None.
         spec: heads, widths, scale, window and softcap.
         relative: the part of distances in the scores, for the T of the step.
+        sinks: `(H,)`; the score of one more key in each head, whose value is zero.
 
     Returns:
         `(B, S, H * U)`, without meaning at padded positions, and the extended buffers.
     """
     if _has_node(spec, rotary, relative):
         bias = _bias(qkv, relative, spec)
-        return lowering.cached_group_query_attention(qkv, past, step, rotary, bias, spec=spec)
+        return lowering.cached_group_query_attention(
+            _apart(qkv), past, step, rotary, bias, sinks, spec=spec
+        )
     q_BHSD, k_BKSD, v_BKSU = _split_heads(qkv, spec)
-    positions_BS = step.positions(qkv.shape[1])
+    positions_BS = step.positions(q_BHSD.shape[2])
     if rotary is not None:
-        cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary)
-        q_BHSD = _rotate(q_BHSD, cos_B1SR, sin_B1SR)
-        k_BKSD = _rotate(k_BKSD, cos_B1SR, sin_B1SR)
+        angles_B1SR = _at(rotary, positions_BS)
+        q_BHSD = _rotate(q_BHSD, angles_B1SR)
+        k_BKSD = _rotate(k_BKSD, angles_B1SR)
     present = LayerCache(
         _extended(past.key, k_BKSD, positions_BS), _extended(past.value, v_BKSU, positions_BS)
     )
     reach = step.reach(past.key.shape[2])
     k_BKTD, v_BKTU = (buffer[:, :, :reach] for buffer in present)
-    allowed = _visible(positions_BS, reach, spec)
-    out = _attend(q_BHSD, k_BKTD, v_BKTU, spec, relative=relative, allowed=allowed)
-    return out, present
+    allowed = visible(positions_BS, reach, spec)
+    out_BHSU = attend(q_BHSD, k_BKTD, v_BKTU, spec, relative=relative, allowed=allowed, sinks=sinks)
+    return _joined(out_BHSU), present
+
+
+def shared_attention(
+    query: Tensor,
+    present: LayerCache,
+    step: StepLengths,
+    rotary: Rotary | None,
+    *,
+    spec: AttentionConfig,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Self-attention to the keys and values of another layer, those of the new tokens included.
+
+    Args:
+        query: of the new tokens, `(B, S, H * D)`.
+        present: what `cached_attention` gave of the other layer in this step.
+        step: as there.
+        rotary: turns the queries only.
+        spec: heads, widths, scale, window and softcap.
+        sinks: see `cached_attention`.
+
+    Returns:
+        `(B, S, H * D)`.
+    """
+    if _has_node(spec, rotary, None):
+        return lowering.shared_group_query_attention(query, present, step, rotary, sinks, spec=spec)
+    q_BHSD = torch.unflatten(query, -1, (spec.num_heads, -1)).transpose(1, 2)
+    positions_BS = step.positions(q_BHSD.shape[2])
+    if rotary is not None:
+        q_BHSD = _rotate(q_BHSD, _at(rotary, positions_BS))
+    reach = step.reach(present.key.shape[2])
+    k_BKTD, v_BKTU = (buffer[:, :, :reach] for buffer in present)
+    allowed = visible(positions_BS, reach, spec)
+    return _joined(attend(q_BHSD, k_BKTD, v_BKTU, spec, allowed=allowed, sinks=sinks))
 
 
 def cross_attention(
@@ -162,7 +236,7 @@ def cross_attention(
     else:
         folded = q.reshape(states.key.shape[0], -1, q.shape[-1])
         q_BHND = torch.unflatten(folded, -1, (spec.num_heads, -1)).transpose(1, 2)
-    out_BHNU = _heads(q_BHND, states.key, states.value, spec, lengths=lengths)
+    out_BHNU = attend(q_BHND, states.key, states.value, spec, lengths=lengths)
     if torch.onnx.is_in_onnx_export():
         return lowering.unfold(out_BHNU, q)
     return _joined(out_BHNU).reshape(*q.shape[:2], -1)
@@ -173,8 +247,8 @@ def cross_attention_weights(
 ) -> Tensor:
     """How much each token takes of a source's, float32 `(B, H, S, T)`, with one row a source."""
     q_BHSD = torch.unflatten(q, -1, (spec.num_heads, -1)).transpose(1, 2)
-    allowed = None if lengths is None else _inside(lengths, states.key.shape[2])
-    return _weights(q_BHSD, states.key, spec, None, allowed)
+    allowed = None if lengths is None else inside(lengths, states.key.shape[2])
+    return weigh(q_BHSD, states.key, spec, None, allowed)
 
 
 def cross_states(kv: Tensor, *, spec: AttentionConfig) -> LayerCache:
@@ -185,12 +259,66 @@ def cross_states(kv: Tensor, *, spec: AttentionConfig) -> LayerCache:
     return LayerCache(key, value)
 
 
-def _split_heads(qkv: Tensor, spec: AttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
+def select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
+    """Rows of each text, `(B, N, E)`."""
+    if is_one(x_BSE.shape[1]) and is_one(positions_BN.shape[1]):
+        return x_BSE
+    if torch.onnx.is_in_onnx_export():
+        # One node; `gather` would spell out an index for every channel.
+        return torch.onnx.ops.symbolic(
+            "GatherND",
+            (x_BSE, positions_BN.unsqueeze(-1)),
+            {"batch_dims": 1},
+            dtype=x_BSE.dtype,
+            shape=(*positions_BN.shape, x_BSE.shape[-1]),
+            version=13,
+        )
+    return x_BSE.gather(1, positions_BN.unsqueeze(-1).expand(-1, -1, x_BSE.shape[-1]))
+
+
+def split_projections(qkv: Tensor, spec: AttentionConfig) -> Heads:
+    """Projections side by side, `(B, S, H * D + K * D + K * U)`, cut apart."""
+    widths = (
+        spec.num_heads * spec.head_dim,
+        spec.num_kv_heads * spec.head_dim,
+        spec.num_kv_heads * spec.value_width,
+    )
+    return Heads(*_split(qkv, list(widths), -1))
+
+
+def turn(
+    heads: Tensor, rotary: Rotary, step: StepLengths | None, *, spec: AttentionConfig
+) -> Tensor:
+    """Rotate queries or keys, `(B, S, N * D)`, where that is not left to the attention.
+
+    Args:
+        heads: side by side.
+        rotary: tables with a row for every position.
+        step: lengths after this step; None where the first token is at position 0.
+        spec: the width of a head.
+    """
+    batch, length, _ = heads.shape
+    if step is None:
+        positions_BS = torch.arange(length, device=heads.device)[None].expand(batch, -1)
+    else:
+        positions_BS = step.positions(length)
+    if torch.onnx.is_in_onnx_export():
+        return lowering.rotary_embedding(heads, rotary, positions_BS, spec=spec)
+    cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
+    heads_BNSD = torch.unflatten(heads, -1, (-1, spec.head_dim)).transpose(1, 2)
+    return _joined(_rotate(heads_BNSD, rotary._replace(cos=cos_B1SR, sin=sin_B1SR)))
+
+
+def _apart(qkv: Tensor | Heads) -> lowering.Projections:
+    """The first three inputs of a node."""
+    return qkv if isinstance(qkv, Heads) else (qkv, None, None)
+
+
+def _split_heads(qkv: Tensor | Heads, spec: AttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Projections to queries `(B, H, S, D)`, keys `(B, K, S, D)` and values `(B, K, S, U)`."""
     heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-    if spec.value_width != spec.head_dim:
-        widths = [spec.head_dim, spec.head_dim, spec.value_width]
-        parts = _split(qkv, [n * width for n, width in zip(heads, widths, strict=True)], -1)
+    if isinstance(qkv, Heads) or spec.value_width != spec.head_dim:
+        parts = qkv if isinstance(qkv, Heads) else split_projections(qkv, spec)
         q, k, v = (
             torch.unflatten(part, -1, (n, -1)).transpose(1, 2)
             for part, n in zip(parts, heads, strict=True)
@@ -207,42 +335,24 @@ def _split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     return torch.split(x, sizes, axis)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first R channels of `(B, N, S, D)` by angles `(..., S, R/2)`, half-split."""
-    half = cos.shape[-1]
-    left, right = x[..., :half], x[..., half : 2 * half]
-    turned = (left * cos - right * sin, right * cos + left * sin)
-    return torch.cat((*turned, x[..., 2 * half :]), -1)
+def _at(rotary: Rotary, positions_BS: Tensor) -> Rotary:
+    """The angles of some positions, `(B, 1, S, R/2)`."""
+    cos, sin = (table[positions_BS][:, None] for table in rotary[:2])
+    return rotary._replace(cos=cos, sin=sin)
 
 
-def _visible(positions_BS: Tensor, keys: int, spec: AttentionConfig) -> Tensor:
-    """Which of `keys` slots each new token may see, bool `(B, 1, S, keys)`."""
-    slots = torch.arange(keys, device=positions_BS.device)
-    distance = positions_BS[:, None, :, None] - slots
-    allowed = distance >= 0
-    if spec.sliding_window is not None:
-        allowed = allowed & (distance < spec.sliding_window)
-    return allowed
-
-
-def _inside(lengths: Tensor, keys: int) -> Tensor:
-    """Which of `keys` slots are no padding, bool `(B, 1, 1, keys)`."""
-    return (torch.arange(keys, device=lengths.device) < lengths[:, None])[:, None, None]
-
-
-def _key_scores(q_BHSD: Tensor, relative: Relative | None, spec: AttentionConfig) -> Tensor | None:
-    """What vectors added to the keys add to the scaled scores, `(B, H, S, T)`."""
-    if relative is None or relative.rows is None or relative.keys is None:
-        return None
-    # One product with each distance, then a choice: a vector for each pair would be D times it.
-    by_distance_BHSM = q_BHSD @ relative.keys.T * spec.scale
-    rows_BHST = relative.rows[:, None].expand(*q_BHSD.shape[:2], -1, -1)
-    return by_distance_BHSM.gather(-1, rows_BHST)
-
-
-def _has_kernel(spec: AttentionConfig) -> bool:
-    """Whether PyTorch's kernel serves; traces get operators instead of its decomposition."""
-    return spec.softcap is None and not torch.onnx.is_in_onnx_export()
+def _rotate(x: Tensor, angles: Rotary) -> Tensor:
+    """Rotate the first R channels of `(B, N, S, D)` by angles `(..., S, R/2)`."""
+    half = angles.cos.shape[-1]
+    turning, rest = x[..., : 2 * half], x[..., 2 * half :]
+    if angles.interleaved:
+        left, right = turning[..., ::2], turning[..., 1::2]
+    else:
+        left, right = turning[..., :half], turning[..., half:]
+    turned = [left * angles.cos - right * angles.sin, right * angles.cos + left * angles.sin]
+    if angles.interleaved:
+        turned = [torch.stack(turned, -1).flatten(-2)]
+    return torch.cat((*turned, rest), -1)
 
 
 def _has_node(spec: AttentionConfig, rotary: Rotary | None, relative: Relative | None) -> bool:
@@ -254,16 +364,12 @@ def _has_node(spec: AttentionConfig, rotary: Rotary | None, relative: Relative |
     )
 
 
-def _bias(qkv: Tensor, relative: Relative | None, spec: AttentionConfig) -> Tensor | None:
+def _bias(qkv: Tensor | Heads, relative: Relative | None, spec: AttentionConfig) -> Tensor | None:
     """All that distances add to the scaled scores, `(B | 1, H, S, T)`."""
     if relative is None:
         return None
-    added = _key_scores(_split_heads(qkv, spec)[0], relative, spec)
-    return _sum(relative.bias, added)
-
-
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return one if other is None else other if one is None else one + other
+    added = key_scores(_split_heads(qkv, spec)[0], relative, spec)
+    return add(relative.bias, added)
 
 
 def _extended(past_BKCD: Tensor, new_BKSD: Tensor, positions_BS: Tensor) -> Tensor:
@@ -274,96 +380,5 @@ def _extended(past_BKCD: Tensor, new_BKSD: Tensor, positions_BS: Tensor) -> Tens
     return past_BKCD.scatter(2, slots.expand_as(new_BKSD), new_BKSD)
 
 
-def _attend(
-    q_BHSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTU: Tensor,
-    spec: AttentionConfig,
-    *,
-    relative: Relative | None = None,
-    allowed: Tensor | None = None,
-    lengths: Tensor | None = None,
-) -> Tensor:
-    """Softmax attention with its heads side by side, `(B, S, H * U)`; see `_heads`."""
-    return _joined(
-        _heads(q_BHSD, k_BKTD, v_BKTU, spec, relative=relative, allowed=allowed, lengths=lengths)
-    )
-
-
 def _joined(out_BHSU: Tensor) -> Tensor:
     return out_BHSU.transpose(1, 2).flatten(2)
-
-
-def _heads(
-    q_BHSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTU: Tensor,
-    spec: AttentionConfig,
-    *,
-    relative: Relative | None = None,
-    allowed: Tensor | None = None,
-    lengths: Tensor | None = None,
-) -> Tensor:
-    """Softmax attention, `(B, H, S, U)`.
-
-    Args:
-        q_BHSD: queries.
-        k_BKTD: keys.
-        v_BKTU: values.
-        spec: widths, scale, softcap.
-        relative: the part of distances.
-        allowed: bool `(B | 1, 1, S, T)`; None for all, or for plain causal.
-        lengths: int `(B,)`; valid keys of each row; None where all are.
-    """
-    if spec.softcap is None:
-        bias = None if relative is None else relative.bias
-        mask = _sum(bias, _key_scores(q_BHSD, relative, spec))
-        if torch.onnx.is_in_onnx_export():
-            return lowering.standard_attention(
-                q_BHSD, k_BKTD, v_BKTU, _masked(mask, allowed), lengths, spec=spec
-            )
-        mask = _masked(mask, allowed if lengths is None else _inside(lengths, k_BKTD.shape[2]))
-        return F.scaled_dot_product_attention(
-            q_BHSD,
-            k_BKTD,
-            v_BKTU,
-            attn_mask=mask,
-            is_causal=spec.causal and mask is None,
-            scale=spec.scale,
-            enable_gqa=spec.num_kv_heads != spec.num_heads,
-        )
-    if lengths is not None:
-        allowed = _inside(lengths, k_BKTD.shape[2])
-    weights_BHST = _weights(q_BHSD, k_BKTD, spec, relative, allowed)
-    v_BHTU = v_BKTU.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
-    return (weights_BHST @ v_BHTU.float()).to(q_BHSD.dtype)
-
-
-def _weights(
-    q_BHSD: Tensor,
-    k_BKTD: Tensor,
-    spec: AttentionConfig,
-    relative: Relative | None,
-    allowed: Tensor | None,
-) -> Tensor:
-    """How much each query takes of each key, float32 `(B, H, S, T)`; see `_heads`."""
-    k_BHTD = k_BKTD.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
-    scores = q_BHSD.float() @ k_BHTD.float().transpose(2, 3) * spec.scale
-    added = _key_scores(q_BHSD, relative, spec)
-    if added is not None:
-        scores = scores + added.float()
-    if spec.softcap is not None:
-        # The cap bounds the product of queries and keys; a bias is added after it.
-        scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    if relative is not None and relative.bias is not None:
-        scores = scores + relative.bias.float()
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, float("-inf"))
-    return scores.softmax(-1)
-
-
-def _masked(bias: Tensor | None, allowed: Tensor | None) -> Tensor | None:
-    """What to add to the scores, or where to look at them."""
-    if bias is None or allowed is None:
-        return allowed if bias is None else bias
-    return bias.masked_fill(~allowed, float("-inf"))

@@ -17,6 +17,7 @@ from ortolan.modeling.config import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RelativeBiasPositions,
     RotaryPositions,
     SinusoidalPositions,
@@ -28,23 +29,39 @@ from ortolan.modeling.config import (
 def tables(config: StackConfig) -> dict[str, Tensor]:
     """The fixed tables of a stack, by the name of the buffer that holds each.
 
-    `rotary_cos` and `rotary_sin` are `(P, R/2)`; `position_table` is `(P, E)`, or as wide as
-    the positions that are joined to the embedding; `alibi_slopes` is `(H,)`. All are float32
-    but `relative_buckets`, int64 `(M,)`. A stack without fixed tables has none: learned
+    `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended where layers have
+    others (`rotary_names`); `position_table` is `(P, E)`, or as wide as the positions that are
+    joined to the embedding; `alibi_slopes` is `(H,)`, and `alibi_table` `(H, P)`. All are
+    float32 but `relative_buckets`, int64 `(M,)`. A stack without fixed tables has none: learned
     positions are a weight.
     """
+    named: dict[str, Tensor] = {}
+    for place, rotary in enumerate(config.rotaries):
+        pair = rotary_tables(rotary, config.context_length)
+        named |= dict(zip(rotary_names(place), pair, strict=True))
+    return named | _stack_tables(config)
+
+
+def rotary_names(place: int) -> tuple[str, str]:
+    """The buffers of cosines and sines, by the place of their positions in `rotaries`."""
+    suffix = f"_{place}" if place else ""
+    return f"rotary_cos{suffix}", f"rotary_sin{suffix}"
+
+
+def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
+    """The tables that all layers of a stack share."""
     first = config.blocks[0].attention
     match config.positions:
-        case RotaryPositions() as positions:
-            cos, sin = rotary_tables(positions, config.context_length)
-            return {"rotary_cos": cos, "rotary_sin": sin}
-        case SinusoidalPositions(layout=layout):
-            table = sinusoidal_table(config.context_length, config.hidden_size, layout)
+        case SinusoidalPositions() as positions:
+            table = sinusoidal_table(config.context_length, config.hidden_size, positions)
             return {"position_table": table}
-        case ConcatenatedPositions(dim=dim, table=SinusoidalPositions(layout=layout)):
-            return {"position_table": sinusoidal_table(config.context_length, dim, layout)}
-        case AlibiPositions():
-            return {"alibi_slopes": torch.tensor(alibi_slopes(first.num_heads))}
+        case ConcatenatedPositions(dim=dim, table=SinusoidalPositions() as positions):
+            return {"position_table": sinusoidal_table(config.context_length, dim, positions)}
+        case AlibiPositions(rounded=True, scale=scale):
+            table = rounded_alibi(first.num_heads, config.context_length) * scale
+            return {"alibi_table": table}
+        case AlibiPositions(scale=scale):
+            return {"alibi_slopes": torch.tensor(alibi_slopes(first.num_heads)) * scale}
         case RelativeBiasPositions() as positions:
             return {"relative_buckets": relative_buckets(positions, causal=first.causal)}
         case _:
@@ -100,12 +117,23 @@ def alibi_slopes(heads: int) -> list[float]:
     return series + between[: heads - power]
 
 
-def sinusoidal_table(length: int, width: int, layout: str) -> Tensor:
+def rounded_alibi(heads: int, length: int) -> Tensor:
+    """How much the score of each key rises with its position, `(heads, length)`.
+
+    Everything is rounded to bfloat16, so that far keys share a number.
+    """
+    slopes_H = torch.tensor(alibi_slopes(heads)).bfloat16()
+    return (slopes_H[:, None] * torch.arange(length).bfloat16()).float()
+
+
+def sinusoidal_table(length: int, width: int, positions: SinusoidalPositions) -> Tensor:
     """The table of Vaswani et al. 2017, section 3.5: `(length, width)`."""
-    frequencies = 10_000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+    steps = width // 2 - 1 if positions.endpoint else width / 2
+    frequencies = 10_000.0 ** -(torch.arange((width + 1) // 2, dtype=torch.float64) / steps)
+    rows = torch.arange(positions.offset, positions.offset + length, dtype=torch.float64)
+    angles = rows[:, None] * frequencies
     pair = (angles.sin(), angles.cos()[:, : width // 2])
-    if layout == "halves":
+    if positions.layout == "halves":
         return torch.cat(pair, 1).float()
     table = torch.empty(length, width, dtype=torch.float64)
     table[:, 0::2], table[:, 1::2] = pair
@@ -116,8 +144,10 @@ def rotary_tables(positions: RotaryPositions, length: int) -> tuple[Tensor, Tens
     """Cosines and sines, `(length, R/2)` each."""
     frequencies = rotary_frequencies(positions, length)
     angles_PR = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    if positions.backward:
+        angles_PR = -angles_PR
     match positions.scaling:
-        case YarnScaling(attention_factor=factor):
+        case YarnScaling(attention_factor=factor) | LongRopeScaling(attention_factor=factor):
             return angles_PR.cos() * factor, angles_PR.sin() * factor
         case _:
             return angles_PR.cos(), angles_PR.sin()
@@ -136,6 +166,11 @@ def rotary_frequencies(positions: RotaryPositions, length: int) -> Tensor:
             return _llama3(positions, scaling)
         case YarnScaling() as scaling:
             return _yarn(positions, scaling)
+        case LongRopeScaling() as scaling:
+            short = length <= scaling.original_context
+            factors = torch.tensor(scaling.short_factors if short else scaling.long_factors)
+            exponents = torch.arange(0, positions.dim, 2, dtype=torch.int64).float()
+            return 1.0 / (factors * positions.theta ** (exponents / positions.dim))
 
 
 def _inverse_frequencies(dim: int, theta: float) -> Tensor:

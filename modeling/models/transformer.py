@@ -24,7 +24,7 @@ from ortolan.modeling.layers.attention import CrossAttention, same
 from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths
 from ortolan.modeling.layers.embeddings import input_embedding
 from ortolan.modeling.layers.heads import LanguageModel, encoder_head
-from ortolan.modeling.layers.sizes import is_one
+from ortolan.modeling.layers.ops import select
 from ortolan.modeling.models.stack import Stack, TransformerModel
 from ortolan.modeling.weights import EMBEDDING, HEAD
 
@@ -71,8 +71,10 @@ class DecoderModel(Stack):
         x_BSE = self.embed(input_ids, positions)
         relative = self.relative(positions, input_ids.shape[1])
         lengths = None if source is None else source.lengths
-        for block, states in zip(self.layers, self._states(source), strict=True):
-            x_BSE = block(x_BSE, self.rotary, relative, source=states, source_lengths=lengths)
+        layers = zip(self.layers, self._states(source), strict=True)
+        for number, (block, states) in enumerate(layers):
+            rotary = self.rotary(number)
+            x_BSE = block(x_BSE, rotary, relative, source=states, source_lengths=lengths)
         return self.logits(x_BSE)
 
     def step(
@@ -99,20 +101,20 @@ class DecoderModel(Stack):
         x_BSE = self.embed(input_ids, positions)
         relative = self.relative(positions, step.reach(cache[0].key.shape[2]))
         lengths = None if source is None else source.lengths
-        pick = same if logit_positions is None else partial(_select, positions_BN=logit_positions)
+        pick = same if logit_positions is None else partial(select, positions_BN=logit_positions)
         present = []
         layers = zip(self.layers, cache, self._states(source), strict=True)
-        for number, (block, past, states) in enumerate(layers, 1):
+        for number, (block, past, states) in enumerate(layers):
             x_BSE, extended = block.step(
                 x_BSE,
-                self.rotary,
+                self.rotary(number),
                 past,
                 step,
                 relative,
                 source=states,
                 source_lengths=lengths,
                 # After the keys and values of the last layer, only these tokens are needed.
-                pick=pick if number == len(self.blocks) else same,
+                pick=pick if number == len(self.config.blocks) - 1 else same,
             )
             present.append(extended)
         return self.logits(x_BSE), present
@@ -126,11 +128,13 @@ class DecoderModel(Stack):
         head = self.embedding if self.head is None else self.head
         if self.config.head_scale != 1.0:
             x_BSE = x_BSE * self.config.head_scale
-        return F.linear(x_BSE, head.weight, self.head_bias)
+        logits_BSV = F.linear(x_BSE, head.weight, self.head_bias)
+        cap = self.config.final_softcap
+        return logits_BSV if cap is None else cap * torch.tanh(logits_BSV / cap)
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """The keys and values of the source for each layer."""
-        return [None] * len(self.blocks) if source is None else source.layers
+        return [None] * len(self.config.blocks) if source is None else source.layers
 
 
 class EncoderModel(Stack):
@@ -200,8 +204,8 @@ class EncoderModel(Stack):
         positions = torch.arange(length, device=inputs.device)[None]
         x_BTE = self.embed(inputs, positions, added)
         relative = self.relative(positions, length)
-        for block in self.layers:
-            x_BTE = block(x_BTE, self.rotary, relative, lengths=lengths)
+        for number, block in enumerate(self.layers):
+            x_BTE = block(x_BTE, self.rotary(number), relative, lengths=lengths)
         out: Tensor = self.final_norm(x_BTE)
         return out
 
@@ -304,20 +308,3 @@ def build(config: ModelConfig) -> TransformerModel:
             return EncoderDecoderModel(config)
         case _:
             raise TypeError(f"expected the config of a model, got {type(config).__name__}")
-
-
-def _select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
-    """Rows of each text, `(B, N, E)`."""
-    if is_one(x_BSE.shape[1]) and is_one(positions_BN.shape[1]):
-        return x_BSE
-    if torch.onnx.is_in_onnx_export():
-        # One node; `gather` would spell out an index for every channel.
-        return torch.onnx.ops.symbolic(
-            "GatherND",
-            (x_BSE, positions_BN.unsqueeze(-1)),
-            {"batch_dims": 1},
-            dtype=x_BSE.dtype,
-            shape=(*positions_BN.shape, x_BSE.shape[-1]),
-            version=13,
-        )
-    return x_BSE.gather(1, positions_BN.unsqueeze(-1).expand(-1, -1, x_BSE.shape[-1]))

@@ -44,6 +44,7 @@ SCHEMA = 2
 FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
+Prompt = Annotated[str, Meta(max_length=limits.MAX_PROMPT_LENGTH)]
 StateType = Literal["float32", "float16", "bfloat16"]
 TokenId = Annotated[int, Meta(ge=0, lt=limits.MAX_VOCABULARY)]
 KindName = Annotated[str, Meta(pattern=rf"\A({'|'.join(KINDS)})\Z")]
@@ -137,15 +138,20 @@ class TextSource(
     Attributes:
         max_tokens: most tokens of one, special ones included.
         vocab_size: ids are below it, where they are others than the manifest's `vocab_size`.
+        prompts: texts that the model knows before a text, by name; none where it is no embedding.
+        default_prompt: the name of the one that comes before a text without another.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
     vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)] | None = None
+    prompts: Annotated[dict[Label, Prompt], Meta(max_length=limits.MAX_PROMPTS)] = {}
+    default_prompt: Label | None = None
 
     @property
     def words(self) -> str:
         """What goes in, such as `texts of at most 512 tokens`."""
-        return f"texts of at most {self.max_tokens} tokens"
+        named = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
+        return f"texts of at most {self.max_tokens} tokens{named}"
 
 
 class ImageSource(

@@ -253,6 +253,8 @@ def _check_source(manifest: Manifest) -> None:
                 f"as many tokens of the source as in the context, {manifest.context_length}",
                 f"{most}",
             )
+        case TextSource(prompts=prompts, default_prompt=name) if name and name not in prompts:
+            raise _refused("a default prompt that is one of the prompts", name)
 
 
 def _check_output(manifest: Manifest) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ortolan.export.options import ExportOptions
     from ortolan.export.pipeline import export
     from ortolan.export.precision import Int4, Int8
+    from ortolan.modeling.state import State
     from ortolan.runtime import (
         BundleError,
         Completion,
@@ -56,6 +57,7 @@ __all__ = [
     "Sampling",
     "SamplingError",
     "Seq2Seq",
+    "State",
     "__version__",
     "export",
     "load",
@@ -66,10 +68,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ROOMS = ("modeling", "export", "runtime")
-_EXPORT = {
+_ELSEWHERE = {
     "ExportOptions": "ortolan.export.options",
     "Int4": "ortolan.export.precision",
     "Int8": "ortolan.export.precision",
+    "State": "ortolan.modeling.state",
 }
 _missing = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]
 if _missing:
@@ -86,5 +89,5 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"ortolan.{name}")
     if name in __all__:
-        return getattr(import_module(_EXPORT.get(name, "ortolan.runtime")), name)
+        return getattr(import_module(_ELSEWHERE.get(name, "ortolan.runtime")), name)
     raise AttributeError(f"module 'ortolan' has no attribute {name!r}")

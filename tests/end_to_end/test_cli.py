@@ -111,6 +111,31 @@ def test_inspect_names_the_nodes_that_cuda_has_no_kernel_for(ortolan: Run, bundl
     assert about["memory"]["cache"] == 3 * 96 * about["cache_bytes_per_token"]
 
 
+def test_inspect_of_a_checkpoint_says_what_an_export_would_make(
+    ortolan: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    text = ortolan("inspect", checkpoint).stdout.decode()
+    assert "decoder, by its family" in text
+    assert "2 blocks, 64 wide" in text
+    assert "missing      calibration.txt" in text
+    odd = Path(shutil.copytree(checkpoint, tmp_path / "odd"))
+    values = json.loads((odd / "config.json").read_text()) | {"strange": 1}
+    (odd / "config.json").write_text(json.dumps(values))
+    assert "export with --accept-unknown strange" in ortolan("inspect", odd).stdout.decode()
+    about = json.loads(ortolan("inspect", odd, "--json").stdout)
+    assert about["unknown_keys"] == ["strange"]
+    assert about["precisions"]["fp32"]["bundle_bytes"] > 4 * about["parameters"]
+
+
+def test_inspect_of_what_is_neither_fails_in_one_line(
+    ortolan: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    assert "config.json" in fails_in_one_line(ortolan, "inspect", tmp_path)
+    assert "nowhere" in fails_in_one_line(ortolan, "inspect", tmp_path / "nowhere")
+    line = fails_in_one_line(ortolan, "inspect", checkpoint, "--batch", "2")
+    assert "expected a bundle with --batch" in line
+
+
 def test_bundle_in_bfloat16_is_made_here_and_not_run(
     ortolan: Run, checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -115,12 +115,14 @@ def test_commands_of_the_document_are_understood(document: str) -> None:
         command = cli.get_command(click.Context(cli), words[0])
         assert command is not None, words
         parsed = command.make_context(words[0], words[1:]).params
-        for source in (parsed.get("source", ""), parsed.get("recipe", "")):
+        for source in (parsed.get("source", ""), parsed.get("recipe", ""), parsed.get("path", "")):
             if str(source).startswith("models/"):
                 assert (REPOSITORY / source).exists(), words
         if words[0] == "export":
             made.add(str(parsed["out"]))
-        assert str(parsed.get("bundle")) in {"None", *made}, f"{words}: of a bundle not made before"
+        bundle = str(parsed.get("bundle") or parsed.get("path"))
+        is_known = bundle in {"None", *made} or bundle.startswith("models/")
+        assert is_known, f"{words}: of a bundle not made before"
 
 
 def run(arguments: list[str], workspace: Path) -> None:

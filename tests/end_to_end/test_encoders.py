@@ -105,7 +105,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded
             )
             made.save(str(checkpoint / "tokenizer.json"))
         if name == "sentences":
-            write_sentence_head(checkpoint, EmbeddingHead(pooling="mean", normalised=True), 32)
+            write_sentence_head(checkpoint, EmbeddingHead(pooling=("mean",), normalised=True), 32)
         out = checkpoint / "bundle"
         options = ortolan.ExportOptions(attention_maps=name in WITH_MAPS)
         ortolan.export(checkpoint, out, options=options)

@@ -14,12 +14,12 @@ from tests.end_to_end.test_hugging_face import same_but_near_ties
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 import ortolan
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.options import Attention
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
-from ortolan.export.source.exportable import Exportable
-from ortolan.export.source.inputs import Inputs
 from ortolan.export.weights import store
 from ortolan.runtime import Bundle, open_bundle
 from ortolan.runtime.certificate import read

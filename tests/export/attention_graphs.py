@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.ops import Relative, cached_attention
+from ortolan.modeling.layers.ops import Heads, Relative, Rotary, cached_attention
 from ortolan.modeling.layers.positions import rotary_tables
 
 CAPACITY = 16
@@ -31,6 +31,9 @@ class Kind:
     window: int | None = None
     softcap: float | None = None
     biased: bool = False
+    apart: bool = False
+    sinks: bool = False
+    interleaved: bool = False
 
     @property
     def spec(self) -> AttentionConfig:
@@ -44,10 +47,11 @@ class Kind:
         )
 
     @property
-    def rotary(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def rotary(self) -> Rotary | None:
         if self.rotated == 0:
             return None
-        return rotary_tables(RotaryPositions(dim=self.rotated), CAPACITY)
+        tables = rotary_tables(RotaryPositions(dim=self.rotated), CAPACITY)
+        return Rotary(*tables, interleaved=self.interleaved)
 
 
 def graph(kind: Kind) -> ModelProto:
@@ -62,12 +66,22 @@ def graph(kind: Kind) -> ModelProto:
         "seqlens_k": (TensorProto.INT32, ["batch"]),
         "total": (TensorProto.INT32, []),
     }
+    if kind.apart:
+        names[:3] = ["query", "key", "value"]
+        heads = {"query": 4, "key": 2, "value": 2}
+        values |= {
+            name: (TensorProto.FLOAT, ["batch", "sequence", count * 32])
+            for name, count in heads.items()
+        }
     if kind.rotary is not None:
         names += ["cos", "sin"]
         values |= {name: (TensorProto.FLOAT, [CAPACITY, kind.rotated // 2]) for name in names[-2:]}
     if kind.biased:
         names += ["", "", "", "bias"]
         values["bias"] = (TensorProto.FLOAT, [1, 4, "sequence", "longest"])
+    if kind.sinks:
+        names += [""] * (11 - len(names)) + ["sinks"]
+        values["sinks"] = (TensorProto.FLOAT, [4])
     node = helper.make_node(
         "GroupQueryAttention",
         names,
@@ -80,6 +94,8 @@ def graph(kind: Kind) -> ModelProto:
         local_window_size=spec.sliding_window or -1,
         softcap=spec.softcap or 0.0,
     )
+    if kind.interleaved:
+        node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
     outputs: dict[str, tuple[int, Shape]] = {
         "output": (TensorProto.FLOAT, ["batch", "sequence", 4 * 32]),
         "present_key": (TensorProto.FLOAT, cache),
@@ -133,12 +149,13 @@ def in_pytorch(kind: Kind) -> Run:
     def run(inputs: Arrays) -> list[NDArray[np.float32]]:
         given = {name: torch.from_numpy(np.asarray(value)) for name, value in inputs.items()}
         output, present = cached_attention(
-            given["query"],
+            Heads(given["query"], given["key"], given["value"]) if kind.apart else given["query"],
             LayerCache(given["past_key"], given["past_value"]),
             StepLengths(given["seqlens_k"], given["total"], int(given["total"])),
             kind.rotary,
             spec=kind.spec,
             relative=Relative(bias=given["bias"]) if kind.biased else None,
+            sinks=given.get("sinks"),
         )
         return [output.numpy(), present.key.numpy(), present.value.numpy()]
 
@@ -183,6 +200,10 @@ class Conversation:
                 "seqlens_k": lengths - 1,
                 "total": np.array(lengths.max(), np.int32),
             }
+            if kind.apart:
+                inputs |= dict(zip(("query", "key", "value"), _cut(query), strict=True))
+            if kind.sinks:
+                inputs["sinks"] = np.linspace(-1, 2, 4, dtype=np.float32)
             if kind.rotary is not None:
                 inputs |= {"cos": kind.rotary[0].numpy(), "sin": kind.rotary[1].numpy()}
             if kind.biased:
@@ -193,6 +214,10 @@ class Conversation:
         for row, length in enumerate(lengths):
             collected += [key[row, :, :length], value[row, :, :length]]
         return collected
+
+
+def _cut(packed: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    return [np.ascontiguousarray(part) for part in np.split(packed, [4 * 32, 6 * 32], -1)]
 
 
 CONVERSATIONS = {
@@ -206,10 +231,23 @@ KINDS = {
     "plain": Kind(),
     "rotary": Kind(rotated=32),
     "partial rotary": Kind(rotated=16),
+    "interleaved": Kind(rotated=32, interleaved=True),
+    "interleaved, partial": Kind(rotated=16, interleaved=True),
     "window": Kind(rotated=32, window=4),
     "window of one": Kind(window=1),
     "softcap": Kind(softcap=2.0),
     "bias": Kind(biased=True),
     "bias, window and softcap": Kind(biased=True, window=5, softcap=1.0),
     "all": Kind(rotated=16, window=5, softcap=3.0),
+    "apart": Kind(apart=True, softcap=2.0),
+    "apart, rotary": Kind(apart=True, rotated=16, window=5),
+    "apart, interleaved": Kind(apart=True, rotated=16, interleaved=True),
 }
+
+SINKS = {
+    "sinks": Kind(sinks=True),
+    "sinks, rotary and window": Kind(sinks=True, rotated=32, window=3, apart=True),
+    "sinks and softcap": Kind(sinks=True, softcap=1.5),
+    "sinks and bias": Kind(sinks=True, biased=True, window=5),
+}
+"""Kinds without a body of standard operators."""

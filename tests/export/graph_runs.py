@@ -10,9 +10,8 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 
-from ortolan.export.kinds import trace_graph
 from ortolan.export.passes import tidy
-from ortolan.export.source.exportable import open_exportable
+from ortolan.export.source import open_exportable
 from ortolan.export.weights.blob import BlobWriter, bind, initializer_bytes, write_rest
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime import Bundle
@@ -39,8 +38,7 @@ def sessions_of(module: TransformerModel, roles: Sequence[str], folder: Path) ->
     """Sessions of the float32 graphs of a module, without a bundle around them."""
     source = open_exportable(module, tokenizer=None, max_context=None)
     graphs: dict[str, ir.Model] = {
-        role: tidy(trace_graph(source.config, role, Graph(file=role), dtype=torch.float32))
-        for role in roles
+        role: tidy(source.trace(role, Graph(file=role), torch.float32)) for role in roles
     }
     models = list(graphs.values())
     with BlobWriter(folder, total=initializer_bytes(models)) as writer:

@@ -8,7 +8,8 @@ from tests.export import tiny_models
 from tests.modeling import kinds
 from tokenizers.processors import TemplateProcessing
 
-from ortolan.export.source.exportable import Exportable, open_exportable
+from ortolan.export.exportable import Exportable
+from ortolan.export.source import open_exportable
 from ortolan.modeling.config import (
     DecoderConfig,
     EncoderConfig,

@@ -53,7 +53,7 @@ MODULES: dict[str, Callable[[], TransformerModel]] = {
     "mistral": lambda: tiny_models.decoder(tiny_models.mistral()),
     "qwen2": lambda: tiny_models.decoder(tiny_models.qwen2()),
     "encoder": lambda: module_of(
-        one_layer(encoder_config(head=EmbeddingHead(pooling="mean", normalised=True)))
+        one_layer(encoder_config(head=EmbeddingHead(pooling=("mean",), normalised=True)))
     ),
     "images": lambda: module_of(one_layer(image_config())),
     "seq2seq": lambda: module_of(

@@ -27,9 +27,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import ortolan
-from ortolan.export import pipeline
-from ortolan.export.kinds import trace_graph
 from ortolan.export.options import ExportOptions
+from ortolan.export.source import family
+from ortolan.export.source.family import trace_graph
 from ortolan.runtime import Bundle
 
 SHALLOW = {
@@ -82,7 +82,7 @@ class Exported:
 def _traced_anew() -> Iterator[None]:
     """What `tests.quick_exports` leaves out: a trace of its own for each export."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "trace_graph", trace_graph)
+        patch.setattr(family, "trace_graph", trace_graph)
         yield
 
 

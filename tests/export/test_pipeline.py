@@ -15,12 +15,13 @@ from torch import Tensor
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
-from ortolan.export.kinds import trace_graph
 from ortolan.export.options import ExportOptions
 from ortolan.export.passes import tidy
 from ortolan.export.precision import Int4
 from ortolan.export.proof.certificate import thresholds
 from ortolan.export.proof.replay import replay
+from ortolan.export.source import family
+from ortolan.export.source.family import trace_graph
 from ortolan.export.weights import blob as weights
 from ortolan.export.weights import store
 from ortolan.modeling.weights import Weights
@@ -255,7 +256,7 @@ def test_two_exports_are_equal_byte_for_byte_whatever_the_place_and_the_hash_see
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = tmp_path / "one", tmp_path / "another" / "place"
-    monkeypatch.setattr(pipeline, "trace_graph", trace_graph)  # not its earlier result
+    monkeypatch.setattr(family, "trace_graph", trace_graph)  # not its earlier result
     ortolan.export(checkpoint, one)
     done = subprocess.run(
         [sys.executable, "-c", EXPORT, str(checkpoint), str(other)],

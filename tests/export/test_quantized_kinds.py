@@ -36,7 +36,7 @@ def encoder() -> EncoderModel:
 
 
 def seq2seq() -> EncoderDecoderModel:
-    config = kinds.seq2seq_config(kinds.POSITIONS["relative-bias"], layers=1)
+    config = kinds.seq2seq_config(kinds.POSITIONS["relative-bias"], depth=1)
     return kinds.randomised(EncoderDecoderModel(config)).eval()
 
 

@@ -25,7 +25,7 @@ from ortolan.export import pipeline
 from ortolan.export.errors import ParityError
 from ortolan.export.options import ExportOptions
 from ortolan.export.precision import Int4
-from ortolan.export.source.exportable import open_exportable
+from ortolan.export.source import open_exportable
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -48,7 +48,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "logits": lambda: encoder_config(
         head=LanguageModelHead(tied=True, bias=True, activation="gelu", norm=NORM)
     ),
-    "embedding": lambda: encoder_config(head=EmbeddingHead(pooling="mean")),
+    "embedding": lambda: encoder_config(head=EmbeddingHead(pooling=("mean",))),
     "image labels": lambda: image_config(
         head=ClassifierHead(labels=("a", "b", "c"), pooling="first")
     ),

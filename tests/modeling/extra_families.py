@@ -1,7 +1,7 @@
 """Families that Ortolan does not ship, added as CONTRIBUTING.md says.
 
-They reach the switches that no shipped family sets: norms after the residual, sinusoidal
-positions, a scaled embedding, rotation of some channels only, layer norms around a gate.
+They reach what no shipped family of decoders has together: norms after the residual, sinusoidal
+positions, a scaled embedding.
 """
 
 import math
@@ -14,13 +14,11 @@ from ortolan.modeling.config import (
     DecoderConfig,
     FeedForwardConfig,
     NormConfig,
-    RotaryPositions,
     SinusoidalPositions,
 )
-from ortolan.modeling.families import Family, llama
+from ortolan.modeling.families import Family
 from ortolan.modeling.families.activations import read_activation, write_activation
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.families.rope import read_rotary, write_rotary
 from ortolan.modeling.weights import Table, Target
 
 
@@ -119,85 +117,14 @@ def marian_hf_config(config: DecoderConfig) -> dict[str, object]:
         "d_model": config.hidden_size,
         "decoder_layers": len(config.blocks),
         "decoder_attention_heads": block.attention.num_heads,
-        "decoder_ffn_dim": block.feed_forward.intermediate_size,
+        "decoder_ffn_dim": block.dense.intermediate_size,
         "max_position_embeddings": config.context_length,
-        "activation_function": write_activation(block.feed_forward.activation),
+        "activation_function": write_activation(block.dense.activation),
         "scale_embedding": config.embedding_scale != 1.0,
         "tie_word_embeddings": config.tied_head,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids) or None,
         "pad_token_id": config.pad_token_id,
-    }
-
-
-# StableLM 2 (Bellagente et al. 2024) with residuals one after the other.
-
-STABLELM_WEIGHTS: Table = {
-    **llama.WEIGHTS,
-    "model.layers.{}.input_layernorm.bias": Target("blocks.{}.attention_norm.bias"),
-    "model.layers.{}.post_attention_layernorm.bias": Target("blocks.{}.feed_forward_norm.bias"),
-    "model.norm.bias": Target("final_norm.bias"),
-}
-
-
-def stablelm_config(hf: ConfigReader) -> DecoderConfig:
-    hf.refuse("qk_layernorm")
-    hf.refuse("use_parallel_residual")
-    hf.skip("hidden_dropout", "head_dim")
-    width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
-    context_length = hf.size("max_position_embeddings")
-    norm = NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float))
-    block = BlockConfig(
-        attention=AttentionConfig(
-            num_heads=heads,
-            num_kv_heads=hf.size("num_key_value_heads"),
-            head_dim=width // heads,
-            scale=(width // heads) ** -0.5,
-            qkv_bias=hf.get("use_qkv_bias", bool, False),
-        ),
-        feed_forward=FeedForwardConfig(
-            kind="gated",
-            intermediate_size=hf.size("intermediate_size"),
-            activation=read_activation(hf.get("hidden_act", str, "silu")),
-        ),
-        norm=norm,
-    )
-    return DecoderConfig(
-        model_type="stablelm",
-        vocab_size=hf.size("vocab_size"),
-        hidden_size=width,
-        context_length=context_length,
-        positions=read_rotary(hf, head_dim=width // heads, context_length=context_length),
-        blocks=(block,) * hf.size("num_hidden_layers"),
-        final_norm=norm,
-        tied_head=hf.get("tie_word_embeddings", bool, False),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
-    )
-
-
-def stablelm_hf_config(config: DecoderConfig) -> dict[str, object]:
-    block, positions = config.blocks[0], config.positions
-    assert isinstance(positions, RotaryPositions)
-    return {
-        "architectures": ["StableLmForCausalLM"],
-        "model_type": "stablelm",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": block.feed_forward.intermediate_size,
-        "num_hidden_layers": len(config.blocks),
-        "num_attention_heads": block.attention.num_heads,
-        "num_key_value_heads": block.attention.num_kv_heads,
-        "max_position_embeddings": config.context_length,
-        "hidden_act": write_activation(block.feed_forward.activation),
-        "layer_norm_eps": block.norm.eps,
-        "use_qkv_bias": block.attention.qkv_bias,
-        "tie_word_embeddings": config.tied_head,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": list(config.eos_token_ids) or None,
-        "pad_token_id": config.pad_token_id,
-        **write_rotary(positions, head_dim=block.attention.head_dim),
     }
 
 
@@ -207,11 +134,5 @@ EXTRA_FAMILIES: dict[str, Family[DecoderConfig]] = {
         BASE_MODEL_PREFIX="model",
         config=marian_config,
         hf_config=marian_hf_config,
-    ),
-    "stablelm": ExtraFamily(
-        WEIGHTS=STABLELM_WEIGHTS,
-        BASE_MODEL_PREFIX="model",
-        config=stablelm_config,
-        hf_config=stablelm_hf_config,
     ),
 }

@@ -53,17 +53,22 @@ POSITIONS: dict[str, Positions] = {
     "concatenated-sinusoidal": ConcatenatedPositions(dim=6, table=SinusoidalPositions()),
     "rotary": RotaryPositions(dim=6, theta=30.0),
     "rotary-partial": RotaryPositions(dim=4, theta=30.0),
+    "rotary-interleaved": RotaryPositions(dim=6, theta=30.0, interleaved=True),
+    "rotary-interleaved-partial": RotaryPositions(dim=4, theta=30.0, interleaved=True),
     "relative-bias": RelativeBiasPositions(buckets=8, max_distance=11),
     "relative-bias-narrow": RelativeBiasPositions(buckets=4, max_distance=3),
     "relative-key": RelativeKeyPositions(max_distance=4),
     "relative-key-far": RelativeKeyPositions(max_distance=60),
     "alibi": AlibiPositions(),
+    "alibi-scaled": AlibiPositions(scale=0.3),
 }
 
 BLOCKS: dict[str, BlockConfig] = {
     "pre": BLOCK,
     "post": replace(BLOCK, placement="post"),
     "pre-residual": replace(BLOCK, placement="pre_residual"),
+    "parallel": replace(BLOCK, placement="parallel"),
+    "parallel-norms": replace(BLOCK, placement="parallel_norms"),
     "rms": replace(BLOCK, norm=RMS, placement="pre_residual"),
     "grouped": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=2)),
     "multi-query": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=1)),
@@ -86,6 +91,37 @@ BLOCKS: dict[str, BlockConfig] = {
     "two-layers-unbiased": replace(BLOCK, feed_forward=replace(MLP, hidden_layers=2, bias=False)),
     "gated": replace(BLOCK, feed_forward=replace(MLP, kind="gated", activation="silu")),
     "tanh": replace(BLOCK, feed_forward=replace(MLP, activation="tanh")),
+    "relu2": replace(BLOCK, feed_forward=replace(MLP, activation="relu2")),
+    "quick-gelu": replace(BLOCK, feed_forward=replace(MLP, activation="quick_gelu")),
+    "inner-post": replace(BLOCK, placement="inner_post"),
+    "sandwich": replace(BLOCK, placement="sandwich", norm=RMS, residual_scale=0.4),
+    "no-attention-norm": replace(BLOCK, attention_norm=False),
+    "norm-without-bias": replace(BLOCK, norm=replace(LAYER, bias=False)),
+    "norm-without-weight": replace(BLOCK, norm=replace(LAYER, bias=False, scale=False)),
+    "rms-without-weight": replace(BLOCK, norm=replace(RMS, scale=False)),
+    "inner-norms": replace(
+        BLOCK,
+        attention=replace(ATTENTION, out_norm=RMS, clip=0.7),
+        feed_forward=replace(MLP, inner_norm=RMS, bias=False, down_bias=True),
+    ),
+    "gated-inner-norm": replace(
+        BLOCK,
+        feed_forward=replace(MLP, kind="gated", activation="silu", inner_norm=RMS, down_bias=False),
+    ),
+    "sinks": replace(BLOCK, attention=replace(ATTENTION, sinks=True)),
+    **{
+        f"query-key-norm-{name}": replace(
+            BLOCK, attention=replace(ATTENTION, num_kv_heads=2, query_key_norm=kind, **fields)
+        )
+        for name, kind, fields in (
+            ("head", RMS, {}),
+            ("all", RMS, {"norm_over": "all"}),
+            ("layer", LAYER, {}),
+            ("after", RMS, {"norm_after_rotary": True}),
+            ("all-after", RMS, {"norm_over": "all", "norm_after_rotary": True}),
+            ("weightless", replace(RMS, scale=False), {"norm_after_rotary": True}),
+        )
+    },
     "gelu-tanh": replace(BLOCK, feed_forward=replace(MLP, activation="gelu_tanh")),
 }
 
@@ -95,13 +131,45 @@ def bidirectional(block: BlockConfig) -> BlockConfig:
     return replace(block, attention=replace(block.attention, causal=False))
 
 
-def decoder_config(
-    positions: Positions, block: BlockConfig = BLOCK, **fields: Any
-) -> DecoderConfig:
+LAYERS: dict[str, tuple[BlockConfig, BlockConfig]] = {
+    "own-and-none": (
+        replace(BLOCK, attention=replace(ATTENTION, rotary=RotaryPositions(dim=4, theta=9.0))),
+        replace(BLOCK, attention=replace(ATTENTION, rotary=NoPositions())),
+    ),
+    "own-and-shared": (
+        replace(BLOCK, attention=replace(ATTENTION, rotary=RotaryPositions(dim=2, theta=50.0))),
+        BLOCK,
+    ),
+}
+"""Stacks whose layers differ."""
+
+Blocks = BlockConfig | tuple[BlockConfig, ...]
+
+
+def layers(block: Blocks) -> tuple[BlockConfig, ...]:
+    """Two of the same, or the layers themselves."""
+    return block if isinstance(block, tuple) else (block, block)
+
+
+def cross_of(block: BlockConfig) -> AttentionConfig:
+    """Attention like a layer's, to a source."""
+    return replace(
+        block.attention,
+        causal=False,
+        rotary=None,
+        query_key_norm=None,
+        clip=None,
+        out_norm=None,
+        sinks=False,
+    )
+
+
+def decoder_config(positions: Positions, block: Blocks = BLOCK, **fields: Any) -> DecoderConfig:
+    blocks = layers(block)
     values: dict[str, Any] = {
-        "final_norm": None if block.placement == "post" else block.norm,
+        "final_norm": None if blocks[-1].placement == "post" else blocks[-1].norm,
         "tied_head": not isinstance(positions, ConcatenatedPositions),
-        "blocks": (block, block),
+        "blocks": blocks,
         **fields,
     }
     return DecoderConfig(
@@ -114,14 +182,13 @@ def decoder_config(
     )
 
 
-def encoder_config(
-    positions: Positions, block: BlockConfig = BLOCK, **fields: Any
-) -> EncoderConfig:
+def encoder_config(positions: Positions, block: Blocks = BLOCK, **fields: Any) -> EncoderConfig:
+    blocks = layers(block)
     values: dict[str, Any] = {
-        "final_norm": None if block.placement == "post" else block.norm,
+        "final_norm": None if blocks[-1].placement == "post" else blocks[-1].norm,
         "input": TokenInput(vocab_size=VOCAB),
         "context_length": CONTEXT,
-        "blocks": (bidirectional(block),) * 2,
+        "blocks": tuple(map(bidirectional, blocks)),
         **fields,
     }
     return EncoderConfig(
@@ -133,14 +200,15 @@ def encoder_config(
 
 
 def seq2seq_config(
-    positions: Positions, block: BlockConfig = BLOCK, *, layers: int = 2
+    positions: Positions, block: Blocks = BLOCK, *, depth: int = 2
 ) -> EncoderDecoderConfig:
     """An encoder and a decoder of so many layers each."""
-    crossed = replace(block, cross_attention=bidirectional(block).attention)
+    blocks = layers(block)[:depth]
+    crossed = tuple(replace(each, cross_attention=cross_of(each)) for each in blocks)
     return EncoderDecoderConfig(
         model_type="none",
-        encoder=encoder_config(positions, block, blocks=(bidirectional(block),) * layers),
-        decoder=decoder_config(positions, crossed, blocks=(crossed,) * layers),
+        encoder=encoder_config(positions, blocks),
+        decoder=decoder_config(positions, crossed),
         shared_embedding=True,
         decoder_start_token_id=0,
     )

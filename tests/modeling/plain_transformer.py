@@ -91,12 +91,12 @@ def sinusoid(position: int, width: int, layout: str) -> Array:
 
 
 def norm(weights: Weights, name: str, config: NormConfig, x: Array) -> Array:
-    weight = weights[f"{name}.weight"]
+    weight = weights[f"{name}.weight"] if config.scale else np.ones(len(x))
     if config.kind == "rms":
         return weight * x / math.sqrt(np.mean(x**2) + config.eps)
     centred = x - np.mean(x)
     scaled: Array = weight * centred / math.sqrt(np.mean(centred**2) + config.eps)
-    return scaled + weights[f"{name}.bias"]
+    return scaled + (weights[f"{name}.bias"] if config.bias else 0.0)
 
 
 def layer(
@@ -110,7 +110,12 @@ def layer(
     """One block on a whole text."""
 
     def attend(rows: list[Array]) -> list[Array]:
-        head = Head(weights.below("attention"), shared, config.positions, block.attention)
+        head = Head(
+            weights.below("attention"),
+            shared,
+            block.attention.rotary or config.positions,
+            block.attention,
+        )
         return [head.read(now, rows) for now in range(len(rows))]
 
     def cross(rows: list[Array]) -> list[Array]:
@@ -119,24 +124,45 @@ def layer(
         below = weights.below("cross_attention")
         return [cross_attention(below, block.cross_attention, row, source) for row in rows]
 
+    def mix(rows: list[Array]) -> list[Array]:
+        return [feed_forward(weights, block, row) for row in rows]
+
+    def normed_by(name: str) -> list[Array]:
+        return [norm(weights, f"{name}_norm", block.norm, row) for row in x]
+
+    if block.placement in ("parallel", "parallel_norms"):
+        own = "attention" if block.placement == "parallel" else "feed_forward"
+        both = zip(x, attend(normed_by("attention")), mix(normed_by(own)), strict=True)
+        return [a + b + c for a, b, c in both]
+
     sublayers: list[tuple[str, Callable[[list[Array]], list[Array]]]] = [
         ("attention", attend),
         *([("cross_attention", cross)] if block.cross_attention else []),
-        ("feed_forward", lambda rows: [feed_forward(weights, block, row) for row in rows]),
+        ("feed_forward", mix),
     ]
     for name, sublayer in sublayers:
 
-        def normed(rows: list[Array], name: str = name) -> list[Array]:
-            return [norm(weights, f"{name}_norm", block.norm, row) for row in rows]
+        def normed(rows: list[Array], name: str = f"{name}_norm") -> list[Array]:
+            if name == "attention_norm" and not block.attention_norm:
+                return rows
+            return [norm(weights, name, block.norm, row) for row in rows]
 
         if block.placement == "pre":
-            x = [a + b for a, b in zip(x, sublayer(normed(x)), strict=True)]
+            x = added(x, sublayer(normed(x)), block)
         elif block.placement == "post":
-            x = normed([a + b for a, b in zip(x, sublayer(x), strict=True)])
+            x = normed(added(x, sublayer(x), block))
+        elif block.placement == "inner_post":
+            x = added(x, normed(sublayer(x)), block)
+        elif block.placement == "sandwich":
+            x = added(x, normed(sublayer(normed(x)), f"{name}_post_norm"), block)
         else:
             x = normed(x)
-            x = [a + b for a, b in zip(x, sublayer(x), strict=True)]
+            x = added(x, sublayer(x), block)
     return x
+
+
+def added(x: list[Array], change: list[Array], block: BlockConfig) -> list[Array]:
+    return [a + block.residual_scale * b for a, b in zip(x, change, strict=True)]
 
 
 class Head:
@@ -151,24 +177,60 @@ class Head:
         """What the token at `now` reads from all that it sees."""
         spec = self.spec
         packed = [self.weights.linear("qkv", row) for row in rows]
+        if spec.clip is not None:
+            packed = [np.clip(row, -spec.clip, spec.clip) for row in packed]
         keys_at = spec.num_heads * spec.head_dim
         values_at = keys_at + spec.num_kv_heads * spec.head_dim
         heads = []
         for h in range(spec.num_heads):
             group = h // (spec.num_heads // spec.num_kv_heads)
-            query = cut(packed[now], 0, h, spec.head_dim)
-            keys = [cut(row, keys_at, group, spec.head_dim) for row in packed]
+            query = self.prepared("query", packed[now][:keys_at], h, now)
+            keys = [
+                self.prepared("key", row[keys_at:values_at], group, then)
+                for then, row in enumerate(packed)
+            ]
             values = [cut(row, values_at, group, spec.value_width) for row in packed]
             seen = range(now + 1 if spec.causal else len(rows))
+            if spec.sliding_window is not None:
+                seen = seen[max(0, now + 1 - spec.sliding_window) :]
             scores = [self.score(h, query, now, keys[then], then) for then in seen]
-            heads.append(average(scores, [values[then] for then in seen]))
+            visible = [values[then] for then in seen]
+            if spec.sinks:
+                scores.append(float(self.weights["sinks"][h]))
+                visible.append(np.zeros(spec.value_width))
+            heads.append(average(scores, visible))
+        if spec.out_norm:
+            heads = [norm(self.weights, "out_norm", spec.out_norm, np.concatenate(heads))]
         return readout(self.weights, spec, heads)
+
+    def prepared(self, name: str, row: Array, h: int, position: int) -> Array:
+        """The query or key of one head, normed and turned."""
+        spec, kind = self.spec, self.spec.query_key_norm
+        width = len(row) if spec.norm_over == "all" else spec.head_dim
+
+        def normed(x: Array) -> Array:
+            parts = np.split(x, len(x) // width)
+            assert kind is not None
+            return np.concatenate([norm(self.weights, f"{name}_norm", kind, x) for x in parts])
+
+        if kind and not spec.norm_after_rotary:
+            row = normed(row)
+        heads = np.split(row, len(row) // spec.head_dim)
+        row = np.concatenate([self.turned_at(x, position) for x in heads])
+        if kind and spec.norm_after_rotary:
+            row = normed(row)
+        return cut(row, 0, h, spec.head_dim)
+
+    def turned_at(self, x: Array, position: int) -> Array:
+        match self.positions:
+            case RotaryPositions() as rotary:
+                return turned(x, position, rotary)
+            case _:
+                return x
 
     def score(self, h: int, query: Array, now: int, key: Array, then: int) -> float:
         spec, extra = self.spec, 0.0
         match self.positions:
-            case RotaryPositions(dim=dim, theta=theta):
-                query, key = turned(query, now, dim, theta), turned(key, then, dim, theta)
             case RelativeKeyPositions(max_distance=most):
                 # Shaw et al. 2018, equation 4: x_i W^Q (x_j W^K + a^K_ij)^T.
                 distance = max(-most, min(most, then - now))
@@ -176,9 +238,9 @@ class Head:
             case RelativeBiasPositions(buckets=buckets, max_distance=most):
                 number = bucket(then - now, buckets, most, causal=spec.causal)
                 extra = float(self.shared["position_bias.weight"][number, h])
-            case AlibiPositions():
+            case AlibiPositions(scale=scale):
                 # Press et al. 2022, section 3, for a power of two.
-                extra = -abs(now - then) * 2 ** (-8 * (h + 1) / spec.num_heads)
+                extra = -abs(now - then) * 2 ** (-8 * (h + 1) / spec.num_heads) * scale
         return capped(spec.scale * float(query @ key), spec.softcap) + extra
 
 
@@ -220,13 +282,14 @@ def readout(weights: Weights, spec: AttentionConfig, heads: list[Array]) -> Arra
     return weights.linear("out", np.concatenate(heads))
 
 
-def turned(x: Array, position: int, dim: int, theta: float) -> Array:
-    """Su et al. 2021: channels i and i + dim / 2 are a complex number, turned by its angle."""
-    x = x.copy()
-    for i in range(dim // 2):
-        angle = position * theta ** (-2 * i / dim)
-        number = complex(x[i], x[i + dim // 2]) * complex(math.cos(angle), math.sin(angle))
-        x[i], x[i + dim // 2] = number.real, number.imag
+def turned(x: Array, position: int, rotary: RotaryPositions) -> Array:
+    """Su et al. 2021: two channels are a complex number, turned by its angle."""
+    x, half = x.copy(), rotary.dim // 2
+    for i in range(half):
+        one, other = (2 * i, 2 * i + 1) if rotary.interleaved else (i, i + half)
+        angle = position * rotary.theta ** (-2 * i / rotary.dim)
+        number = complex(x[one], x[other]) * complex(math.cos(angle), math.sin(angle))
+        x[one], x[other] = number.real, number.imag
     return x
 
 
@@ -245,19 +308,24 @@ def bucket(distance: int, buckets: int, most: int, *, causal: bool) -> int:
 
 ACTIVATIONS: dict[str, Callable[[float], float]] = {
     "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
     "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "quick_gelu": lambda x: x / (1 + math.exp(-1.702 * x)),
     "silu": lambda x: x / (1 + math.exp(-x)),
     "tanh": math.tanh,
 }
 
 
 def feed_forward(weights: Weights, block: BlockConfig, row: Array) -> Array:
-    below, config = weights.below("feed_forward"), block.feed_forward
+    below, config = weights.below("feed_forward"), block.dense
     act = np.vectorize(ACTIVATIONS[config.activation], otypes=[np.float64])
     if config.kind == "gated":
-        return below.linear("down", act(below.linear("gate", row)) * below.linear("up", row))
-    hidden = act(below.linear("up", row))
+        hidden = act(below.linear("gate", row)) * below.linear("up", row)
+    else:
+        hidden = act(below.linear("up", row))
     if config.hidden_layers == 2:
         hidden = act(below.linear("middle", hidden))
+    if config.inner_norm:
+        hidden = norm(below, "inner_norm", config.inner_norm, hidden)
     return below.linear("down", hidden)

@@ -65,6 +65,34 @@ MARIAN: dict[str, Any] = {
     "forced_eos_token_id": None,
 }
 
+BART_LIKE = {
+    "blenderbot": "Blenderbot",
+    "m2m_100": "M2M100",
+    "mbart": "MBart",
+    "mvp": "Mvp",
+    "pegasus": "Pegasus",
+    "plbart": "PLBart",
+}
+"""Families of encoder-decoders, and what the names of their models begin with."""
+
+BERT_LIKE = {
+    "camembert": "Camembert",
+    "data2vec-text": "Data2VecText",
+    "ernie": "Ernie",
+    "megatron-bert": "MegatronBert",
+    "roberta-prelayernorm": "RobertaPreLayerNorm",
+    "xlm-roberta": "XLMRoberta",
+    "xlm-roberta-xl": "XLMRobertaXL",
+}
+"""Families of encoders, and what the names of their models begin with."""
+
+NARROW: dict[str, tuple[str, dict[str, Any]]] = {
+    "albert": ("Albert", {"embedding_size": 16}),
+    "electra": ("Electra", {"embedding_size": 16}),
+    "mpnet": ("MPNet", {}),
+}
+"""Encoders with a field more than BERT has."""
+
 BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}
 
 T5: dict[str, Any] = {
@@ -87,6 +115,9 @@ GATED = T5 | {"feed_forward_proj": "gated-gelu"}
 THREE_LABELS: dict[str, Any] = {"id2label": {0: "ham", 1: "spam", 2: "eggs"}}
 
 
+HEADS = {"": "Model", "masked": "ForMaskedLM", "classifier": "ForSequenceClassification"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncoderCase:
     """A model of transformers: its class and its config, and how large its weights are."""
@@ -99,9 +130,11 @@ class EncoderCase:
         return reference_model(self.values, architecture=self.architecture, spread=self.spread)
 
 
-def t5_case(values: dict[str, Any]) -> EncoderCase:
+def t5_case(
+    values: dict[str, Any], architecture: str = "T5ForConditionalGeneration"
+) -> EncoderCase:
     """A T5, whose scores have no scale: large weights would make them a choice of one token."""
-    return EncoderCase(architecture="T5ForConditionalGeneration", values=values, spread=0.17)
+    return EncoderCase(architecture=architecture, values=values, spread=0.17)
 
 
 ENCODERS = {
@@ -134,6 +167,26 @@ ENCODERS = {
     "distilbert-classifier": EncoderCase(
         architecture="DistilBertForSequenceClassification", values=DISTILBERT | THREE_LABELS
     ),
+    **{
+        f"{name}-{head or 'base'}": EncoderCase(
+            architecture=f"{classes}{HEADS[head]}", values=BERT | {"model_type": name}
+        )
+        for name, classes in BERT_LIKE.items()
+        for head in HEADS
+    },
+    **{
+        f"{name}-{head or 'base'}": EncoderCase(
+            architecture=f"{classes}{HEADS[head]}", values=BERT | {"model_type": name} | values
+        )
+        for name, (classes, values) in NARROW.items()
+        for head in HEADS
+    },
+    "electra-wide": EncoderCase(
+        architecture="ElectraForMaskedLM",
+        values=BERT | {"model_type": "electra", "embedding_size": 32},
+    ),
+    "t5-encoder": t5_case(T5, "T5EncoderModel"),
+    "umt5-encoder": t5_case(T5 | {"model_type": "umt5"}, "UMT5EncoderModel"),
 }
 
 IMAGES = {
@@ -165,6 +218,14 @@ SEQ2SEQ = {
         architecture="BartForConditionalGeneration",
         values=BART | {"activation_function": "silu", "scale_embedding": True},
     ),
+    **{
+        f"{name}-{'scaled' if scaled else 'unscaled'}": EncoderCase(
+            architecture=f"{classes}ForConditionalGeneration",
+            values=BART | {"model_type": name, "scale_embedding": scaled},
+        )
+        for name, classes in BART_LIKE.items()
+        for scaled in (False, True)
+    },
     "t5": t5_case(T5),
     "t5-published-buckets": t5_case(
         T5 | {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
@@ -173,6 +234,8 @@ SEQ2SEQ = {
     "t5-gated-silu": t5_case(
         GATED | {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 0.2}
     ),
+    "mt5": t5_case(T5 | {"model_type": "mt5"}, "MT5ForConditionalGeneration"),
+    "umt5": t5_case(T5 | {"model_type": "umt5"}, "UMT5ForConditionalGeneration"),
 }
 """Encoder-decoders; the two sides differ in depth, heads and widths where their family allows."""
 

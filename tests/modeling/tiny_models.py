@@ -65,6 +65,7 @@ def reference_model(
     seed: int = 0,
     architecture: str | None = None,
     spread: float = 0.3,
+    attention: str = "eager",
 ) -> PreTrainedModel:
     """A model of transformers with random weights, biases and norms, all of them large.
 
@@ -75,11 +76,11 @@ def reference_model(
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     if architecture is None:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation="eager"
+            config, attn_implementation=attention
         )
     else:
         kind = getattr(transformers, architecture)
-        model = kind._from_config(config, attn_implementation="eager")
+        model = kind._from_config(config, attn_implementation=attention)
     model.eval()  # type: ignore[no-untyped-call]
     generator = torch.Generator().manual_seed(seed)
     # A bias of the logits, which transformers does not train.

@@ -20,6 +20,7 @@ from tests.runtime.tiny_encoder import (
 
 from ortolan.runtime import encoder as encoders
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.manifest import TextSource
 from ortolan.runtime.encoder import Encoder, batches
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import (
@@ -111,6 +112,59 @@ def test_one_input_gives_one_result(tiny: dict[str, TinyEncoder], one: Any) -> N
 def test_no_inputs_give_no_results(tiny: dict[str, TinyEncoder]) -> None:
     assert load(tiny["embedding"].path).embed([]).shape == (0, WIDTH)
     assert load(tiny["labels"].path).classify([]) == []
+
+
+# --- prompts ----------------------------------------------------------------------------------
+
+
+PROMPTS = {"query": "a b ", "document": "", "other": "c "}
+
+
+def prompted(folder: Path, default: str | None) -> Encoder:
+    source = TextSource(max_tokens=MAX_TOKENS, prompts=PROMPTS, default_prompt=default)
+    return load(tiny_encoder.write_bundle(folder / "bundle", kind="embedding", source=source).path)
+
+
+@pytest.mark.parametrize(
+    ("default", "prompt", "before"),
+    [
+        (None, None, ""),
+        (None, "query", "a b "),
+        (None, "document", ""),
+        ("query", None, "a b "),
+        ("query", "other", "c "),
+        ("query", "", ""),
+    ],
+)
+def test_a_prompt_of_the_model_goes_before_each_text(
+    default: str | None, prompt: str | None, before: str, tmp_path: Path
+) -> None:
+    encoder = prompted(tmp_path, default)
+
+    vectors = encoder.embed(["d e", "f"], prompt=prompt)
+
+    assert_close(vectors, encoder.embed([f"{before}d e", f"{before}f"], prompt=""))
+    assert_close(encoder.embed("f", prompt=prompt), vectors[1:])
+
+
+def test_a_default_prompt_leaves_ids_as_they_are(tmp_path: Path) -> None:
+    encoder = prompted(tmp_path, "query")
+
+    assert_close(encoder.embed([ids_of("d e")]), encoder.embed("d e", prompt=""))
+
+
+def test_a_prompt_that_the_model_has_not_is_an_error(tmp_path: Path) -> None:
+    encoder = prompted(tmp_path, None)
+
+    with pytest.raises(InputError, match="expected 'document', 'other', 'query', got 'passage'"):
+        encoder.embed("a", prompt="passage")
+    with pytest.raises(InputError, match="expected texts to put 'query' before, got ids"):
+        encoder.embed([[4, 5]], prompt="query")
+
+
+def test_a_prompt_of_a_model_without_any_is_an_error(tiny: dict[str, TinyEncoder]) -> None:
+    with pytest.raises(InputError, match="expected none, since the model has none, got 'query'"):
+        load(tiny["embedding"].path).embed("a", prompt="query")
 
 
 # --- batches ----------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def write_bundle(
     maps: bool = False,
     labels: tuple[str, ...] = LABELS,
     poisoned: int | None = None,
-    source: ImageSource | None = None,
+    source: ImageSource | TextSource | None = None,
     size: int | None = None,
 ) -> TinyEncoder:
     """Write a bundle with random weights.
@@ -129,7 +129,7 @@ def write_bundle(
         maps: with a graph of attention maps.
         labels: three names.
         poisoned: an id whose embedding is not a number.
-        source: what the manifest says of images, where that is something else.
+        source: what the manifest says of inputs, where that is something else.
         size: of the output, as the manifest says, where that is something else.
     """
     weights = _weights()
@@ -159,7 +159,7 @@ def write_bundle(
         certificate="certificate.json",
         files=files_of(contents),
         provenance=Provenance(source_sha256="0" * 64, model_type="tiny", versions={"tiny": "1"}),
-        source=TextSource(max_tokens=MAX_TOKENS) if image is None else source or image,
+        source=source or image or TextSource(max_tokens=MAX_TOKENS),
         output=Output(
             kind=kind, size=size or SIZES[kind], labels=labels if kind == "labels" else ()
         ),

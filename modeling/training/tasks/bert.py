@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer, processors
 from torch import nn
 
+from ortolan.modeling.config import SinusoidalPositions
 from ortolan.modeling.layers.positions import sinusoidal_table
 from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.recipe import TokenizerRecipe
@@ -29,7 +30,8 @@ def initialise_bert(module: EncoderModel) -> None:
     std = config.hidden_size**-0.5
     initialise(module, layers=len(config.blocks), std=std)
     table = cast(nn.Embedding, module.position_embedding).weight
-    sinusoids = sinusoidal_table(table.shape[0], table.shape[1], "halves")
+    rows, width = table.shape
+    sinusoids = sinusoidal_table(rows, width, SinusoidalPositions(layout="halves"))
     with torch.no_grad():
         # Sines and cosines have a mean square of a half.
         table.copy_(sinusoids * (std * 2**0.5))

@@ -12,6 +12,9 @@ from ortolan.cli.texts import inputs_of
 @click.command()
 @options.bundle
 @click.argument("inputs", nargs=-1, required=True, metavar="TEXT...")
+@click.option(
+    "--prompt", help='The model\'s prompt before each text, by name; "" for not even the default.'
+)
 @options.truncate
 @options.device
 @options.threads
@@ -19,6 +22,7 @@ from ortolan.cli.texts import inputs_of
 def command(
     bundle: Path,
     inputs: tuple[str, ...],
+    prompt: str | None,
     truncate: bool,
     device: str,
     threads: int | None,
@@ -32,7 +36,7 @@ def command(
 
     model = load(bundle, Encoder, device=device, threads=threads)
     given = inputs_of(model.manifest, inputs)
-    vectors = model.embed(given, truncate=truncate)
+    vectors = model.embed(given, prompt=prompt, truncate=truncate)
     if as_json:
         results = [
             {"input": text, "embedding": vector.tolist()}

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortolan.cli.extras import export_packages
 from ortolan.cli.output import ProgressBars, print_json, print_table, size
-from ortolan.errors import OrtolanError
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import Manifest
-
-
-class MissingExportError(OrtolanError):
-    """The packages of the extra `export` are absent."""
-
-    code = "missing-extra"
 
 
 _FIGURES = (
@@ -133,6 +127,12 @@ _OF_INTEGERS = (
     metavar="KEY",
     help="Ignore a key of config.json of which nothing is known; repeatable.",
 )
+@click.option(
+    "--via",
+    type=click.Choice(["family", "transformers"]),
+    help="How to read the model: as one of our families, or as transformers computes it. By "
+    "default as a family where there is one.",
+)
 @click.option("--force", is_flag=True, help="Replace the bundle at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -144,13 +144,8 @@ def command(
     the bundle computes what PyTorch computes. No CPU computes bf16: such a bundle is proved on the
     device, by ortolan verify.
     """
-    try:
+    with export_packages("export"):
         from ortolan.export.pipeline import export
-    except ModuleNotFoundError as error:
-        raise MissingExportError(
-            f"export: expected the package {error.name}, got none. "
-            'Run: pip install "ortolan[export]"'
-        ) from error
     from ortolan.export.options import ExportOptions
     from ortolan.runtime import certificate
 

@@ -1,4 +1,4 @@
-"""`ortolan inspect BUNDLE`."""
+"""`ortolan inspect PATH`: a bundle, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
+from ortolan.cli.checkpoint import print_preview
 from ortolan.cli.output import print_json, print_table, size
 from ortolan.runtime.bundle.kinds import KINDS
 
@@ -18,9 +19,9 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 
 
 @click.command()
-@options.bundle
+@click.argument("path", type=click.Path(path_type=Path))
 @click.option("--context", type=click.IntRange(min=1), help="Tokens to plan memory for.")
-@click.option("--batch", type=click.IntRange(min=1), default=1, help="Rows to plan memory for.")
+@click.option("--batch", type=click.IntRange(min=1), help="Rows to plan memory for; 1 by default.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
@@ -28,12 +29,29 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 )
 @options.as_json
 def command(
-    bundle: Path, context: int | None, batch: int, device: str | None, as_json: bool
+    path: Path, context: int | None, batch: int | None, device: str | None, as_json: bool
 ) -> None:
-    """Describe BUNDLE: graphs, attention, sizes, and the memory that a context needs.
+    """Describe PATH, a bundle or a checkpoint, without loading it.
 
-    Nothing is loaded: memory is estimated, and what CUDA can compute is looked up in a table.
+    Of a bundle: graphs, attention, sizes, and the memory that a context needs, estimated; what CUDA
+    can compute is looked up in a table. Of a checkpoint: how it would be exported, the size of the
+    bundle in each precision, and the memory and time that the export takes.
     """
+    if (path / "manifest.json").is_file() or not path.exists():
+        _describe_bundle(path, context, batch or 1, device, as_json=as_json)
+        return
+    given = {"--context": context, "--batch": batch, "--device": device}
+    for option, value in given.items():
+        if value is not None:
+            raise click.ClickException(
+                f"inspect: expected a bundle with {option}, got {path}. Export it first."
+            )
+    print_preview(path, as_json=as_json)
+
+
+def _describe_bundle(
+    bundle: Path, context: int | None, batch: int, device: str | None, *, as_json: bool
+) -> None:
     import msgspec
 
     from ortolan.runtime import open_bundle

@@ -9,9 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from tests.export import attention_graphs
-from tests.export.attention_graphs import CONVERSATIONS, KINDS, Run
+from tests.export.attention_graphs import CONVERSATIONS, KINDS, SINKS, Run
 from tests.export.conftest import Exported
 
+from ortolan.export.errors import ExportError
 from ortolan.export.passes.portable_bodies import BODIES, attach_bodies, body
 from ortolan.runtime import Bundle
 from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
@@ -42,11 +43,30 @@ def test_attention_node_computes_what_pytorch_does(kind: str, conversation: str,
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("kind", SINKS)
+def test_kernel_has_the_sinks_that_pytorch_has(kind: str, conversation: str) -> None:
+    steps = CONVERSATIONS[conversation]
+    wanted = steps.run(SINKS[kind], attention_graphs.in_pytorch(SINKS[kind]))
+    graph = attention_graphs.graph(SINKS[kind])
+    got = steps.run(SINKS[kind], attention_graphs.in_onnxruntime(graph))
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+def test_node_without_a_body_is_refused_in_a_portable_graph() -> None:
+    with pytest.raises(ExportError, match="got GroupQueryAttention, sinks"):
+        attach_bodies(attention_graphs.graph(SINKS["sinks"]))
+
+
 def test_softcap_and_window_change_the_numbers() -> None:
     steps = CONVERSATIONS["prompt, chunk over a past, decode"]
     last = [
         steps.run(KINDS[kind], ways(kind)["pytorch"])[3]
-        for kind in ("plain", "window of one", "softcap", "rotary", "partial rotary")
+        for kind in (
+            *("plain", "window of one", "softcap", "rotary", "partial rotary"),
+            *("interleaved", "interleaved, partial"),
+        )
     ]
     for index, one in enumerate(last):
         for other in last[:index]:

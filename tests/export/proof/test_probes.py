@@ -14,10 +14,17 @@ from tests.export.models_of_kinds import (
 )
 
 from ortolan.export.errors import OptionError
-from ortolan.export.kinds import make_probes
-from ortolan.export.proof.probes import IMAGES, LENGTHS, PAIRS, TEXT, ProbeInput, inputs_of
-from ortolan.export.source.calibration import CalibrationImages, CalibrationPairs, CalibrationText
-from ortolan.export.source.exportable import Exportable
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import CalibrationImages, CalibrationPairs, CalibrationText
+from ortolan.export.proof.probes import (
+    IMAGES,
+    LENGTHS,
+    PAIRS,
+    TEXT,
+    ProbeInput,
+    inputs_of,
+    make_probes,
+)
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 

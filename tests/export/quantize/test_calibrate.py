@@ -1,19 +1,22 @@
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
 from tests.export import tiny_models
+from tests.export.own_module import unusual
 from tests.modeling import kinds
 from torch import Tensor
 
+from ortolan.export.derived import DerivedWeights, Recipe
+from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.precision import Method
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.refine import refine
-from ortolan.export.source.exportable import open_exportable
-from ortolan.export.source.inputs import Inputs
+from ortolan.export.source import open_exportable
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -28,6 +31,8 @@ from ortolan.modeling.models.stack import TransformerModel
 
 SCHEME = Scheme(bits=4, group=32)
 
+SIDES = ("encoder", "decoder")
+
 TEXTS = [torch.arange(start, start + 12) for start in (0, 7, 15)]
 TARGETS = [torch.arange(start, start + 9) for start in (3, 11, 20)]
 
@@ -36,7 +41,7 @@ HEADS = {
     "language model": LanguageModelHead(
         tied=True, bias=True, activation="gelu", norm=NormConfig(kind="layer", eps=1e-5)
     ),
-    "embedding": EmbeddingHead(pooling="first"),
+    "embedding": EmbeddingHead(pooling=("first",)),
 }
 
 
@@ -72,16 +77,16 @@ def run(module: TransformerModel, inputs: Inputs) -> None:
 
 
 def assert_is_calibrated_behind(
-    module: TransformerModel, inputs: Inputs, name: str, found: dict[str, Found], *stored: str
+    module: TransformerModel, inputs: Inputs, name: str, found: dict[str, Found]
 ) -> None:
-    """The codes of a weight are those of GPTQ, refined, after the weights that are stored already.
+    """The codes of a weight are those of GPTQ, refined, after the weights that were found before.
 
-    Within a layer, every weight sees what the others give before they are rounded.
+    Those that read the same inputs are among them, and change nothing.
     """
     original = module.get_parameter(name).detach().clone()
-    for other in found:
-        if other.startswith(stored):
-            module.get_parameter(other).data = dequantize(found[other].codes)
+    order = list(found)
+    for other in order[: order.index(name)]:
+        module.get_parameter(other).data = dequantize(found[other].codes)
     seen: list[Tensor] = []
     layer = module.get_submodule(name.removesuffix(".weight"))
     layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(0, -2)))
@@ -92,13 +97,13 @@ def assert_is_calibrated_behind(
     assert (found[name].codes.values == wanted.values).float().mean() > 0.99
 
 
-def test_a_layer_is_calibrated_behind_the_layers_before_it_as_they_are_stored() -> None:
+def test_a_product_is_calibrated_behind_those_before_it_as_they_are_stored() -> None:
     module = tiny_models.decoder(tiny_models.llama())
     names = [name for name in products(module) if name.startswith("blocks.")]
     inputs = Inputs(ids=[torch.arange(start, start + 60) for start in (0, 15, 30)])
     found = calibrated(module, inputs, names)
     name = "blocks.1.attention.qkv.weight"
-    assert_is_calibrated_behind(module, inputs, name, found, "blocks.0.")
+    assert_is_calibrated_behind(module, inputs, name, found)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -112,27 +117,42 @@ def test_an_encoder_is_calibrated_up_to_its_head(head: str) -> None:
         "language model": "head.transform.weight",
         "embedding": "blocks.1.feed_forward.up.weight",
     }[head]
-    stored = "blocks.0." if head == "embedding" else "blocks."
-    assert_is_calibrated_behind(module, inputs, name, found, stored)
+    assert_is_calibrated_behind(module, inputs, name, found)
 
 
 @pytest.mark.parametrize(
-    ("name", "stored"),
+    "name",
     [
-        ("encoder.blocks.1.attention.qkv", ("encoder.blocks.0.",)),
-        ("decoder.blocks.0.cross_attention.q", ("encoder.",)),
-        ("decoder.blocks.1.cross_attention.kv", ("encoder.",)),
-        ("decoder.blocks.1.feed_forward.down", ("encoder.", "decoder.blocks.0.")),
+        "encoder.blocks.1.attention.qkv",
+        "decoder.blocks.0.cross_attention.q",
+        "decoder.blocks.1.cross_attention.kv",
+        "decoder.blocks.1.feed_forward.down",
     ],
 )
-def test_a_decoder_is_calibrated_behind_the_encoder_as_it_is_stored(
-    name: str, stored: tuple[str, ...]
-) -> None:
+def test_a_decoder_is_calibrated_behind_the_encoder_as_it_is_stored(name: str) -> None:
     positions = RelativeBiasPositions(buckets=8, max_distance=11)
     module = kinds.seq2seq(kinds.seq2seq_config(positions))
     inputs = Inputs(sources=TEXTS, ids=TARGETS)
     found = calibrated(module, inputs, products(module))
-    assert_is_calibrated_behind(module, inputs, f"{name}.weight", found, *stored)
+    assert_is_calibrated_behind(module, inputs, f"{name}.weight", found)
+
+
+def test_weights_that_are_stored_as_rows_of_one_are_found_one_by_one() -> None:
+    module = unusual()
+    model = open_exportable(module, tokenizer=None, max_context=None)
+    inputs = Inputs(ids=TEXTS)
+    parts = ("layers.0.q.weight", "layers.0.kv.weight")
+    apart = {
+        weight.name: list(weight.parts)
+        for weight in calibrated_weights(model, dict.fromkeys(parts, SCHEME), inputs)
+    }
+    joined = DerivedWeights(model.weights, {"joined": Recipe(parts)})
+    (weight,) = calibrated_weights(replace(model, weights=joined), {"joined": SCHEME}, inputs)
+    both = list(weight.parts)
+    assert (weight.name, weight.method) == ("joined", "gptq")
+    for name, part in zip(parts, both, strict=True):
+        assert torch.equal(part.rows, module.get_parameter(name))
+        assert torch.equal(part.codes.values, apart[name][0].codes.values)
 
 
 def test_a_table_that_is_the_head_as_well_is_calibrated_once() -> None:
@@ -144,11 +164,13 @@ def test_a_table_that_is_the_head_as_well_is_calibrated_once() -> None:
     assert found["embedding.weight"].method == "rtn"
 
 
-def test_progress_counts_the_layers_of_both_sides() -> None:
+def test_progress_counts_the_weights_of_both_sides() -> None:
     module = kinds.seq2seq(kinds.seq2seq_config(LearnedPositions()))
     source = open_exportable(module, tokenizer=None, max_context=None)
     told: list[tuple[int, int]] = []
-    plan = {"encoder.blocks.0.attention.qkv.weight": SCHEME}
+    plan = dict.fromkeys(
+        ("shared.weight", *(f"{side}.blocks.0.attention.qkv.weight" for side in SIDES)), SCHEME
+    )
     for weight in calibrated_weights(
         source,
         plan,
@@ -156,4 +178,4 @@ def test_progress_counts_the_layers_of_both_sides() -> None:
         progress=lambda done, total: told.append((done, total)),
     ):
         list(weight.parts)
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert told == [(1, 3), (2, 3), (3, 3), (3, 3)]

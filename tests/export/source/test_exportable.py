@@ -11,8 +11,9 @@ from tests.export.conftest import Exported
 
 import ortolan
 from ortolan.export.errors import OptionError
+from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions
-from ortolan.export.source.exportable import Exportable, open_exportable
+from ortolan.export.source import open_exportable
 from ortolan.modeling import CheckpointError, ConfigError, save
 
 Export = Callable[[str], Exported]
@@ -116,13 +117,13 @@ def test_special_token_outside_the_vocabulary_is_an_error(
 
 
 def test_hash_of_a_checkpoint_covers_its_config_and_its_weights(folder: Path) -> None:
-    before = opened(folder).sha256
-    assert opened(folder).sha256 == before
+    before = opened(folder).sha256()
+    assert opened(folder).sha256() == before
     change(folder / "config.json", rms_norm_eps=1e-5)
-    changed = opened(folder).sha256
+    changed = opened(folder).sha256()
     assert changed != before
     save(tiny_models.decoder(tiny_models.llama(), torch.float16), folder)
-    assert opened(folder).sha256 not in (before, changed)
+    assert opened(folder).sha256() not in (before, changed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -130,7 +131,7 @@ def test_hash_of_a_module_covers_its_config_and_every_weight(dtype: torch.dtype)
     def digest(config: Callable[[], ortolan.modeling.DecoderConfig], change: float) -> str:
         module = tiny_models.decoder(config(), dtype)
         module.get_parameter("blocks.0.attention_norm.weight").data[-1] += change
-        return open_exportable(module, tokenizer=None, max_context=None).sha256
+        return open_exportable(module, tokenizer=None, max_context=None).sha256()
 
     assert digest(tiny_models.llama, 0) == digest(tiny_models.llama, 0)
     assert digest(tiny_models.llama, 0) != digest(tiny_models.llama, 1)
@@ -138,7 +139,7 @@ def test_hash_of_a_module_covers_its_config_and_every_weight(dtype: torch.dtype)
 
 
 def test_context_can_be_shortened_but_not_lengthened(folder: Path) -> None:
-    assert opened(folder, max_context=50).sides.context_length == 50
+    assert opened(folder, max_context=50).context_length == 50
     assert len(opened(folder, max_context=50).tables["rotary_cos"]) == 50
     with pytest.raises(ConfigError, match="max_context: expected 1 to 600"):
         opened(folder, max_context=601)

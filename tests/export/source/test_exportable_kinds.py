@@ -19,9 +19,11 @@ from tests.export.models_of_kinds import (
 from tests.modeling import tiny_encoders
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.exportable import Exportable, open_exportable
-from ortolan.export.source.inputs import pixels
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.tensors import pixels
+from ortolan.export.source import open_exportable
 from ortolan.modeling import CheckpointError, ConfigError
+from ortolan.modeling.checkpoint.sentence_head import write_sentence_head
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
@@ -69,14 +71,31 @@ def vit(tmp_path: Path) -> Path:
             ClassifierHead(labels=LABELS, pooling="mean"),
             Output(kind="labels", size=2, labels=LABELS),
         ),
-        (EmbeddingHead(pooling="first"), Output(kind="embedding", size=24)),
+        (EmbeddingHead(pooling=("first",)), Output(kind="embedding", size=24)),
     ],
 )
 def test_encoder_says_what_it_takes_and_gives(head: Any, gives: Output) -> None:
     source = source_of(encoder_config(head=head))
-    assert (source.sides.kind, source.gives) == ("encoder", gives)
+    assert (source.kind, source.gives) == ("encoder", gives)
     assert source.takes == TextSource(max_tokens=20)
-    assert (source.sides.vocab_size, source.sides.context_length) == (97, 20)
+    assert (source.vocab_size, source.context_length) == (97, 20)
+
+
+def test_a_sentence_folder_says_how_long_texts_are_and_its_prompts(tmp_path: Path) -> None:
+    tiny_encoders.ENCODERS["bert"].reference().save_pretrained(tmp_path)
+    write_sentence_head(tmp_path, EmbeddingHead(pooling=("mean", "last")), 32)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 30}')
+    prompts = '{"prompts": {"query": "query: "}, "default_prompt_name": "query"}'
+    (tmp_path / "config_sentence_transformers.json").write_text(prompts)
+    source = opened(tmp_path)
+    assert source.gives == Output(kind="embedding", size=64)
+    assert source.takes == TextSource(
+        max_tokens=30, prompts={"query": "query: "}, default_prompt="query"
+    )
+    longer = open_exportable(tmp_path, tokenizer=None, max_context=35)
+    assert longer.context_length == 35
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 512}')
+    assert opened(tmp_path).context_length == 40
 
 
 def test_encoder_of_images_has_no_vocabulary_and_takes_what_a_vit_does() -> None:
@@ -85,30 +104,30 @@ def test_encoder_of_images_has_no_vocabulary_and_takes_what_a_vit_does() -> None
     expected = ImageSource(
         channels=1, height=9, width=6, mean=half, std=half, scale=1 / 255, resample="bilinear"
     )
-    assert (source.sides.kind, source.takes, source.tokens) == ("encoder", expected, Tokens())
-    assert (source.sides.vocab_size, source.sides.context_length) == (1, 7)
+    assert (source.kind, source.takes, source.tokens) == ("encoder", expected, Tokens())
+    assert (source.vocab_size, source.context_length) == (1, 7)
 
 
 def test_tables_of_both_sides_go_by_the_names_in_the_module() -> None:
     config = seq2seq_config(SinusoidalPositions())
     module = module_of(config)
     source = open_exportable(module, tokenizer=None, max_context=17)
-    assert source.sides.kind == "encoder-decoder"
+    assert source.kind == "encoder-decoder"
     assert source.tables.keys() == {"encoder.position_table", "decoder.position_table"}
     for name, table in source.tables.items():
         np.testing.assert_array_equal(table, module.get_buffer(name)[:17])
     assert (source.takes, source.gives) == (TextSource(max_tokens=17), None)
     assert (
-        source.sides.vocab_size,
-        source.sides.source_vocab_size,
-        source.sides.context_length,
+        source.vocab_size,
+        source.source_vocab_size,
+        source.context_length,
     ) == (97, 97, 17)
 
 
 def test_two_vocabularies_are_told_apart_and_a_tokenizer_fits_the_smaller(tmp_path: Path) -> None:
     tiny_encoders.SEQ2SEQ["marian-two-vocabularies"].reference().save_pretrained(tmp_path)
     source = opened(tmp_path)
-    assert (source.sides.vocab_size, source.sides.source_vocab_size) == (89, 97)
+    assert (source.vocab_size, source.source_vocab_size) == (89, 97)
     write_plain_tokenizer(tmp_path)  # of 97 tokens
     with pytest.raises(TokenizerError, match="below the model's 89, got 96"):
         opened(tmp_path)
@@ -118,18 +137,18 @@ def test_two_vocabularies_are_told_apart_and_a_tokenizer_fits_the_smaller(tmp_pa
 def test_folder_of_every_kind_has_the_hash_of_its_files(name: str, tmp_path: Path) -> None:
     cases = {**tiny_encoders.ENCODERS, **tiny_encoders.IMAGES, **tiny_encoders.SEQ2SEQ}
     cases[name].reference().save_pretrained(tmp_path)
-    before = opened(tmp_path).sha256
-    assert opened(tmp_path).sha256 == before
+    before = opened(tmp_path).sha256()
+    assert opened(tmp_path).sha256() == before
     write_json(tmp_path / "config.json", transformers_version="0")
-    assert opened(tmp_path).sha256 != before
+    assert opened(tmp_path).sha256() != before
 
 
 @pytest.mark.parametrize("config", [encoder_config(), image_config(), seq2seq_config()])
 def test_hash_of_a_module_of_every_kind_covers_its_last_weight(config: Any) -> None:
     module = module_of(config)
-    before = open_exportable(module, tokenizer=None, max_context=None).sha256
+    before = open_exportable(module, tokenizer=None, max_context=None).sha256()
     list(module.parameters())[-1].data.flatten()[-1] += 1
-    assert open_exportable(module, tokenizer=None, max_context=None).sha256 != before
+    assert open_exportable(module, tokenizer=None, max_context=None).sha256() != before
 
 
 def test_context_of_images_cannot_be_shortened() -> None:

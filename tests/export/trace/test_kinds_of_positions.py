@@ -14,7 +14,7 @@ from tests.export.graph_runs import Steps, assert_close, run, sessions_of
 from tests.modeling import kinds
 from tests.modeling.kinds import BLOCK, POSITIONS, VOCAB
 
-from ortolan.modeling.config import BlockConfig, Positions, RotaryPositions
+from ortolan.modeling.config import BlockConfig, NoPositions, Positions, RotaryPositions
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import build
 
@@ -25,6 +25,8 @@ SOURCES, LENGTHS = TEXTS[:2, :7], np.array([7, 3], np.int32)
 
 FUSED, STANDARD, PLAIN = "GroupQueryAttention", "Attention", "Softmax"
 
+SKIP_NORM = "SkipSimplifiedLayerNormalization"
+
 
 def wide(**fields: Any) -> BlockConfig:
     """A block whose heads have a width that the kernel takes."""
@@ -34,6 +36,11 @@ def wide(**fields: Any) -> BlockConfig:
 def narrow(**fields: Any) -> BlockConfig:
     """A block whose heads are 6 wide, which it does not."""
     return replace(BLOCK, attention=replace(BLOCK.attention, **fields))
+
+
+WEIGHTLESS, BIASLESS = replace(kinds.RMS, scale=False), replace(kinds.LAYER, bias=False)
+
+INNER_NORM = replace(kinds.MLP, inner_norm=kinds.RMS, down_bias=False, activation="relu2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,13 @@ class Kind:
 
 KINDS = {
     "none": Kind(POSITIONS["none"], [(wide(), FUSED), (replace(wide(), placement="post"), FUSED)]),
+    "none, in parallel": Kind(
+        POSITIONS["none"],
+        [
+            (replace(wide(), placement="parallel"), FUSED),
+            (replace(wide(), placement="parallel_norms"), FUSED),
+        ],
+    ),
     "learned": Kind(
         POSITIONS["learned-offset"],
         [
@@ -66,6 +80,41 @@ KINDS = {
         [(replace(wide(), placement="pre_residual"), FUSED), (wide(value_dim=3), STANDARD)],
     ),
     "rotary": Kind(RotaryPositions(dim=16, theta=30.0), [(wide(num_kv_heads=2), FUSED)]),
+    "rotary of each layer": Kind(
+        NoPositions(),
+        [
+            (wide(rotary=RotaryPositions(dim=16, theta=30.0)), FUSED),
+            (wide(), FUSED),
+            (narrow(rotary=RotaryPositions(dim=4)), STANDARD),
+        ],
+    ),
+    "norms of queries and keys": Kind(
+        RotaryPositions(dim=16, theta=30.0),
+        [
+            (wide(query_key_norm=kinds.RMS, num_kv_heads=2), FUSED),
+            (wide(query_key_norm=kinds.RMS, norm_over="all", clip=0.8), FUSED),
+            (wide(query_key_norm=WEIGHTLESS, norm_after_rotary=True, softcap=0.8), FUSED),
+            (wide(query_key_norm=kinds.LAYER, value_dim=3), STANDARD),
+            (wide(query_key_norm=kinds.RMS, norm_after_rotary=True, value_dim=3), STANDARD),
+        ],
+    ),
+    "norms of blocks": Kind(
+        POSITIONS["none"],
+        [
+            (replace(wide(sinks=True), placement="inner_post", norm=kinds.RMS), FUSED),
+            (replace(wide(), placement="sandwich", norm=WEIGHTLESS, residual_scale=0.3), FUSED),
+            (replace(wide(out_norm=kinds.RMS), feed_forward=INNER_NORM), FUSED),
+            (replace(wide(), attention_norm=False, norm=BIASLESS), FUSED),
+            (replace(wide(value_dim=3, sinks=True), norm=replace(BIASLESS, scale=False)), PLAIN),
+        ],
+    ),
+    "rotary, interleaved": Kind(
+        RotaryPositions(dim=16, theta=30.0, interleaved=True),
+        [(wide(num_kv_heads=2), FUSED), (narrow(head_dim=32), FUSED)],
+    ),
+    "rotary, interleaved, of narrow heads": Kind(
+        POSITIONS["rotary-interleaved-partial"], [(narrow(), STANDARD)]
+    ),
     "rotary of narrow heads": Kind(POSITIONS["rotary-partial"], [(narrow(), STANDARD)]),
     "relative-bias": Kind(
         POSITIONS["relative-bias"],
@@ -88,7 +137,7 @@ def assert_lowered(file: Path, kind: Kind) -> None:
     graph = onnx.load(str(file), load_external_data=False).graph
     found = [n.op_type for n in graph.node if n.op_type in (FUSED, STANDARD, PLAIN)]
     assert found == [operator for _, operator in kind.layers]
-    assert {n.op_type for n in graph.node if n.domain} <= {"FusedMatMul", FUSED}
+    assert {n.op_type for n in graph.node if n.domain} <= {"FusedMatMul", FUSED, SKIP_NORM}
 
 
 def logits_of(module: TransformerModel, *inputs: NDArray[Any]) -> NDArray[np.float32]:
@@ -147,7 +196,7 @@ def test_padded_encoder_equals_each_text_alone(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("name", "layer"), [("relative-key", 1), ("alibi", 1)])
 def test_rows_of_a_source_equal_each_alone_behind_it(name: str, layer: int, tmp_path: Path) -> None:
     kind = KINDS[name]
-    module = randomised(kinds.seq2seq_config(kind.positions, kind.blocks[layer], layers=1))
+    module = randomised(kinds.seq2seq_config(kind.positions, kind.blocks[layer], depth=1))
     graphs = sessions_of(module, ["encoder", "decoder"], tmp_path)
     cross = run(graphs["encoder"], {"input_ids": SOURCES, "lengths": LENGTHS})
     steps = Steps(graphs["decoder"], 6, {**cross, "source_lengths": LENGTHS})

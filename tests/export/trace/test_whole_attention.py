@@ -21,7 +21,7 @@ from tests.export.attention_graphs import (
 
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
-from ortolan.modeling.layers.ops import Relative, attention
+from ortolan.modeling.layers.ops import Relative, Rotary, attention
 from ortolan.modeling.layers.positions import rotary_tables
 
 HEADS, KV_HEADS, WIDTH, LENGTH = 4, 2, 32, 7
@@ -32,6 +32,7 @@ LENGTHS = np.array([7, 3, 1], np.int32)
 class Kind:
     causal: bool = False
     rotated: int = 0
+    interleaved: bool = False
     biased: bool = False
     window: int | None = None
     softcap: float | None = None
@@ -55,6 +56,7 @@ KINDS = {
     "window": Kind(causal=True, window=2),
     "rotary": Kind(rotated=32),
     "partial rotary": Kind(rotated=16, causal=True),
+    "interleaved rotary": Kind(rotated=16, interleaved=True),
     "bias": Kind(biased=True),
     "causal bias": Kind(biased=True, causal=True),
     "bias and softcap": Kind(biased=True, softcap=0.7),
@@ -98,6 +100,8 @@ def graph(kind: Kind) -> ModelProto:
         softcap=spec.softcap or 0.0,
         causal=int(spec.causal),
     )
+    if kind.interleaved:
+        node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
     types: dict[Any, int] = {np.dtype("f"): TensorProto.FLOAT, np.dtype("i"): TensorProto.INT32}
     shape: Shape = ["batch", "sequence", HEADS * WIDTH]
     return helper.make_model(
@@ -120,7 +124,7 @@ def wanted(kind: Kind) -> NDArray[np.float32]:
     arrays = {name: torch.from_numpy(np.asarray(array)) for name, array in given(kind).items()}
     out: NDArray[np.float32] = attention(
         arrays["query"],
-        (arrays["cos"], arrays["sin"]) if kind.rotated else None,
+        Rotary(arrays["cos"], arrays["sin"], kind.interleaved) if kind.rotated else None,
         spec=kind.spec,
         relative=Relative(bias=arrays["bias"]) if kind.biased else None,
         lengths=torch.from_numpy(LENGTHS),

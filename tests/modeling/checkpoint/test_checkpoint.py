@@ -26,7 +26,8 @@ from tests.modeling.tiny_models import (
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ortolan.modeling import ConfigError, DecoderModel, WeightError, load, read_config, save
-from ortolan.modeling.checkpoint.folder import checkpoint_sha256, open_weights
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.checkpoint.folder import open_weights
 from ortolan.modeling.config import DecoderConfig, SinusoidalPositions
 from ortolan.modeling.weights import ModuleWeights
 
@@ -319,15 +320,15 @@ def test_a_stretched_context_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_the_hash_of_a_checkpoint_knows_every_byte(source: Path, tmp_path: Path) -> None:
-    digest = checkpoint_sha256(source)
+    digest = open_checkpoint(source).sha256()
     assert re.fullmatch("[0-9a-f]{64}", digest)
-    assert digest == checkpoint_sha256(written(LLAMA, tmp_path / "again"))
+    assert digest == open_checkpoint(written(LLAMA, tmp_path / "again")).sha256()
     weights = source / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    changed = checkpoint_sha256(source)
+    changed = open_checkpoint(source).sha256()
     assert changed != digest
     config = source / "config.json"
     config.write_text(config.read_text() + " ")
-    assert checkpoint_sha256(source) not in {digest, changed}
+    assert open_checkpoint(source).sha256() not in {digest, changed}

@@ -1,19 +1,37 @@
 """Folders of sentence-transformers: a checkpoint, and which vector embeds a text."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.modeling.tiny_encoders import ENCODERS, ragged, reference_output
 from tests.modeling.tiny_models import assert_same_logits
+from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModel
 
-from ortolan.modeling import CheckpointError, ConfigError, EncoderConfig, EncoderModel, load, save
-from ortolan.modeling.checkpoint.folder import checkpoint_sha256, read_config
-from ortolan.modeling.config import EmbeddingHead
+from ortolan.modeling import (
+    CheckpointError,
+    ConfigError,
+    EncoderConfig,
+    EncoderModel,
+    WeightError,
+    load,
+    save,
+)
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.checkpoint.folder import read_config
+from ortolan.modeling.checkpoint.sentence_head import (
+    NAMED_MODES,
+    Prompts,
+    max_tokens,
+    read_prompts,
+)
+from ortolan.modeling.config import EmbeddingHead, Projection
 
 TEXTS = ragged(9, 1, 16, 4)
 
@@ -84,6 +102,228 @@ def test_an_embedding_reads_the_same_after_we_wrote_it(
     assert modes[1]["word_embedding_dimension"] == 32
 
 
+def pooled(states_TE: Tensor, mode: str) -> Tensor:
+    """One text without padding by one mode, as sentence-transformers 6.2 defines it."""
+    count = len(states_TE)
+    match mode:
+        case "cls":
+            return states_TE[0]
+        case "lasttoken":
+            return states_TE[-1]
+        case "max":
+            return states_TE.max(0).values
+        case "mean":
+            return states_TE.sum(0) / count
+        case "mean_sqrt_len_tokens":
+            return states_TE.sum(0) / math.sqrt(count)
+        case _:
+            weights_T1 = torch.arange(1, count + 1)[:, None].float()
+            mean: Tensor = (states_TE * weights_T1).sum(0) / weights_T1.sum()
+            return mean
+
+
+SWITCHES = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+
+
+@pytest.mark.parametrize("version", [2, 6])
+@pytest.mark.parametrize("modes", [*([mode] for mode in SWITCHES), ["cls", "mean", "lasttoken"]])
+def test_every_mode_of_versions_2_to_6(version: int, modes: list[str], tmp_path: Path) -> None:
+    named = {"pooling_mode": modes if len(modes) > 1 else modes[0], "embedding_dimension": 32}
+    switched = {switch: mode in modes for mode, switch in SWITCHES.items()}
+    written(tmp_path, ALL[:2], named if version == 6 else switched)
+    module = load(tmp_path, EncoderModel)
+    assert module.config.head == EmbeddingHead(
+        pooling=tuple(NAMED_MODES[mode] for mode in modes), normalised=False
+    )
+    with torch.inference_mode():
+        states = module.states(TEXTS.ids, TEXTS.lengths)
+        rows = [row[:length] for row, length in zip(states, TEXTS.lengths.tolist(), strict=True)]
+        expected = torch.stack([torch.cat([pooled(row, mode) for mode in modes]) for row in rows])
+        assert_same_logits(module(TEXTS.ids, TEXTS.lengths), expected)
+        alone = module(TEXTS.ids[:1, : TEXTS.lengths[0]])
+        assert_same_logits(alone, expected[:1])
+
+
+DENSE = {
+    "in_features": 32,
+    "out_features": 24,
+    "bias": True,
+    "activation_function": "torch.nn.modules.activation.Tanh",
+}
+
+
+def with_dense(folder: Path, *configs: dict[str, Any]) -> list[dict[str, Tensor]]:
+    """A folder with these dense modules, and the weights of each."""
+    names = ["Transformer", "Pooling", *["Dense"] * len(configs), "Normalize"]
+    written(folder, modules(*names))
+    generator = torch.Generator().manual_seed(0)
+    weights = []
+    for number, config in enumerate(configs, 2):
+        shapes: dict[str, tuple[int, ...]] = {
+            "linear.weight": (config["out_features"], config["in_features"])
+        }
+        if config.get("bias", True):
+            shapes["linear.bias"] = (config["out_features"],)
+        weights.append({n: torch.randn(s, generator=generator) for n, s in shapes.items()})
+        place = folder / f"{number}_Dense"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(config))
+        save_file(weights[-1], place / "model.safetensors")
+    return weights
+
+
+def test_projections_follow_the_pooling(tmp_path: Path) -> None:
+    no_bias = {
+        "in_features": 24,
+        "out_features": 40,
+        "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    first, second = with_dense(tmp_path / "source", DENSE, no_bias)
+    module = load(tmp_path / "source", EncoderModel)
+    assert isinstance(module.config.head, EmbeddingHead)
+    assert module.config.head.width(32) == 40
+    with torch.inference_mode():
+        states = module.states(TEXTS.ids, TEXTS.lengths)
+        lengths = TEXTS.lengths.tolist()
+        mean = torch.stack(
+            [row[:length].mean(0) for row, length in zip(states, lengths, strict=True)]
+        )
+        hidden = torch.tanh(mean @ first["linear.weight"].T + first["linear.bias"])
+        expected = functional.normalize(hidden @ second["linear.weight"].T, dim=1)
+        assert_same_logits(module(TEXTS.ids, TEXTS.lengths), expected)
+    save(module, tmp_path / "saved")
+    again = load(tmp_path / "saved", EncoderModel)
+    assert again.config == module.config
+    with torch.inference_mode():
+        assert torch.equal(again(TEXTS.ids, TEXTS.lengths), module(TEXTS.ids, TEXTS.lengths))
+
+
+def test_the_activation_of_a_projection_is_tanh_where_it_has_none(tmp_path: Path) -> None:
+    with_dense(tmp_path, {"in_features": 32, "out_features": 24})
+    head = read_config(tmp_path, EncoderConfig).head
+    assert isinstance(head, EmbeddingHead)
+    assert head.projections == (Projection(width=24, bias=True, activation="tanh"),)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"in_features": 31},
+        {"activation_function": "mine.Activation"},
+        {"use_residual": True},
+        {"module_output_name": "token_embeddings"},
+        {"normalize": True},
+    ],
+)
+def test_a_projection_that_is_not_served_is_an_error(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    with_dense(tmp_path, DENSE)
+    (tmp_path / "2_Dense/config.json").write_text(json.dumps(DENSE | change))
+    with pytest.raises(ConfigError, match=r"2_Dense/config\.json: expected "):
+        read_config(tmp_path, EncoderConfig)
+
+
+def test_weights_of_a_projection_have_its_shape(tmp_path: Path) -> None:
+    with_dense(tmp_path, DENSE)
+    (tmp_path / "2_Dense/config.json").write_text(json.dumps(DENSE | {"out_features": 25}))
+    with pytest.raises(WeightError, match=r"projections\.0\.weight: expected shape \(25, 32\)"):
+        load(tmp_path, EncoderModel)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, None),
+        ({"sentence_bert_config.json": {"max_seq_length": 30}}, 30),
+        ({"tokenizer_config.json": {"model_max_length": 20}}, 20),
+        ({"tokenizer_config.json": {"model_max_length": 1e30}}, None),
+        (
+            {
+                "sentence_bert_config.json": {"max_seq_length": 30},
+                "tokenizer_config.json": {"model_max_length": 20},
+            },
+            30,
+        ),
+    ],
+)
+def test_a_folder_says_how_long_texts_are(
+    said: dict[str, Any], expected: int | None, tmp_path: Path
+) -> None:
+    for name, values in said.items():
+        (tmp_path / name).write_text(json.dumps(values))
+    assert max_tokens(tmp_path) is None
+    (tmp_path / "modules.json").write_text(json.dumps(ALL))
+    assert max_tokens(tmp_path) == expected
+
+
+def test_prompts_are_those_of_the_folder(tmp_path: Path) -> None:
+    values = {"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(values))
+    assert read_prompts(tmp_path) == Prompts()
+    (tmp_path / "modules.json").write_text(json.dumps(ALL))
+    assert read_prompts(tmp_path) == Prompts(texts=values["prompts"], default="query")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "values", [{"prompts": {"query": 3}}, {"prompts": {}, "default_prompt_name": "query"}]
+)
+def test_prompts_that_are_no_texts_are_an_error(values: object, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps(ALL))
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="expected prompts to be texts by name"):
+        read_prompts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "normalizer", [None, {"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]}]
+)
+def test_lower_case_that_the_tokenizer_does_not_make_is_an_error(
+    normalizer: object, tmp_path: Path
+) -> None:
+    written(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
+    with pytest.raises(ConfigError, match="expected do_lower_case false"):
+        read_config(tmp_path, EncoderConfig)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "BertNormalizer", "lowercase": True},
+        {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
+    ],
+)
+def test_lower_case_that_the_tokenizer_makes_is_served(normalizer: object, tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
+    assert isinstance(read_config(tmp_path, EncoderConfig).head, EmbeddingHead)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"transformer_task": "text-generation"},
+        {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
+    ],
+)
+def test_other_states_than_the_last_are_an_error(values: object, tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="expected feature-extraction"):
+        read_config(tmp_path, EncoderConfig)
+
+
 def test_vectors_of_tokens_written_over_an_embedding_are_read_as_such(tmp_path: Path) -> None:
     ENCODERS["bert"].reference().save_pretrained(tmp_path / "plain")
     plain = load(tmp_path / "plain", EncoderModel)
@@ -103,8 +343,10 @@ def test_another_head_does_not_mind_the_file(tmp_path: Path) -> None:
     [
         modules("Transformer"),
         modules("Transformer", "Normalize"),
-        modules("Transformer", "Pooling", "Dense"),
+        modules("Transformer", "Pooling", "LSTM"),
+        modules("Transformer", "Pooling", "Normalize", "Dense"),
         modules("WordEmbeddings", "Pooling"),
+        [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
         {},
         [1, 2],
         None,
@@ -119,14 +361,15 @@ def test_modules_that_are_not_served_are_an_error(listed: object, tmp_path: Path
     "pooling",
     [
         {},
-        {"pooling_mode_max_tokens": True},
-        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
-        {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True},
-        {"pooling_mode": "mean"},
+        {"pooling_mode": "attention"},
+        {"pooling_mode": ["mean", 3]},
+        {"pooling_mode": []},
+        MINI_LM_POOLING | {"include_prompt": False},
+        MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
     ],
 )
 def test_a_pooling_that_is_not_served_is_an_error(pooling: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"1_Pooling/config\.json: expected one of"):
+    with pytest.raises(ConfigError, match=r"1_Pooling/config\.json: expected "):
         read_config(written(tmp_path, ALL, pooling), EncoderConfig)
 
 
@@ -144,11 +387,11 @@ def test_a_pooling_that_was_not_fetched_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_hash_of_a_checkpoint_knows_its_embedding(tmp_path: Path) -> None:
-    digests = {checkpoint_sha256(written(tmp_path / "source"))}
+    digests = {open_checkpoint(written(tmp_path / "source")).sha256()}
     (tmp_path / "source/1_Pooling/config.json").write_text(json.dumps(FIRST))
-    digests.add(checkpoint_sha256(tmp_path / "source"))
+    digests.add(open_checkpoint(tmp_path / "source").sha256())
     (tmp_path / "source/modules.json").write_text(json.dumps(ALL[:2]))
-    digests.add(checkpoint_sha256(tmp_path / "source"))
+    digests.add(open_checkpoint(tmp_path / "source").sha256())
     (tmp_path / "source/modules.json").unlink()
-    digests.add(checkpoint_sha256(tmp_path / "source"))
+    digests.add(open_checkpoint(tmp_path / "source").sha256())
     assert len(digests) == 4

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.modeling.tiny_models import GPT2, LLAMA
 
 from ortolan.modeling import CheckpointError, ConfigError, read_config
-from ortolan.modeling.checkpoint.folder import MAX_CONFIG_BYTES, config_from_hf
+from ortolan.modeling.checkpoint.checkpoint import MAX_CONFIG_BYTES
+from ortolan.modeling.checkpoint.folder import config_from_hf
 
 
 def write_config(folder: Path, **changes: object) -> Path:
@@ -56,7 +57,7 @@ def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "expected one of bart, bert, .*, t5, vit, got 'mamba'"),
+        ({"model_type": "mamba"}, "expected one of .*bart, bert, .*, t5, .*vit.*got 'mamba'"),
         ({"model_type": None}, "expected model_type, got nothing"),
         ({"model_type": ["llama"]}, "expected model_type of type str"),
         ({"attention_sinks": 4}, "whose effect is known, got attention_sinks"),
@@ -107,10 +108,9 @@ def test_a_config_that_is_not_understood_is_an_error(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx false"),
         ({"add_cross_attention": True}, "add_cross_attention false"),
-        ({"n_head": 5}, "n_embd divisible by n_head, got 32 and 5"),
-        ({"n_head": 64}, "n_embd divisible by n_head, got 32 and 64"),
+        ({"n_head": 5}, "a width that the heads share evenly, got 32 and 5"),
+        ({"n_head": 64}, "a width that the heads share evenly, got 32 and 64"),
         ({"activation_function": "gelu_fast"}, "got 'gelu_fast'"),
     ],
 )

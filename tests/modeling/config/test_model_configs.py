@@ -19,6 +19,7 @@ from tests.modeling.kinds import (
 
 from ortolan.modeling import ConfigError
 from ortolan.modeling.config import (
+    AlibiPositions,
     ClassifierHead,
     ConcatenatedPositions,
     EmbeddingHead,
@@ -64,12 +65,17 @@ def test_a_feed_forward_that_cannot_be_is_an_error(change: dict[str, Any]) -> No
         replace(MLP, **change)
 
 
+def test_sublayers_side_by_side_have_no_cross_attention_between_them() -> None:
+    with pytest.raises(ConfigError, match="no cross-attention where attention and mlp are"):
+        seq2seq_config(NoPositions(), BLOCKS["parallel"])
+
+
 def test_a_decoder_that_cannot_be_is_an_error() -> None:
     with pytest.raises(ConfigError, match="expected causal attention in every layer"):
         decoder_config(NoPositions(), bidirectional(BLOCK))
     with pytest.raises(ConfigError, match="a head of its own beside concatenated positions"):
         decoder_config(POSITIONS["concatenated-learned"], tied_head=True)
-    with pytest.raises(ConfigError, match=f"fewer channels than the {WIDTH} of the stream"):
+    with pytest.raises(ConfigError, match=f"fewer channels than the {WIDTH} of the embedding"):
         decoder_config(ConcatenatedPositions(dim=WIDTH, table=POSITIONS["learned"]))  # type: ignore[arg-type]
     narrow = replace(BLOCKS["readout-sum"].attention, value_dim=WIDTH - 1)
     with pytest.raises(ConfigError, match=f"values of the stream's {WIDTH} channels"):
@@ -83,6 +89,11 @@ def test_layers_that_share_a_bias_have_as_many_heads(positions: str) -> None:
     with pytest.raises(ConfigError, match="as many heads in every layer"):
         replace(config, blocks=(BLOCK, wider))
     assert replace(config, positions=NoPositions(), blocks=(BLOCK, wider)).blocks[1] == wider
+
+
+def test_scores_that_rise_with_the_key_are_of_causal_attention() -> None:
+    with pytest.raises(ConfigError, match="causal attention where scores rise"):
+        encoder_config(AlibiPositions(rounded=True))
 
 
 def test_an_encoder_that_cannot_be_is_an_error() -> None:
@@ -112,7 +123,7 @@ def test_an_encoder_decoder_that_cannot_be_is_an_error() -> None:
     with pytest.raises(ConfigError, match="cross-attention to all of the source in every layer"):
         replace(config, decoder=decoder_config(NoPositions()))
     with pytest.raises(ConfigError, match="expected no head"):
-        replace(config, encoder=replace(config.encoder, head=EmbeddingHead(pooling="mean")))
+        replace(config, encoder=replace(config.encoder, head=EmbeddingHead(pooling=("mean",))))
     with pytest.raises(ConfigError, match=f"the decoder's width of {WIDTH}, got a width of 12"):
         replace(config, encoder=replace(config.encoder, hidden_size=12))
     other = replace(config.encoder, input=TokenInput(vocab_size=7))

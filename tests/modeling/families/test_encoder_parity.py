@@ -21,9 +21,15 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderModel, load, save
-from ortolan.modeling.config import EmbeddingHead, LanguageModelHead
+from ortolan.modeling.config import EmbeddingHead, LanguageModelHead, Pooling
+from ortolan.modeling.families import family_of
 
 TEXTS = ragged(9, 1, 16, 4)
+
+
+def is_saved(case: EncoderCase) -> bool:
+    """Whether a model can be saved in the format of its family."""
+    return hasattr(family_of(case.values["model_type"]), "hf_config")
 
 
 def written(case: EncoderCase, folder: Path) -> PreTrainedModel:
@@ -66,7 +72,7 @@ def test_a_vision_checkpoint_gives_the_same_outputs(name: str, tmp_path: Path) -
     assert float(expected.std()) > 0.1
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", [name for name in ENCODERS if is_saved(ENCODERS[name])])
 def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     case = ENCODERS[name]
     written(case, tmp_path / "source")
@@ -132,7 +138,8 @@ def test_an_embedding_is_the_published_recipe(
 def embedded(folder: Path, pooling: str, normalised: bool) -> Tensor:
     """The texts through a checkpoint whose head is replaced by one without weights."""
     loaded = load(folder, EncoderModel)
-    head = EmbeddingHead(pooling="mean" if pooling == "mean" else "first", normalised=normalised)
+    mode: Pooling = "mean" if pooling == "mean" else "first"
+    head = EmbeddingHead(pooling=(mode,), normalised=normalised)
     module = EncoderModel(replace(loaded.config, head=head)).eval()
     module.load_state_dict(loaded.state_dict())
     with torch.inference_mode():

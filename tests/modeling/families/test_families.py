@@ -15,7 +15,7 @@ from ortolan.modeling.config import (
     RotaryPositions,
 )
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import family_of, weights_of
+from ortolan.modeling.families import family_of, published_config, weights_of
 from ortolan.modeling.families.activations import NAMES, read_activation, write_activation
 from ortolan.modeling.weights import targets
 
@@ -185,7 +185,7 @@ def test_a_config_reads_the_same_after_transformers_rewrote_it(name: str) -> Non
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_reads_the_same_after_we_wrote_it(name: str) -> None:
     config = config_from_hf(PUBLISHED[name][0])
-    assert config_from_hf(family_of(config.model_type).hf_config(config)) == config
+    assert config_from_hf(published_config(config)) == config
 
 
 def test_what_a_llama_config_says() -> None:
@@ -210,8 +210,8 @@ def test_what_a_gpt2_config_says() -> None:
     config = config_from_hf(GPT2_124M)
     assert config.positions == LearnedPositions()
     assert config.tied_head
-    assert config.blocks[0].feed_forward.intermediate_size == 3072
-    assert config.blocks[0].feed_forward.activation == "gelu_tanh"
+    assert config.blocks[0].dense.intermediate_size == 3072
+    assert config.blocks[0].dense.activation == "gelu_tanh"
 
 
 def windows(**changes: object) -> list[int | None]:
@@ -240,7 +240,7 @@ def test_qwen2_windows_begin_where_the_config_says() -> None:
 
 
 def test_an_unknown_family_is_an_error_that_names_the_known() -> None:
-    with pytest.raises(ConfigError, match=r"one of bart, bert, .*, t5, vit, got 'gpt-2'"):
+    with pytest.raises(ConfigError, match=r"one of .*bart, bert, .*, t5, .*vit.*got 'gpt-2'"):
         family_of("gpt-2")
 
 

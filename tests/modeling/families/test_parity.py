@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.modeling.families import cases_classics, cases_modern
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
@@ -38,12 +39,14 @@ class Case:
 
     Attributes:
         generates: whether transformers' own cache agrees with its uncached forward.
+        attention: which of its implementations is right.
     """
 
     values: dict[str, Any]
     length: int = TEXT
     max_context: int | None = None
     generates: bool = True
+    attention: str = "eager"
 
 
 def scaled(kind: str, **rope: object) -> dict[str, Any]:
@@ -100,6 +103,7 @@ CASES = {
     "gpt2-untied": Case(values=GPT2 | {"tie_word_embeddings": False}),
     "gpt2-inner": Case(values=GPT2 | {"n_inner": 56, "activation_function": "relu"}),
     "gpt2-unscaled": Case(values=GPT2 | {"scale_attn_weights": False}),
+    "gpt2-by-layer": Case(values=GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
     "gpt2-short": Case(values=GPT2, length=40, max_context=40),
     "mistral": Case(values=MISTRAL),
     "mistral-window": Case(values=MISTRAL | {"sliding_window": 7}),
@@ -118,11 +122,15 @@ CASES = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         }
     ),
+    **{name: Case(values=values) for name, values in cases_classics.CASES.items()},
+    **{name: Case(**case) for name, case in cases_modern.CASES.items()},
+    # The other adds the biases twice.
+    "falcon-alibi": Case(values=cases_classics.FALCON_ALIBI, attention="sdpa"),
     # families of the tests
     "marian": Case(values=MARIAN),
     "marian-unscaled": Case(values=MARIAN | {"scale_embedding": False}),
-    "stablelm": Case(values=STABLELM),
-    "stablelm-quarter": Case(
+    "stablelm-half": Case(values=STABLELM),
+    "stablelm-wide": Case(
         values=STABLELM | {"hidden_size": 64, "partial_rotary_factor": 0.25, "use_qkv_bias": True}
     ),
 }
@@ -132,7 +140,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    reference = reference_model(case.values)
+    reference = reference_model(case.values, attention=case.attention)
     reference.save_pretrained(tmp_path)
     module = load(tmp_path, max_context=case.max_context)
     ids = random_text(case.length)

@@ -18,7 +18,7 @@ from ortolan.modeling.config import (
     RelativeBiasPositions,
     SinusoidalPositions,
 )
-from ortolan.modeling.families import family_of
+from ortolan.modeling.families import published_config
 
 OPUS_MT: dict[str, Any] = {
     "_num_labels": 3,
@@ -262,7 +262,7 @@ def test_a_config_reads_the_same_after_transformers_rewrote_it(name: str) -> Non
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_reads_the_same_after_we_wrote_it(name: str) -> None:
     config = read(name)
-    written = family_of(config.model_type).hf_config(config)
+    written = published_config(config)
     assert config_from_hf(written, ModelConfig) == config
 
 
@@ -285,11 +285,11 @@ def test_what_a_t5_config_says() -> None:
     assert not config.decoder.tied_head
     assert config.decoder.head_scale == 1.0
     assert config.decoder.blocks[0].attention.scale == 1.0
-    assert config.decoder.blocks[0].feed_forward.activation == "gelu_tanh"
+    assert config.decoder.blocks[0].dense.activation == "gelu_tanh"
     plain = config_from_hf(T5_SMALL, EncoderDecoderConfig)
     assert plain.decoder.tied_head
     assert plain.decoder.head_scale == 512**-0.5
-    assert plain.decoder.blocks[0].feed_forward.kind == "mlp"
+    assert plain.decoder.blocks[0].dense.kind == "mlp"
 
 
 def test_what_encoder_configs_say() -> None:

@@ -81,7 +81,7 @@ def test_a_classifier_sees_one_vector_of_each_text(pooling: Any, activation: Any
 @pytest.mark.parametrize("normalised", [True, False])
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 def test_an_embedding_is_one_vector_of_each_text(pooling: Any, normalised: bool) -> None:
-    module = with_head(EmbeddingHead(pooling=pooling, normalised=normalised))
+    module = with_head(EmbeddingHead(pooling=(pooling,), normalised=normalised))
     rows = [text[0] if pooling == "first" else text.mean(0) for text in states(module)]
     rows = [row / np.sqrt(row @ row) for row in rows] if normalised else rows
     assert_close(outputs(module), np.stack(rows))

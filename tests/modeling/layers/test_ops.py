@@ -14,7 +14,14 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.ops import Relative, Rotary, attention, cached_attention
+from ortolan.modeling.layers.ops import (
+    Relative,
+    Rotary,
+    attention,
+    attention_weights,
+    cached_attention,
+    split_projections,
+)
 
 HEADS, HEAD_DIM = 4, 8
 
@@ -50,7 +57,7 @@ def rotary(rotated: int, positions: int = 64) -> Rotary | None:
     if not rotated:
         return None
     angles = random(positions, rotated // 2, seed=99) * 3
-    return angles.cos(), angles.sin()
+    return Rotary(angles.cos(), angles.sin())
 
 
 def empty(spec: AttentionConfig, batch: int, capacity: int) -> LayerCache:
@@ -97,7 +104,7 @@ def turned(vector: list[float], tables: Rotary | None, position: int) -> list[fl
     """A vector whose channels i and i + R/2 are a complex number, turned by its angle."""
     if tables is None:
         return vector
-    cos, sin = (table[position].double() for table in tables)
+    cos, sin = (table[position].double() for table in tables[:2])
     half, result = len(cos), list(vector)
     for i in range(half):
         number = complex(vector[i], vector[i + half]) * complex(float(cos[i]), float(sin[i]))
@@ -106,7 +113,7 @@ def turned(vector: list[float], tables: Rotary | None, position: int) -> list[fl
 
 
 def test_the_formula_turns_by_the_angle() -> None:
-    tables = (torch.tensor([[1.0], [math.cos(0.3)]]), torch.tensor([[0.0], [math.sin(0.3)]]))
+    tables = Rotary(torch.tensor([[1.0], [math.cos(0.3)]]), torch.tensor([[0.0], [math.sin(0.3)]]))
     length, angle = cmath.polar(complex(*turned([0.6, 0.8], tables, 1)))
     assert length == pytest.approx(1)
     assert angle == pytest.approx(cmath.phase(0.6 + 0.8j) + 0.3)
@@ -320,3 +327,63 @@ def test_positions_of_a_step(
     lengths: tuple[int, ...], new_tokens: int, expected: list[list[int]]
 ) -> None:
     assert after(*lengths).positions(new_tokens).tolist() == expected
+
+
+# --- projections apart, and sinks --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_projections_apart_give_what_those_side_by_side_do(name: str) -> None:
+    spec, tables, length = SPECS[name], rotary(4), 7
+    qkv = packed(spec, 2, length)
+    heads = split_projections(qkv, spec)
+    lengths, cache = after(length, length), empty(spec, 2, 16)
+    assert_close(attention(heads, tables, spec=spec), attention(qkv, tables, spec=spec))
+    assert_close(
+        attention_weights(heads, tables, spec=spec), attention_weights(qkv, tables, spec=spec)
+    )
+    one, other = (
+        cached_attention(given, cache, lengths, tables, spec=spec) for given in (heads, qkv)
+    )
+    assert_close(one[0], other[0])
+    assert_close(one[1].value, other[1].value)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_sink_is_one_more_key_with_a_value_of_zero(name: str) -> None:
+    spec, length = SPECS[name], 7
+    qkv = packed(spec, 2, length)
+    weights = attention_weights(qkv, None, spec=spec)
+    sinks = torch.linspace(-1, 2, HEADS)
+    # The softmax of the scores and one more: what the sink takes is lost to all alike.
+    scores = score_sums(qkv, spec)
+    taken = scores / (scores + sinks.exp()[:, None].double())
+    wanted = weights.double() * taken[..., None]
+    assert_close(attention_weights(qkv, None, spec=spec, sinks=sinks).double(), wanted)
+
+    plain = attention(qkv, None, spec=spec, sinks=sinks)
+    cached, _ = cached_attention(
+        qkv, empty(spec, 2, 16), after(length, length), None, spec=spec, sinks=sinks
+    )
+    values = by_head(split_projections(qkv, spec).value)
+    values = values.repeat_interleave(HEADS // spec.num_kv_heads, 1)
+    out = (wanted @ values).transpose(1, 2).flatten(2)
+    assert_close(plain.double(), out)
+    assert_close(cached.double(), out)
+
+
+def score_sums(qkv: Tensor, spec: AttentionConfig) -> Tensor:
+    """The sum of exponentials that each query is divided by, `(B, H, S)` in float64."""
+    q, k, _ = map(by_head, split_projections(qkv, spec))
+    scores = q @ k.repeat_interleave(HEADS // spec.num_kv_heads, 1).mT * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    length = qkv.shape[1]
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    seen = (distance >= 0) & (distance < (spec.sliding_window or length))
+    total: Tensor = scores.exp().masked_fill(~seen, 0).sum(-1)
+    return total
+
+
+def by_head(part: Tensor) -> Tensor:
+    return part.reshape(*part.shape[:2], -1, HEAD_DIM).transpose(1, 2).double()

@@ -13,11 +13,13 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
 from ortolan.modeling.config import (
     DynamicNTKScaling,
     Llama3Scaling,
     RotaryPositions,
+    SinusoidalPositions,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
@@ -192,11 +194,17 @@ def test_theta_beside_and_inside_the_scaling_reads_the_same() -> None:
     assert read_rotary(ConfigReader({}), head_dim=8, context_length=8).theta == 10_000.0
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+
+
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "longrope", "factor": 2.0}, "got 'longrope'"),
-        ({"rope_type": "su", "factor": 2.0}, "got 'su'"),
+        ({"rope_type": "mrope", "factor": 2.0}, "got 'mrope'"),
+        ({"rope_type": "su", "factor": 2.0}, "expected short_factor"),
+        (LONGROPE | {"short_factor": [1.0] * 31}, "two lists of 32 positive factors"),
+        (LONGROPE | {"long_factor": [0.0] * 32}, "of at least 0.0"),
+        (LONGROPE | {"long_factor": ["1"] * 32}, "expected long_factor to be numbers"),
         ({"rope_type": "linear"}, "expected factor, got nothing"),
         ({"rope_type": "linear", "factor": "2"}, "expected factor of type float"),
         ({"rope_type": "linear", "factor": 0.0}, "positive factor"),
@@ -251,7 +259,7 @@ def test_llama3_keeps_fast_channels_and_divides_slow_ones() -> None:
 
 @pytest.mark.parametrize("width", [6, 32])
 def test_the_interleaved_table_is_the_papers(width: int) -> None:
-    table = sinusoidal_table(50, width, "interleaved")
+    table = sinusoidal_table(50, width, SinusoidalPositions())
     assert table.shape == (50, width)
     for position in (0, 1, 17, 49):
         for i in range(width // 2):
@@ -263,11 +271,19 @@ def test_the_interleaved_table_is_the_papers(width: int) -> None:
 @pytest.mark.parametrize("width", [6, 7, 32])
 def test_the_table_of_halves_is_that_of_marian(width: int) -> None:
     expected = MarianSinusoidalPositionalEmbedding(50, width).create_weight()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(sinusoidal_table(50, width, "halves"), expected)
+    table = sinusoidal_table(50, width, SinusoidalPositions(layout="halves"))
+    torch.testing.assert_close(table, expected)
+
+
+def test_the_table_with_an_endpoint_is_that_of_xglm() -> None:
+    reference = XGLMSinusoidalPositionalEmbedding(50, 12)
+    expected = reference(torch.arange(50)[None])[0]
+    positions = SinusoidalPositions(layout="halves", offset=2, endpoint=True)
+    torch.testing.assert_close(sinusoidal_table(50, 12, positions), expected)
 
 
 @pytest.mark.parametrize("width", [6, 7])
 def test_both_layouts_hold_the_same_numbers(width: int) -> None:
-    interleaved = sinusoidal_table(20, width, "interleaved")
-    halves = sinusoidal_table(20, width, "halves")
+    interleaved = sinusoidal_table(20, width, SinusoidalPositions())
+    halves = sinusoidal_table(20, width, SinusoidalPositions(layout="halves"))
     assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1), halves)

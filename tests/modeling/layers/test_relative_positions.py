@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from ortolan.modeling import ConfigError
@@ -13,7 +14,12 @@ from ortolan.modeling.config import (
     RelativeBiasPositions,
     RelativeKeyPositions,
 )
-from ortolan.modeling.layers.positions import alibi_slopes, relative_buckets, relative_index
+from ortolan.modeling.layers.positions import (
+    alibi_slopes,
+    relative_buckets,
+    relative_index,
+    rounded_alibi,
+)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -55,6 +61,14 @@ def test_slopes_are_those_of_the_paper(heads: int) -> None:
 
 def test_eight_heads_have_the_slopes_that_the_paper_prints() -> None:
     assert alibi_slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+def test_rounded_alibi_is_that_of_falcon(heads: int) -> None:
+    tokens = torch.ones(1, 600, dtype=torch.long)
+    expected = build_alibi_tensor(tokens, heads, torch.float32)[:, 0]
+    assert torch.equal(rounded_alibi(heads, 600), expected)
+    assert len(set(expected[0].tolist())) < 600
 
 
 @pytest.mark.parametrize(("buckets", "most"), [(0, 8), (2, 8), (5, 8), (8, 4), (32, 16), (4, 2)])

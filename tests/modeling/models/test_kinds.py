@@ -2,13 +2,16 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.modeling.kinds import (
     BLOCKS,
+    LAYERS,
     POSITIONS,
     VOCAB,
+    Blocks,
     decoder,
     decoder_config,
     encoder,
@@ -20,7 +23,7 @@ from tests.modeling.plain_transformer import Array, Weights, stack
 from torch import Tensor
 
 from ortolan.modeling import DecoderModel
-from ortolan.modeling.config import AlibiPositions, DecoderConfig, NoPositions
+from ortolan.modeling.config import AlibiPositions, DecoderConfig, NoPositions, Positions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.models.stack import Stack
 
@@ -33,9 +36,17 @@ MIXED = {
     for block in ("grouped", "softcap", "wide-values", "readout-sum", "pre-residual")
 }
 
-CASES = {
+CASES: dict[str, tuple[Positions, Blocks]] = {
     **{f"positions-{name}": (kind, BLOCKS["pre"]) for name, kind in POSITIONS.items()},
     **{f"block-{name}": (POSITIONS["learned"], block) for name, block in BLOCKS.items()},
+    **{f"layers-{name}": (POSITIONS["rotary"], blocks) for name, blocks in LAYERS.items()},
+    "layers-own-alone": (POSITIONS["none"], LAYERS["own-and-none"]),
+    "layers-own-and-a-table": (POSITIONS["learned"], LAYERS["own-and-none"]),
+    **{
+        f"rotary-{name}": (POSITIONS["rotary-partial"], block)
+        for name, block in BLOCKS.items()
+        if name.startswith("query-key-norm")
+    },
     **MIXED,
 }
 
@@ -138,6 +149,23 @@ def test_an_encoder_decoder_equals_the_formulas(name: str) -> None:
         assert_close(logits[row], plain @ head_of(module.decoder))
 
 
+def test_logits_are_capped_and_scaled_as_the_config_says() -> None:
+    config, ids = decoder_config(POSITIONS["rotary"]), text(9)
+    plain = decoder(config)
+    capped = decoder(replace(config, head_scale=0.5, final_softcap=2.0))
+    with torch.inference_mode():
+        assert_close(capped(ids), 2.0 * torch.tanh(0.5 * plain(ids) / 2.0))
+
+
+def test_every_block_computes_something_else() -> None:
+    outputs = {}
+    with torch.inference_mode():
+        for name, block in BLOCKS.items():
+            outputs[name] = encoder(encoder_config(POSITIONS["rotary-partial"], block))(text(8))
+    for one, other in itertools.combinations(outputs, 2):
+        assert not torch.allclose(outputs[one], outputs[other], atol=2e-5), (one, other)
+
+
 def test_every_kind_computes_something_else() -> None:
     # The cases above would agree, too, if no kind did anything.
     outputs = {}
@@ -170,8 +198,8 @@ def test_old_tokens_stay_as_they_are_when_one_is_appended(name: str) -> None:
     short = layers(module, lambda: module(ids[:, :10]))
     long = layers(module, lambda: module(ids))
     assert len(short) == len(long) == 2
-    # Scores that are capped are computed in float32.
-    tolerance = 5e-6 if "softcap" in name else 1e-12
+    # Scores that are capped, or have a sink, are computed in float32.
+    tolerance = 5e-6 if "softcap" in name or "sinks" in name else 1e-12
     for old, new in zip(short, long, strict=True):
         assert_close(new[:, :10], old, tolerance=tolerance)
 

@@ -144,6 +144,7 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder", put("output", value=None), "`output`"),
         ("encoder", put("states", value=[SOURCE]), "'0.cross.key'"),
         ("encoder", put("source", "max_tokens", value=15), "15"),
+        ("encoder", put("source", "default_prompt", value="query"), "got query"),
         ("encoder", put("graphs", "encoder", "sequence", value=1), "'encoder'"),
         ("encoder", put("graphs", "encoder", "min_new_tokens", value=2), "'encoder'"),
         ("encoder", put("graphs", "decoder", value={"file": "certificate.npz"}), "decoder"),
@@ -208,10 +209,16 @@ def labelled(count: int) -> Change:
     return put("output", value={"kind": "labels", "size": count, "labels": labels})
 
 
+def prompts(count: int) -> Change:
+    return put("source", "prompts", value={f"{index}": "" for index in range(count)})
+
+
 @pytest.mark.parametrize(
     ("limit", "make"),
     [
         (limits.MAX_LABELS, labelled),
+        (limits.MAX_PROMPTS, prompts),
+        (limits.MAX_PROMPT_LENGTH, lambda n: put("source", "prompts", value={"a": "b" * n})),
         (limits.MAX_IMAGE_SIDE, lambda n: images(width=n)),
         (limits.MAX_IMAGE_SIDE, lambda n: images(height=n)),
     ],

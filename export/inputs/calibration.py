@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.exportable import Exportable
-from ortolan.export.source.inputs import (
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.tensors import (
     Inputs,
     around,
     encode_pair,
@@ -74,11 +74,17 @@ def own_calibration(model: Exportable) -> Path | None:
     It is `calibration.npy` for an encoder of images, `calibration.tsv` for a model that translates
     texts, and `calibration.txt` for a decoder or an encoder of texts; see `read_calibration`.
     """
-    suffix = _suffix(model)
-    if model.folder is None or suffix is None or not can_read(model):
+    name = own_name(model)
+    if model.folder is None or name is None or not can_read(model):
         return None
-    path = model.folder / f"calibration{suffix}"
+    path = model.folder / name
     return path if path.is_file() else None
+
+
+def own_name(model: Exportable) -> str | None:
+    """What the calibration file beside a checkpoint is called; None for a kind without one."""
+    suffix = _suffix(model)
+    return None if suffix is None else f"calibration{suffix}"
 
 
 def can_read(model: Exportable) -> bool:
@@ -89,8 +95,8 @@ def can_read(model: Exportable) -> bool:
 def _suffix(model: Exportable) -> str | None:
     """The suffix of a model's calibration file; None for a kind that has none."""
     if isinstance(model.takes, ImageSource):
-        return ".npy" if model.sides.decoder is None else None
-    return ".txt" if None in (model.sides.encoder, model.sides.decoder) else ".tsv"
+        return None if model.sides.has_decoder else ".npy"
+    return ".tsv" if model.sides.reads_source else ".txt"
 
 
 def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) -> Calibration:
@@ -168,7 +174,7 @@ def _cut_texts(
 ) -> list[NDArray[np.int64]]:
     """Texts of one length, `(length,)` each; those of an encoder between its special tokens."""
     length = min(length, longest_source(model))
-    is_decoder = model.sides.encoder is None
+    is_decoder = not model.sides.has_encoder
     special: tuple[list[int], list[int]] = ([], []) if is_decoder else around(tokenizer)
     room = length - len(special[0]) - len(special[1])
     room = length if room < 1 else room

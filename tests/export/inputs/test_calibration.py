@@ -20,8 +20,8 @@ from tests.export.models_of_kinds import (
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.precision import CALIBRATION_SEQUENCES
-from ortolan.export.source.calibration import (
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import (
     CalibrationImages,
     CalibrationPairs,
     CalibrationText,
@@ -31,7 +31,8 @@ from ortolan.export.source.calibration import (
     read_calibration,
     spread,
 )
-from ortolan.export.source.exportable import Exportable, open_exportable
+from ortolan.export.precision import CALIBRATION_SEQUENCES
+from ortolan.export.source import open_exportable
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
@@ -315,6 +316,6 @@ def test_export_imports_no_training() -> None:
     code = "import sys, ortolan.export.pipeline; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    assert "ortolan.export.source.calibration" in loaded
+    assert "ortolan.export.inputs.calibration" in loaded
     assert not [name for name in loaded if name.startswith("ortolan.modeling.training")]
     assert not {"num2words", "sklearn"} & set(loaded)

@@ -1,7 +1,7 @@
 """The encoder and the decoder of a model, of which it has at least one.
 
 The one place of the export that tells the classes of configs apart: what a kind of model needs
-follows from its sides (`ortolan.export.kinds`).
+follows from its sides.
 """
 
 from collections.abc import Mapping

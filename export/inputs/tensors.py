@@ -1,14 +1,15 @@
 """Inputs of a model as tensors: texts, pairs and images, to calibrate or to prove with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ortolan.export.source.exportable import Exportable
+from ortolan.export.exportable import Exportable
 from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
@@ -30,10 +31,17 @@ class Inputs:
     ids: Sequence[Tensor] = ()
 
 
+def calls(model: Exportable, inputs: Inputs) -> list[Callable[[], Tensor]]:
+    """What computes the output of a model for each input (`ortolan.export.streamed.run`)."""
+    nothing: list[Tensor | None] = [None] * max(len(inputs.sources), len(inputs.ids))
+    sources, ids = inputs.sources or nothing, inputs.ids or nothing
+    return [partial(model.forward, *given) for given in zip(sources, ids, strict=True)]
+
+
 def text_inputs(model: Exportable, texts: Sequence[NDArray[np.int64]]) -> Inputs:
     """Texts for a decoder or an encoder alone."""
     ids = [torch.from_numpy(text) for text in texts]
-    return Inputs(ids=ids) if model.sides.encoder is None else Inputs(sources=ids)
+    return Inputs(sources=ids) if model.sides.has_encoder else Inputs(ids=ids)
 
 
 def pair_inputs(
@@ -74,14 +82,14 @@ def encode_pair(
     source, target = (np.array(tokenizer.encode(text), np.int64) for text in pair)
     start = [] if model.tokens.start is None else [model.tokens.start]
     ids = np.concatenate((np.array(start, np.int64), target))
-    return source[: longest_source(model)], ids[: model.sides.context_length]
+    return source[: longest_source(model)], ids[: model.context_length]
 
 
 def longest_source(model: Exportable) -> int:
     """Tokens of the longest text that the encoder takes."""
     match model.takes:
         case None | ImageSource():
-            return model.sides.context_length
+            return model.context_length
         case text:
             return text.max_tokens
 

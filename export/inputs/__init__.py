@@ -1,0 +1,1 @@
+"""Inputs of a model: what it is calibrated on and proven with."""

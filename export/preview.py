@@ -1,0 +1,218 @@
+"""What an export of a checkpoint would make, and what it takes: from headers, before any work."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from torch import nn
+
+from ortolan.export.coverage import Row, Way, read_coverage
+from ortolan.export.errors import OptionError
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import own_calibration, own_name
+from ortolan.export.precision import Method, PrecisionName
+from ortolan.export.quantize.plan import Quantization, scheme_of
+from ortolan.export.settings import resolve
+from ortolan.export.source import Source, open_exportable
+from ortolan.export.source.companions import COMPANIONS, TOKENIZER
+from ortolan.export.weights.blob import ALIGNMENT
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.checkpoint.folder import unknown_keys
+from ortolan.modeling.families import FAMILIES
+
+TABLES = ("embedding", "shared")
+"""Layers whose weight is a vector for each token."""
+
+PROGRAM_BYTES = 550 << 20
+"""Memory of an export beside the model: PyTorch, ONNX, a trace."""
+
+LAYERS_AT_ONCE: Mapping[Method | None, float] = {None: 1.5, "rtn": 1.5, "hqq": 1.5, "gptq": 4.0}
+"""Copies of the largest layer in float32 that lie in memory, by how its integers are found."""
+
+START_S = 12.0
+"""Seconds of an export beside the weights: starting, tracing, and the first of each kernel."""
+
+WEIGHT_NS: Mapping[Method | None, float] = {None: 180.0, "rtn": 130.0, "hqq": 160.0, "gptq": 1500.0}
+"""Nanoseconds of one core for a weight, reference and verification included; see `Cost.seconds`."""
+
+FLOAT_BYTES = 4
+"""Of what is not rounded, on the CPU."""
+
+LOSSES = {
+    TOKENIZER: "the bundle takes token ids, no texts",
+    "chat_template.jinja": "no format of conversations",
+    "generation_config.json": "tokens that end a text are those of config.json",
+}
+"""What a bundle lacks without each file that would be copied."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What an export to one precision makes and takes, estimated.
+
+    Attributes:
+        bundle_bytes: of its weights.
+        method: how integers are found; `None` for floats.
+        memory_bytes: at the peak: the program and some copies of the largest layer.
+        seconds: of one core: the weights, at what was measured of a model of 135M parameters on
+            a core with AVX-512; cores divide it, up to about four.
+    """
+
+    bundle_bytes: int
+    method: Method | None
+    memory_bytes: int
+    seconds: float
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, and what would be exported of it.
+
+    Attributes:
+        way: see `ortolan.export.coverage.Row`.
+        measured: what tests have seen of its model type by this way, if it was tried.
+        kind: of the bundle.
+        layers: by the name of the stack that has them.
+        width: of the vectors between layers.
+        weight_bytes: of the files that hold the weights.
+        cache_bytes_per_token: of one conversation, in fp32.
+        precisions: by name.
+        unknown_keys: of the config, which an export refuses unless they are accepted by name.
+        ignored_keys: of the config, which are known not to change what the model computes.
+        missing: what is not beside the weights, and what the bundle lacks without.
+    """
+
+    model_type: str
+    way: Way
+    measured: Row | None
+    kind: str
+    layers: dict[str, int]
+    width: int | None
+    vocab_size: int
+    context_length: int
+    parameters: int
+    weight_bytes: int
+    cache_bytes_per_token: int
+    precisions: dict[str, Cost]
+    unknown_keys: tuple[str, ...]
+    ignored_keys: tuple[str, ...]
+    missing: dict[str, str]
+
+
+def preview(source: Source) -> Preview:
+    """Look at a checkpoint without reading its weights.
+
+    Args:
+        source: see `ortolan.modeling.checkpoint.checkpoint.open_checkpoint`.
+
+    Raises:
+        OptionError: a live model, of which there is no file to look at.
+        OrtolanError: it cannot be exported; what an export raises when it opens it.
+    """
+    if isinstance(source, nn.Module):
+        raise OptionError("preview: expected a checkpoint, got a live model. Export it.")
+    checkpoint = open_checkpoint(source)
+    way: Way = "family" if str(checkpoint.values.get("model_type")) in FAMILIES else "transformers"
+    unknown = unknown_keys(checkpoint) if way == "family" else ()
+    model = open_exportable(checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown)
+    calibration = own_calibration(model)
+    measured = [row for row in read_coverage().of(model.model_type) if row.way == way]
+    return Preview(
+        model_type=model.model_type,
+        way=way,
+        measured=measured[0] if measured else None,
+        kind=model.kind,
+        layers=_layers(model.module),
+        width=_width(model.module),
+        vocab_size=model.vocab_size,
+        context_length=model.context_length,
+        parameters=_numbers(model.module),
+        weight_bytes=sum(file.stat().st_size for file in checkpoint.tensors.files()),
+        cache_bytes_per_token=sum(
+            state.unit_bytes for state in model.states("float32") if state.update == "append"
+        ),
+        precisions=_costs(model, can_calibrate=calibration is not None),
+        unknown_keys=unknown,
+        ignored_keys=model.keys.ignored,
+        missing=_missing(model, calibration),
+    )
+
+
+def _layers(module: nn.Module) -> dict[str, int]:
+    """How many layers each stack has: of lists in lists, only the outer."""
+    lists = {n: len(m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList)}
+    return {n: size for n, size in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
+
+
+def _width(module: nn.Module) -> int | None:
+    """The width that a config gives, or that of its decoder."""
+    config = getattr(module, "config", None)
+    for each in (config, getattr(config, "decoder", None)):
+        width = getattr(each, "hidden_size", None)
+        if isinstance(width, int):
+            return width
+    return None
+
+
+def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
+    wanted = COMPANIONS if model.sides.has_decoder else COMPANIONS[:1]
+    names = wanted if model.vocab_size > 1 else ()
+    missing = {name: LOSSES[name] for name in names if name not in model.companions}
+    name = own_name(model)
+    if name is not None and calibration is None:
+        missing[name] = "integers of 4 bits are fitted to the weights alone"
+    return missing
+
+
+# --- what it takes --------------------------------------------------------------------------------
+
+
+def _costs(model: Exportable, *, can_calibrate: bool) -> dict[str, Cost]:
+    names: tuple[PrecisionName, ...] = ("fp32", "int8", "int4")
+    return {name: _cost(model, name, can_calibrate=can_calibrate) for name in names}
+
+
+def _cost(model: Exportable, precision: PrecisionName, *, can_calibrate: bool) -> Cost:
+    settings = resolve(model.kind, precision=precision, can_calibrate=can_calibrate)
+    quantization = settings.quantization
+    method = None if quantization is None else quantization.method
+    layers = [
+        layer
+        for each in model.module.modules()
+        if isinstance(each, nn.ModuleList)
+        for layer in each
+    ]
+    largest = max((_numbers(layer) for layer in layers), default=0)
+    return Cost(
+        bundle_bytes=_blob_bytes(model, quantization),
+        method=method,
+        memory_bytes=PROGRAM_BYTES + round(LAYERS_AT_ONCE[method] * FLOAT_BYTES * largest),
+        seconds=round(START_S + 1e-9 * WEIGHT_NS[method] * _numbers(model.module), 1),
+    )
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _blob_bytes(model: Exportable, quantization: Quantization | None) -> int:
+    """Of the file of all weights: those of products, and tables of tokens, in few bits if any."""
+    seen = set[int]()
+    sizes = [FLOAT_BYTES * table.numel() for table in model.tables.values()]
+    for prefix, owner in model.module.named_modules():
+        for name, weight in owner.named_parameters(prefix, recurse=False):
+            if id(weight) in seen:
+                continue
+            seen.add(id(weight))
+            if quantization is None or not _is_matrix(prefix, owner, weight):
+                sizes.append(FLOAT_BYTES * weight.numel())
+                continue
+            scheme = scheme_of(name, weight.shape[-1], quantization)
+            groups = scheme.groups(weight.shape[-1]) * weight.numel() // weight.shape[-1]
+            sizes += [groups * scheme.group * scheme.bits // 8, groups * FLOAT_BYTES]
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+
+
+def _is_matrix(name: str, owner: nn.Module, weight: nn.Parameter) -> bool:
+    """Whether a weight is rounded: those of products, of experts, and tables of tokens."""
+    if isinstance(owner, nn.Embedding):
+        return name.rpartition(".")[2] in TABLES
+    return weight.dim() == 2 or (weight.dim() == 3 and len(weight) > 1)

@@ -1,0 +1,280 @@
+"""A model of `ortolan.modeling`, live or as the checkpoint of a family.
+
+Names of weights and tables are those of the module: of an encoder-decoder they begin with
+`encoder.`, `decoder.` or `shared.`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from hashlib import sha256 as new_sha256
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ortolan.export.exportable import Exportable, Forward
+from ortolan.export.source.companions import companions_of, tokenizer_of
+from ortolan.export.source.preprocessing import image_source
+from ortolan.export.source.special_tokens import special_tokens
+from ortolan.export.trace.attention_maps import (
+    map_names,
+    trace_decoder_maps,
+    trace_encoder_decoder_maps,
+    trace_encoder_maps,
+)
+from ortolan.export.trace.decoder import trace_decoder
+from ortolan.export.trace.encoder import trace_encoder
+from ortolan.export.trace.encoder_decoder import trace_source_encoder, trace_target_decoder
+from ortolan.export.trace.sides import Sides, sides_of
+from ortolan.export.trace.states import cache_states, source_states
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint
+from ortolan.modeling.checkpoint.folder import (
+    empty_model,
+    limit_context,
+    open_weights,
+    read_config,
+    read_config_keys,
+)
+from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
+from ortolan.modeling.config import (
+    ClassifierHead,
+    EmbeddingHead,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    LanguageModelHead,
+    ModelConfig,
+)
+from ortolan.modeling.layers.positions import tables
+from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.weights import ModuleWeights, Weights
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, STEPPED
+from ortolan.runtime.bundle.manifest import (
+    Graph,
+    ImageSource,
+    Output,
+    State,
+    StateType,
+    TextSource,
+    Tokens,
+)
+
+Tracer = Callable[..., ir.Model]
+
+TRACERS: Mapping[str, Mapping[str, Tracer]] = {
+    "decoder": {MAPS_ROLE: trace_decoder_maps, **dict.fromkeys(STEPPED, trace_decoder)},
+    "encoder": {MAPS_ROLE: trace_encoder_maps, ENCODER: trace_encoder},
+    "encoder-decoder": {
+        MAPS_ROLE: trace_encoder_decoder_maps,
+        ENCODER: trace_source_encoder,
+        **dict.fromkeys(STEPPED, trace_target_decoder),
+    },
+}
+"""What traces each graph of each kind of model."""
+
+
+def open_model(
+    model: TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
+) -> Exportable:
+    """Open a `DecoderModel`, an `EncoderModel` or an `EncoderDecoderModel`; see `open_family`."""
+    return _describe(
+        model.config,
+        limit_context(model.config, max_context),
+        checkpoint=None,
+        tokenizer=tokenizer,
+        weights=ModuleWeights(model),
+        sha256=partial(module_sha256, model),
+    )
+
+
+def open_family(
+    checkpoint: Checkpoint,
+    *,
+    tokenizer: str | Path | None,
+    max_context: int | None,
+    accept_unknown: tuple[str, ...] = (),
+) -> Exportable:
+    """Open a checkpoint of a family.
+
+    Args:
+        checkpoint: as it was published.
+        tokenizer: a tokenizer.json for it; the checkpoint's own by default.
+        max_context: tokens that have to fit, of a source and of a target alike; by default the
+            model's own, or as many as its sentence-transformers folder says.
+        accept_unknown: keys of config.json to ignore although nothing is known of them.
+
+    Raises:
+        CheckpointError: the files cannot be read.
+        ConfigError: the model cannot be exported like this.
+        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        OptionError: the given tokenizer does not exist, or is not needed; generation_config.json
+            or preprocessor_config.json cannot be read or honoured; or a special token is outside
+            the vocabulary.
+        TokenizerError: tokenizer.json is damaged, or belongs to another model.
+    """
+    config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+    model = _describe(
+        config,
+        limit_context(
+            config, _max_tokens(config, checkpoint.folder) if max_context is None else max_context
+        ),
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        weights=open_weights(checkpoint, config),
+        sha256=checkpoint.sha256,
+    )
+    return replace(model, keys=read_config_keys(checkpoint, accept_unknown))
+
+
+def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:
+    """Trace one graph of a bundle.
+
+    Args:
+        config: the model.
+        role: of the graph, such as `decoder` or `encoder`.
+        graph: says whether a step has a fixed number of tokens.
+        dtype: of weights, activations and states.
+
+    Raises:
+        ValueError: models of this kind have no such graph.
+    """
+    tracer = TRACERS[sides_of(config).kind].get(role)
+    if tracer is None:
+        raise ValueError(f"{role}: no graph of {type(config).__name__}")
+    fixed = {"sequence": graph.sequence} if role in STEPPED else {}
+    return tracer(config, dtype=dtype, **fixed)
+
+
+def _describe(
+    config: ModelConfig,
+    limited: ModelConfig,
+    *,
+    checkpoint: Checkpoint | None,
+    tokenizer: str | Path | None,
+    weights: Weights,
+    sha256: Callable[[], str],
+) -> Exportable:
+    """What an export needs of a model, with the context that was chosen in `limited`."""
+    sides = sides_of(limited)
+    has_vocabulary = sides.patches is None or sides.decoder is not None
+    folder = None if checkpoint is None else checkpoint.folder
+    companions = companions_of(
+        checkpoint,
+        tokenizer,
+        has_vocabulary=has_vocabulary,
+        has_decoder=sides.decoder is not None,
+    )
+    computed = {
+        f"{prefix}{name}": table
+        for prefix, stack in sides.stacks.items()
+        for name, table in tables(stack).items()
+    }
+    module = _skeleton(limited, computed)
+    return Exportable(
+        kind=sides.kind,
+        model_type=config.model_type,
+        context_length=sides.context_length,
+        vocab_size=sides.vocab_size,
+        source_vocab_size=sides.source_vocab_size,
+        module=module,
+        forward=_forward(module),
+        trace=lambda role, graph, dtype: trace_graph(limited, role, graph, dtype=dtype),
+        states=lambda dtype: tuple(_states(sides, dtype)),
+        maps=map_names(sides),
+        weights=weights,
+        tables=computed,
+        sha256=cache(sha256),
+        folder=folder,
+        companions=companions,
+        tokens=special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
+        if has_vocabulary
+        else Tokens(),
+        # One tokenizer serves both sides of an encoder-decoder, so its ids fit the smaller one.
+        tokenizer=tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size)),
+        takes=_takes(sides, folder),
+        gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder),
+    )
+
+
+def module_sha256(module: torch.nn.Module) -> str:
+    """A hash over what a live module is, and its weights."""
+    digest = new_sha256(repr(getattr(module, "config", module)).encode())
+    for name, parameter in module.named_parameters():
+        digest.update(name.encode())
+        values = parameter.detach().cpu().contiguous()
+        digest.update(values.view(torch.uint8).numpy().data)  # numpy has no bfloat16
+    return digest.hexdigest()
+
+
+def _skeleton(config: ModelConfig, computed: Mapping[str, Tensor]) -> TransformerModel:
+    """A model without weights, but with its tables by their names in it."""
+    module = empty_model(config)
+    for name, table in computed.items():
+        place, _, buffer = name.rpartition(".")
+        module.get_submodule(place).register_buffer(buffer, table, persistent=False)
+    return module.eval()
+
+
+def _forward(module: TransformerModel) -> Forward:
+    def forward(source: Tensor | None, ids: Tensor | None) -> Tensor:
+        given = [each[None] for each in (source, ids) if each is not None]
+        out: Tensor = module(*given)
+        return out[0]
+
+    return forward
+
+
+def _tokens(config: ModelConfig) -> Tokens:
+    start: Any = None
+    if isinstance(config, EncoderDecoderConfig):
+        start = config.decoder_start_token_id
+    return Tokens(
+        bos=config.bos_token_id, eos=config.eos_token_ids, pad=config.pad_token_id, start=start
+    )
+
+
+def _states(sides: Sides, dtype: StateType) -> Iterable[State]:
+    if sides.decoder is None:
+        return
+    yield from cache_states(sides.decoder, dtype)
+    if sides.encoder is not None:
+        yield from source_states(sides.decoder, dtype)
+
+
+def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
+    """Tokens of the longest text that an embedding was made for, where its positions reach on."""
+    match config:
+        case EncoderConfig(head=EmbeddingHead(), context_length=most):
+            return min(max_tokens(folder) or most, most)
+        case _:
+            return None
+
+
+def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None:
+    if sides.patches is not None:
+        return image_source(sides.patches, folder)
+    if sides.encoder is None:
+        return None
+    own = sides.source_vocab_size
+    is_embedding = isinstance(sides.encoder.head, EmbeddingHead)
+    prompts = read_prompts(folder) if folder and is_embedding else Prompts()
+    return TextSource(
+        max_tokens=sides.encoder.context_length,
+        vocab_size=None if own == sides.vocab_size else own,
+        prompts=prompts.texts,
+        default_prompt=prompts.default,
+    )
+
+
+def _gives(encoder: EncoderConfig) -> Output:
+    match encoder.head:
+        case ClassifierHead(labels=labels):
+            return Output(kind="labels", size=len(labels), labels=labels)
+        case LanguageModelHead():
+            return Output(kind="logits", size=Sides(encoder=encoder).vocab_size)
+        case EmbeddingHead() as head:
+            return Output(kind="embedding", size=head.width(encoder.hidden_size))
+        case _:
+            return Output(kind="states", size=encoder.hidden_size)

@@ -1,0 +1,165 @@
+"""A user's own module: any `torch.nn.Module` whose `forward(ids, state)` gives logits.
+
+See `ortolan.modeling.state`. What it carries is found by one forward without memory; nothing is
+declared.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from ortolan.export.errors import OptionError
+from ortolan.export.exportable import Exportable
+from ortolan.export.source.companions import companions_of, tokenizer_of
+from ortolan.export.source.family import module_sha256
+from ortolan.export.source.special_tokens import special_tokens
+from ortolan.export.trace.module import Carried, find_carried, trace_module
+from ortolan.modeling.state import State
+from ortolan.modeling.weights import ModuleWeights, Weights
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Graph, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What a module does not say of itself.
+
+    Attributes:
+        model_type: where it comes from, for the manifest.
+        context_length: tokens that have to fit.
+        tokens: ids with a meaning, where no file says others.
+        sha256: of everything that decides what it computes.
+        folder: of the checkpoint; None for a live module.
+    """
+
+    model_type: str
+    context_length: int
+    tokens: Tokens
+    sha256: Callable[[], str]
+    folder: Path | None
+
+
+def open_module(
+    module: nn.Module, *, tokenizer: str | Path | None, max_context: int | None
+) -> Exportable:
+    """Open a live module.
+
+    Args:
+        module: as it was trained.
+        tokenizer: a tokenizer.json, or a folder with one and what lies beside it; None for a
+            module that takes only ids.
+        max_context: tokens that have to fit; the module's own `context_length` by default.
+
+    Raises:
+        ConfigError: it does not compute logits from ids and a state.
+        OptionError: no context length, or a tokenizer that does not exist.
+        TokenizerError: tokenizer.json is damaged, or belongs to another model.
+    """
+    context = max_context or getattr(module, "context_length", None)
+    if not isinstance(context, int) or context < 1:
+        raise OptionError(
+            f"max_context: expected the tokens that have to fit, or an attribute context_length of "
+            f"{type(module).__name__}, got {context}. Give max_context."
+        )
+    given = None if tokenizer is None else Path(tokenizer)
+    return open_empty(
+        without_memory(module),
+        ModuleWeights(module),
+        Described(
+            model_type=type(module).__name__,
+            context_length=context,
+            tokens=Tokens(),
+            sha256=partial(module_sha256, module),
+            folder=given if given is not None and given.is_dir() else None,
+        ),
+        tokenizer=None if given is None or given.is_dir() else given,
+    )
+
+
+def open_empty(
+    module: nn.Module, weights: Weights, described: Described, *, tokenizer: Path | None
+) -> Exportable:
+    """Open a module without memory.
+
+    Args:
+        module: its parameters lie on `meta`, its buffers have their values.
+        weights: of its parameters, by their names.
+        described: the rest.
+        tokenizer: in place of the one in its folder.
+
+    Raises:
+        OrtolanError: see `open_module`.
+    """
+    carried = find_carried(module)
+    companions = companions_of(described.folder, tokenizer, has_vocabulary=True, has_decoder=True)
+    beside = companions.get("generation_config.json")
+    return Exportable(
+        kind="decoder",
+        model_type=described.model_type,
+        context_length=described.context_length,
+        vocab_size=carried.vocab_size,
+        source_vocab_size=carried.vocab_size,
+        module=module,
+        forward=lambda _, ids: _forward(module, ids),
+        trace=lambda role, graph, dtype: _trace(module, carried, role, graph, dtype),
+        states=carried.states,
+        maps=(),
+        weights=weights,
+        tables=dict(module.named_buffers()),
+        sha256=described.sha256,
+        folder=described.folder,
+        companions=companions,
+        tokens=special_tokens(
+            described.tokens, beside and beside.parent, vocab_size=carried.vocab_size
+        ),
+        tokenizer=tokenizer_of(companions, carried.vocab_size),
+        takes=None,
+        gives=None,
+    )
+
+
+def without_memory(module: nn.Module) -> nn.Module:
+    """The same module with its parameters on `meta`; buffers are shared."""
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(
+            torch.empty_like(parameter, device="meta", dtype=torch.float32), requires_grad=False
+        )
+        for parameter in module.parameters()
+    }
+    memo |= {id(buffer): buffer for buffer in module.buffers()}
+    return copy.deepcopy(module, memo).eval()
+
+
+def _forward(module: nn.Module, ids: Tensor | None) -> Tensor:
+    if ids is None:
+        raise TypeError("a decoder takes ids")
+    out: Tensor = module(ids[None], State.whole())
+    return out[0]
+
+
+def _trace(
+    module: nn.Module, carried: Carried, role: str, graph: Graph, dtype: torch.dtype
+) -> ir.Model:
+    if role == MAPS_ROLE:
+        raise OptionError(
+            "attention_maps: expected a model of one of our families, got a module of another "
+            "kind, whose maps are not traced. Leave it out."
+        )
+    return trace_module(module, carried, dtype=dtype, tied=_tied(module), sequence=graph.sequence)
+
+
+def _tied(module: nn.Module) -> Mapping[str, str]:
+    """Names that a parameter has besides the first, and the first."""
+    first: dict[int, str] = {}
+    return {
+        name: original
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if (original := first.setdefault(id(parameter), name)) != name
+    }

@@ -1,0 +1,104 @@
+"""A model of transformers without memory for its weights, from a config alone.
+
+No code that lies beside a checkpoint is ever executed: what `auto_map` points at is ignored.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ortolan.modeling.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+IGNORED = ("auto_map", "quantization_config", "torch_dtype", "dtype", "transformers_version")
+"""Keys of a config about the files that hold the weights and the program that wrote them."""
+
+_INITIALISED = "_is_hf_initialized"
+"""The attribute of a tensor that transformers leaves as it is when it initialises a model."""
+
+INSTALL = "pip install 'ortolan[transformers]'"
+
+
+def is_installed() -> bool:
+    """Whether transformers can be imported."""
+    return find_spec("transformers") is not None
+
+
+def knows(model_type: str) -> bool:
+    """Whether transformers, which is installed, has a causal language model of this type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
+    """The causal language model that a config.json describes.
+
+    Its parameters, and the buffers that a checkpoint holds, are on the device "meta"; the other
+    buffers have the values that transformers computes for them.
+
+    Args:
+        values: of the config.json.
+
+    Raises:
+        ConfigError: transformers is not installed, has no such model, or refuses the config.
+    """
+    model_type = str(values.get("model_type"))
+    if not is_installed():
+        raise ConfigError(
+            f"{model_type}: expected transformers, which this type needs, got none. "
+            f"Install it: {INSTALL}."
+        )
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    if not knows(model_type):
+        raise ConfigError(
+            f"model_type: expected a causal language model of transformers, got {model_type!r:.80}."
+            " Check config.json."
+        )
+    kept = {key: _plain(value) for key, value in values.items() if key not in IGNORED}
+    try:
+        config = CONFIG_MAPPING[model_type].from_dict(kept)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
+        _compute_buffers(model)
+    except Exception as error:  # transformers raises whatever a wrong value leads to
+        raise ConfigError(
+            f"config.json: expected a config of {model_type} that transformers can build, got "
+            f"{type(error).__name__}: {str(error)[:300]}. Correct the config."
+        ) from error
+    model.eval()
+    return model
+
+
+def _plain(value: object) -> object:
+    """A value of a config.json; JSON has no infinity, so transformers writes an object for it."""
+    match value:
+        case {"__float__": str(number)}:
+            return float(number)
+        case list():
+            return [_plain(each) for each in value]
+        case dict():
+            return {key: _plain(each) for key, each in value.items()}
+        case _:
+            return value
+
+
+def _compute_buffers(model: "PreTrainedModel") -> None:
+    """Give every buffer that no checkpoint holds its value, as loading a checkpoint does."""
+    computed = dict(model.named_non_persistent_buffers())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name not in computed:
+            setattr(tensor, _INITIALISED, True)
+    for name, buffer in computed.items():
+        place, _, own = name.rpartition(".")
+        parent: nn.Module = model.get_submodule(place)
+        parent.register_buffer(own, torch.empty_like(buffer, device="cpu"), persistent=False)
+    model.initialize_weights()

@@ -1,0 +1,106 @@
+"""The experts of a layer in a checkpoint, as ours: stacked, rows of gate and up in turn.
+
+Checkpoints have a tensor for each matrix of each expert, or all experts in one tensor. Either is
+read an expert at a time.
+
+Shape letters: N experts, R rows of an expert, K its columns.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ortolan.modeling.weights import Table, Target, TensorSource, name_template, targets
+
+
+class OneExpert(NamedTuple):
+    """One expert that is stored by itself, `(R, K)`.
+
+    Attributes:
+        names: of the tensors whose rows are its rows in turn.
+        height: rows of each.
+    """
+
+    names: tuple[str, ...]
+    height: int
+
+    @property
+    def rows(self) -> int:
+        """One expert."""
+        return 1
+
+    def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """What it reads, for a weight of shape `ours`: the names of the table, and shapes."""
+        return dict.fromkeys(self.names, (self.height, *ours[2:]))
+
+    def renamed(self, names: Mapping[str, str]) -> "OneExpert":
+        """The same with the names of the checkpoint instead of those of the table."""
+        return self._replace(names=tuple(names.get(name, name) for name in self.names))
+
+    def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """The expert, `(1, R, K)`, in its stored dtype."""
+        parts = [source.read(name, 0, self.height) for name in self.names]
+        return torch.stack(parts, 1).flatten(0, 1)[None]
+
+
+class AllExperts(NamedTuple):
+    """All experts in one tensor, `(N, R, K)`.
+
+    Attributes:
+        name: of the tensor.
+        rows: N.
+        target: whether it is transposed, `(N, K, R)`, or has halves.
+    """
+
+    name: str
+    rows: int
+    target: Target
+
+    def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """What it reads, for a weight of shape `ours`: the names of the table, and shapes."""
+        count, rows, *columns = ours
+        return {self.name: (count, *columns, rows) if self.target.transposed else ours}
+
+    def renamed(self, names: Mapping[str, str]) -> "AllExperts":
+        """The same with the names of the checkpoint instead of those of the table."""
+        return self._replace(name=names.get(self.name, self.name))
+
+    def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Experts `[start:stop]`, in their stored dtype."""
+        stored = source.read(self.name, start, stop)
+        experts_NRK = stored.mT if self.target.transposed else stored
+        if not self.target.halves:
+            return experts_NRK
+        gate, up = experts_NRK.chunk(2, 1)
+        return torch.stack((gate, up), 2).flatten(1, 2)
+
+
+def expert_pieces(
+    table: Table, ours: str, shape: tuple[int, ...]
+) -> tuple[OneExpert, ...] | tuple[AllExperts, ...]:
+    """The published tensors that make up a weight of experts; none for another weight.
+
+    Args:
+        table: the family's table.
+        ours: the name of the weight.
+        shape: of the weight, `(N, R, K)` or, of a bias, `(N, R)`.
+    """
+    template, layer = name_template(ours)
+    found = {
+        name: target for name in table for target in targets(table, name) if target.name == template
+    }
+    count = shape[0]
+    apart = [name for name in found if name.count("{}") == 2]
+    if apart:
+        height = shape[1] // len(apart)
+        return tuple(
+            OneExpert(tuple(name.format(layer, number) for name in apart), height)
+            for number in range(count)
+        )
+    return tuple(
+        AllExperts(name.format(layer), count, target)
+        for name, target in found.items()
+        if target.halves or (target.transposed and len(shape) == 3)
+    )

@@ -1,0 +1,1 @@
+"""GGUF files: a config, a tokenizer and tensors in one."""

@@ -1,0 +1,101 @@
+"""Blocks of quantized numbers in a GGUF file, and what they stand for.
+
+The package `gguf` knows the formats; it comes with `ortolan[gguf]`.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ortolan.modeling.errors import CheckpointError
+
+
+class BlockFormat(NamedTuple):
+    """How numbers are stored.
+
+    Attributes:
+        name: such as `Q4_0`.
+        kind: the number of the type in a file.
+        width: values of a row that share a block.
+        block_bytes: of one block.
+    """
+
+    name: str
+    kind: int
+    width: int
+    block_bytes: int
+
+    def bytes_of(self, values: int) -> int:
+        """Bytes of that many values, a whole number of blocks."""
+        return values // self.width * self.block_bytes
+
+
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Formats that are types of PyTorch."""
+
+NO_PACKAGE = 'GGUF: expected the package gguf, got none. Run: pip install "ortolan[export,gguf]"'
+
+
+def block_format(kind: int, name: str, path: Path) -> BlockFormat:
+    """The format of a type of a file.
+
+    Args:
+        kind: the number of the type.
+        name: of the tensor, for messages.
+        path: of the file, for messages.
+
+    Raises:
+        CheckpointError: there is none of that number, its values are not weights, or the package
+            gguf is absent.
+    """
+    found = _known().get(kind)
+    if found is None:
+        raise CheckpointError(
+            f"{path}: expected {name} in a format that the package gguf dequantizes, got one of "
+            f"number {kind}. Get the model in another format, such as Q8_0."
+        )
+    return found
+
+
+@cache
+def _known() -> dict[int, BlockFormat]:
+    """The formats that can be read, by their numbers."""
+    try:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.quants import dequantize as by_library
+    except ModuleNotFoundError as error:
+        raise CheckpointError(NO_PACKAGE) from error
+    formats = {}
+    for kind in GGMLQuantizationType:
+        width, block_bytes = GGML_QUANT_SIZES[kind]
+        if kind.name not in FLOATS:
+            try:
+                by_library(np.zeros((1, block_bytes), np.uint8), kind)
+            except NotImplementedError:
+                continue
+        formats[int(kind)] = BlockFormat(kind.name, int(kind), width, block_bytes)
+    return formats
+
+
+def dequantize(data: NDArray[np.uint8], form: BlockFormat) -> Tensor:
+    """What the bytes of some rows stand for.
+
+    Args:
+        data: uint8 `(rows, bytes of a row)`.
+        form: of the blocks.
+
+    Returns:
+        `(rows, columns)`, float32 unless the format is a float of 16 bits.
+    """
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize as by_library
+
+    if form.name in FLOATS:
+        return torch.from_numpy(data).view(FLOATS[form.name])
+    values: NDArray[np.float32] = by_library(data, GGMLQuantizationType(form.kind))
+    return torch.from_numpy(values)

@@ -1,0 +1,127 @@
+"""The tensors of `pytorch_model.bin` and its shards, a slice at a time.
+
+Only the pickle's table of tensors is read, by PyTorch's reader that runs no code of a file; the
+values are mapped for one slice and unmapped again.
+"""
+
+import pickle
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ortolan.modeling.checkpoint.shards import add_once
+from ortolan.modeling.errors import CheckpointError
+
+
+class Place(NamedTuple):
+    """Where the values of a tensor are in a file: `length` bytes from `offset` on."""
+
+    offset: int
+    length: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Pickles:
+    """The tensors of one or many files that `torch.save` wrote.
+
+    Raises:
+        CheckpointError: a file that is torn, holds code, or has an old format.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._files: dict[str, Path] = {}
+        self._places: dict[str, Place] = {}
+        for file in files:
+            for name, place in _tensors(file):
+                add_once(self._files, name, file)
+                self._places[name] = place
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor."""
+        return {name: place.shape for name, place in self._places.items()}
+
+    def files(self) -> list[Path]:
+        """The files, sorted by name."""
+        return sorted(set(self._files.values()))
+
+    def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
+        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype.
+
+        A number by itself, which has no axes, is read whole.
+        """
+        place = self._places[name]
+        if 0 in place.shape:
+            whole = torch.empty(place.shape, dtype=place.dtype)
+        else:
+            # Copied on writing: PyTorch knows no tensors that cannot be written.
+            data = np.memmap(self._files[name], np.uint8, "c", place.offset, (place.length,))
+            values = torch.frombuffer(data, dtype=place.dtype)
+            whole = values.as_strided(place.shape, place.strides)
+        if not place.shape:
+            return whole.clone()
+        piece = whole[start:stop] if axis == 0 else whole[:, start:stop]
+        return piece.clone(memory_format=torch.contiguous_format)
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Place]]:
+    """The table of one file."""
+    for name, tensor in _table(file).items():
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        # PyTorch notes it for tensors of the device "meta", which have no values.
+        start = tensor.untyped_storage()._checkpoint_offset or 0
+        offset = start + int(tensor.storage_offset()) * tensor.itemsize
+        last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        length = (last + 1) * tensor.itemsize
+        if 0 not in shape and offset + length > file.stat().st_size:
+            raise CheckpointError(
+                f"{file}: expected {name} within the file, got {length} bytes from {offset} on. "
+                "Fetch it again."
+            )
+        yield name, Place(offset, length, tensor.dtype, shape, strides)
+
+
+def _table(file: Path) -> dict[str, Tensor]:
+    """The tensors of one file, without values."""
+    with file.open("rb") as stream:
+        if stream.read(4) != b"PK\x03\x04":
+            raise CheckpointError(
+                f"{file}: expected the format of PyTorch 1.6 or later, got another. In a place you "
+                "trust, write it again: torch.save(torch.load(FILE, weights_only=True), FILE)."
+            )
+    try:
+        table: object = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file}: expected tensors by name, got a pickle that would run code"
+            f"{_called(error)}. Do not trust this checkpoint."
+        ) from error
+    except Exception as error:  # of a torn file, the reader raises nearly anything
+        raise CheckpointError(
+            f"{file}: expected a file that torch.save wrote, got {type(error).__name__}: "
+            f"{_first_line(error)}. Fetch it again."
+        ) from error
+    if not isinstance(table, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout == torch.strided
+        for name, tensor in table.items()
+    ):
+        raise CheckpointError(
+            f"{file}: expected tensors by name, got other objects. Save the model's state_dict()."
+        )
+    return table
+
+
+def _called(error: Exception) -> str:
+    """What the pickle would call, where PyTorch's message says it."""
+    found = re.search(r"GLOBAL ([\w.]{1,80}\w)", str(error))
+    return f", {found.group(1)}" if found else ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:120]

@@ -1,0 +1,157 @@
+"""Scores of queries and keys, and the softmax over them.
+
+Shape letters: B batch, S new tokens, T tokens attended to, H query heads, K key/value heads, D head
+width, U value width, M rows of a table of distances.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.layers import lowering
+
+
+class Relative(NamedTuple):
+    """How the distance between two tokens changes their score.
+
+    Attributes:
+        bias: added to the scaled scores, `(B, H, S, T)` or `(1, H, S, T)`.
+        rows: of a table of distances, by query and key, int64 `(B, S, T)` or `(1, S, T)`.
+        keys: vectors added to the keys, `(M, D)`.
+        buckets: of each distance, the row of a table of biases, int64 `(M,)`.
+    """
+
+    bias: Tensor | None = None
+    rows: Tensor | None = None
+    keys: Tensor | None = None
+    buckets: Tensor | None = None
+
+    def by(self, table: nn.Embedding) -> "Relative":
+        """The same with the bias that a table `(buckets, heads)` gives each distance.
+
+        Raises:
+            TypeError: these are no positions of buckets.
+        """
+        if self.rows is None or self.buckets is None:
+            raise TypeError("a table of biases needs the bucket of each distance")
+        by_distance_MH = table(self.buckets)
+        return Relative(bias=F.embedding(self.rows, by_distance_MH).permute(0, 3, 1, 2))
+
+
+def attend(
+    q_BHSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTU: Tensor,
+    spec: AttentionConfig,
+    *,
+    relative: Relative | None = None,
+    allowed: Tensor | None = None,
+    lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention, `(B, H, S, U)`.
+
+    Args:
+        q_BHSD: queries.
+        k_BKTD: keys.
+        v_BKTU: values.
+        spec: widths, scale, softcap.
+        relative: the part of distances.
+        allowed: bool `(B | 1, 1, S, T)`; None for all, or for plain causal.
+        lengths: int `(B,)`; valid keys of each row; None where all are.
+        sinks: `(H,)`; the score of one more key, whose value is zero.
+    """
+    if spec.softcap is None and sinks is None:
+        bias = None if relative is None else relative.bias
+        mask = add(bias, key_scores(q_BHSD, relative, spec))
+        if torch.onnx.is_in_onnx_export():
+            return lowering.standard_attention(
+                q_BHSD, k_BKTD, v_BKTU, _masked(mask, allowed), lengths, spec=spec
+            )
+        mask = _masked(mask, allowed if lengths is None else inside(lengths, k_BKTD.shape[2]))
+        return F.scaled_dot_product_attention(
+            q_BHSD,
+            k_BKTD,
+            v_BKTU,
+            attn_mask=mask,
+            is_causal=spec.causal and mask is None,
+            scale=spec.scale,
+            enable_gqa=spec.num_kv_heads != spec.num_heads,
+        )
+    if lengths is not None:
+        allowed = inside(lengths, k_BKTD.shape[2])
+    weights_BHST = weigh(q_BHSD, k_BKTD, spec, relative, allowed, sinks)
+    v_BHTU = v_BKTU.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
+    return (weights_BHST @ v_BHTU.float()).to(q_BHSD.dtype)
+
+
+def weigh(
+    q_BHSD: Tensor,
+    k_BKTD: Tensor,
+    spec: AttentionConfig,
+    relative: Relative | None,
+    allowed: Tensor | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """How much each query takes of each key, float32 `(B, H, S, T)`; see `attend`."""
+    k_BHTD = k_BKTD.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
+    scores = q_BHSD.float() @ k_BHTD.float().transpose(2, 3) * spec.scale
+    added = key_scores(q_BHSD, relative, spec)
+    if added is not None:
+        scores = scores + added.float()
+    if spec.softcap is not None:
+        # The cap bounds the product of queries and keys; a bias is added after it.
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if relative is not None and relative.bias is not None:
+        scores = scores + relative.bias.float()
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    if sinks is None:
+        return scores.softmax(-1)
+    sink_BHS1 = sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sink_BHS1), -1).softmax(-1)[..., :-1]
+
+
+def _masked(bias: Tensor | None, allowed: Tensor | None) -> Tensor | None:
+    """What to add to the scores, or where to look at them."""
+    if bias is None or allowed is None:
+        return allowed if bias is None else bias
+    return bias.masked_fill(~allowed, float("-inf"))
+
+
+def visible(positions_BS: Tensor, keys: int, spec: AttentionConfig) -> Tensor:
+    """Which of `keys` slots each new token may see, bool `(B, 1, S, keys)`."""
+    slots = torch.arange(keys, device=positions_BS.device)
+    distance = positions_BS[:, None, :, None] - slots
+    allowed = distance >= 0
+    if spec.sliding_window is not None:
+        allowed = allowed & (distance < spec.sliding_window)
+    return allowed
+
+
+def inside(lengths: Tensor, keys: int) -> Tensor:
+    """Which of `keys` slots are no padding, bool `(B, 1, 1, keys)`."""
+    return (torch.arange(keys, device=lengths.device) < lengths[:, None])[:, None, None]
+
+
+def key_scores(q_BHSD: Tensor, relative: Relative | None, spec: AttentionConfig) -> Tensor | None:
+    """What vectors added to the keys add to the scaled scores, `(B, H, S, T)`."""
+    if relative is None or relative.rows is None or relative.keys is None:
+        return None
+    # One product with each distance, then a choice: a vector for each pair would be D times it.
+    by_distance_BHSM = q_BHSD @ relative.keys.T * spec.scale
+    rows_BHST = relative.rows[:, None].expand(*q_BHSD.shape[:2], -1, -1)
+    return by_distance_BHSM.gather(-1, rows_BHST)
+
+
+def has_kernel(spec: AttentionConfig) -> bool:
+    """Whether PyTorch's kernel serves; traces get operators instead of its decomposition."""
+    return spec.softcap is None and not torch.onnx.is_in_onnx_export()
+
+
+def add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The sum of what there is."""
+    return one if other is None else other if one is None else one + other

@@ -1,0 +1,159 @@
+"""Measure what can be exported: each model type, tiny and random, against transformers.
+
+    python scripts/families_table.py                    # every type of tests/tiny
+    python scripts/families_table.py --only qwen2       # some; repeatable
+    python scripts/families_table.py --render           # only docs/families.md, from the data
+
+A type takes some seconds. What is measured takes the place of that type's row in
+`export/coverage.json`, from which docs/families.md is written. Several processes may run at once.
+Exit status 1 if a type is not supported.
+"""
+
+import argparse
+import fcntl
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+import torch  # noqa: E402 - the paths come first
+import transformers  # noqa: E402
+from tests.tiny import FAMILY_CONFIGS  # noqa: E402
+
+import ortolan  # noqa: E402
+from family_checks import compare, save_tiny  # noqa: E402
+from ortolan.export.coverage import BOUND, DATA, Coverage, Row, Way, decode, encode  # noqa: E402
+
+DATA_FILE, DOCUMENT = ROOT / "export" / DATA, ROOT / "docs" / "families.md"
+
+SPREAD = 0.2
+"""The standard deviation of random weights: attention and outputs differ from place to place."""
+
+SPREADS = {"t5": 0.1}
+"""Of types whose scores are not divided: with large weights attention chooses a single token."""
+
+SOURCES: dict[Way, Callable[[Path], Any]] = {"family": lambda folder: folder}
+"""By each way, what is exported of a checkpoint folder."""
+
+NOTE_LENGTH = 160
+
+
+def measure(model_type: str, way: Way) -> Row:
+    """Export a tiny model of a type, and compare its bundle with transformers."""
+    kind, error, tokens_equal, note = "", None, None, ""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            spread = SPREADS.get(model_type, SPREAD)
+            model = save_tiny(FAMILY_CONFIGS[model_type], folder / "source", spread=spread)
+            ortolan.export(SOURCES[way](folder / "source"), folder / "bundle")
+            found = compare(model, folder / "bundle")
+        except Exception as failure:  # whatever it is, it is why this type is not supported
+            traceback.print_exc()
+            note = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:NOTE_LENGTH]
+        else:
+            kind, tokens_equal = found.kind, found.tokens_equal
+            error = float(f"{found.error:.1e}")
+    return Row(
+        model_type=model_type,
+        way=way,
+        kind=kind,
+        error=error,
+        tokens_equal=tokens_equal,
+        note=note,
+    )
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Let one process at a time change the data."""
+    with Path(__file__).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def merge(row: Row) -> None:
+    """Put a row in the place of an older one, and write the document anew."""
+    with _locked():
+        old = decode(DATA_FILE.read_bytes()).rows if DATA_FILE.exists() else ()
+        kept = [r for r in old if (r.model_type, r.way) != (row.model_type, row.way)]
+        coverage = Coverage(transformers=transformers.__version__, rows=(*kept, row))
+        DATA_FILE.write_bytes(encode(coverage))
+        DOCUMENT.write_text(markdown(coverage))
+
+
+HEAD = """# Model types
+
+Written by `scripts/families_table.py`, which makes a tiny model with random weights of each type,
+exports it with weights in fp32, and compares the bundle with transformers {version}: a prompt of 33
+tokens, 40 steps after it, and two texts of unequal lengths in one batch; for an encoder, two inputs
+in one batch. The error is the largest difference over the largest number that transformers gives.
+A type is supported up to {bound:.0e}, if the texts that are generated greedily are the same too.
+`ortolan families` prints this table.
+
+* *family*: built from our own layers; attention is a fused kernel from the start.
+* *transformers*: traced as transformers computes it, and fused afterwards.
+
+{counts}
+
+| model type | kind | family | transformers | |
+|---|---|---|---|---|
+"""
+
+
+def markdown(coverage: Coverage) -> str:
+    """The document of the data."""
+    lines = []
+    for model_type in sorted({row.model_type for row in coverage.rows}):
+        rows = {row.way: row for row in coverage.of(model_type)}
+        cells = [_cell(rows.get(way)) for way in ("family", "transformers")]
+        kind = max(row.kind for row in rows.values())  # empty where there is no bundle
+        notes = "; ".join(row.note for row in rows.values() if row.note).replace("|", "\\|")
+        lines.append(f"| `{model_type}` | {kind} | {' | '.join(cells)} | {notes} |".rstrip())
+    counts = coverage.counts()
+    said = (
+        f"{counts['family']} types by their family, {counts['transformers']} through transformers."
+    )
+    head = HEAD.format(version=coverage.transformers, bound=BOUND, counts=said)
+    return head + "\n".join(lines) + "\n"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row.error is None:
+        return "no"
+    return f"{row.error:.1e}" if row.supported else f"no ({row.error:.1e})"
+
+
+def main() -> int:
+    """Measure what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=FAMILY_CONFIGS, metavar="TYPE")
+    parser.add_argument("--way", choices=SOURCES, action="append")
+    parser.add_argument("--render", action="store_true", help="only write docs/families.md")
+    given = parser.parse_args()
+    if given.render:
+        DOCUMENT.write_text(markdown(decode(DATA_FILE.read_bytes())))
+        return 0
+    torch.set_num_threads(1)
+    logging: Any = transformers.utils.logging
+    logging.disable_progress_bar()
+    unsupported = 0
+    for model_type in given.only or FAMILY_CONFIGS:
+        for way in given.way or SOURCES:
+            row = measure(model_type, way)
+            merge(row)
+            print(row.model_type, row.way, row.error, row.tokens_equal, row.note, flush=True)
+            unsupported += not row.supported
+    return 1 if unsupported else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

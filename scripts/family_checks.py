@@ -1,0 +1,216 @@
+"""A tiny model of transformers and its bundle: how far apart they are.
+
+The weights are random and large, norms and biases included, so that a weight that is ignored
+shows. The reference computes whole texts, without a cache; the bundle has to give the same for
+a prompt, for steps after it, and for two inputs of unequal lengths in one batch.
+
+Shape letters: B texts, S tokens, V numbers for each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tests.modeling.tiny_encoders import PAD, reference_output
+from tests.modeling.tiny_models import reference_model
+
+import ortolan
+from ortolan.runtime import open_bundle
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.inputs.images import read_pixels
+
+PROMPT, STEPS = 33, 40
+
+SHORTER = 20
+"""Tokens of the second prompt and of the second source of a batch."""
+
+FIRST_ID = 5
+"""Ids below it have a meaning to some model."""
+
+Numbers = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What was measured; see `ortolan.export.coverage.Row`."""
+
+    kind: str
+    error: float
+    tokens_equal: bool | None
+
+
+def save_tiny(values: dict[str, Any], folder: Path, *, spread: float) -> Any:
+    """Save a tiny model of transformers with random weights, and give it.
+
+    Args:
+        values: of its config; `architectures` names its class, a causal language model without.
+        folder: of the checkpoint.
+        spread: the standard deviation of its weights.
+    """
+    (architecture,) = values.get("architectures", (None,))
+    rest = {key: value for key, value in values.items() if key != "architectures"}
+    model = reference_model(rest, architecture=architecture, spread=spread)
+    model.save_pretrained(folder)
+    return model
+
+
+def compare(model: Any, folder: Path) -> Found:
+    """Compare a model of transformers with its bundle."""
+    bundle = open_bundle(folder)
+    engine, kind = Engine(bundle, threads=1), bundle.manifest.kind
+    if kind == "encoder":
+        return Found(kind=kind, error=_encoder_error(model, engine), tokens_equal=None)
+    if kind == "decoder":
+        error, equal = _decoder_error(model, engine), _writes_the_same(model, folder)
+    else:
+        error, equal = _seq2seq_error(model, engine), _translates_the_same(model, folder)
+    return Found(kind=kind, error=error, tokens_equal=equal)
+
+
+def _error(got: Numbers, wanted: Numbers) -> float:
+    """The largest difference over the largest number."""
+    return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+
+
+def _ids(length: int, vocab_size: int, seed: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(FIRST_ID, vocab_size, length).tolist()
+    return ids
+
+
+def _texts(vocab_size: int, *, after: Sequence[int] = ()) -> list[list[int]]:
+    """Two texts, each a prompt and the tokens of all steps."""
+    lengths = (PROMPT, SHORTER)
+    return [[*after, *_ids(n + STEPS - len(after), vocab_size, n)] for n in lengths]
+
+
+# --- decoders -------------------------------------------------------------------------------------
+
+
+def _decoder_error(model: Any, engine: Engine) -> float:
+    texts = _texts(engine.manifest.vocab_size)
+    wanted = [_reference(model, input_ids=torch.tensor([text]))[0] for text in texts]
+    return max(
+        _text_error(Runner(engine, engine.slots(len(rows))), texts[: len(rows)], wanted)
+        for rows in (texts[:1], texts)
+    )
+
+
+def _text_error(runner: Runner, texts: Sequence[Sequence[int]], wanted: Sequence[Numbers]) -> float:
+    """Compute prompts at once, one after the other, and the rest in steps of all texts."""
+    got: list[list[Numbers]] = []
+    for row, text in enumerate(texts):
+        prompt = text[:-STEPS]
+        got.append(list(runner.chunk(row, prompt, positions=range(len(prompt)))))
+    runner.select(range(len(texts)))
+    for place in range(-STEPS, 0):
+        runner.step([text[place] for text in texts])
+        for row, rows in enumerate(got):
+            rows.append(runner.logits_BV[row].copy())
+    return max(_error(np.array(rows), whole) for rows, whole in zip(got, wanted, strict=False))
+
+
+def _writes_the_same(model: Any, folder: Path) -> bool:
+    """Whether each token that a batch generates is the likeliest one to transformers."""
+    bundle = ortolan.load(folder, ortolan.Decoder, threads=1)
+    prompts = [text[:-STEPS] for text in _texts(bundle.manifest.vocab_size)]
+    done = bundle.generate(prompts, max_new_tokens=STEPS, ignore_eos=True)
+    for prompt, completion in zip(prompts, done, strict=True):
+        whole = torch.tensor([[*prompt, *completion.tokens]])
+        logits = _reference(model, input_ids=whole)[0, len(prompt) - 1 : -1]
+        if tuple(logits.argmax(-1).tolist()) != completion.tokens:
+            return False
+    return True
+
+
+def _reference(model: Any, **inputs: torch.Tensor) -> Numbers:
+    """What transformers computes without a cache."""
+    outputs: Numbers = reference_output(model, **inputs).float().numpy()
+    return outputs
+
+
+# --- encoders, and encoder-decoders ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Two inputs of an encoder.
+
+    Attributes:
+        given: as `Seq2Seq.generate` takes them.
+        feeds: as the graph takes them.
+        inputs: as transformers takes them.
+    """
+
+    given: list[Any]
+    feeds: dict[str, NDArray[Any]]
+    inputs: dict[str, torch.Tensor]
+
+    def alone(self, row: int) -> dict[str, torch.Tensor]:
+        """One of them, as transformers takes it."""
+        return {name: value[row : row + 1] for name, value in self.inputs.items()}
+
+
+def _sources(manifest: Manifest) -> Sources:
+    source = manifest.source
+    if isinstance(source, ImageSource):
+        shape = (2, source.height, source.width, source.channels)
+        images = list(np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8))
+        pixels = np.stack([read_pixels(image, source) for image in images])
+        inputs = {"pixel_values": torch.from_numpy(pixels)}
+        return Sources(given=images, feeds={PIXELS: pixels}, inputs=inputs)
+    vocab_size = manifest.vocab_size if source is None else source.vocab_size or manifest.vocab_size
+    texts = [_ids(length, vocab_size, length) for length in (PROMPT, SHORTER)]
+    lengths = np.array([len(text) for text in texts], np.int32)
+    ids = np.array([[*text, *[PAD] * (PROMPT - len(text))] for text in texts])
+    mask = torch.arange(PROMPT) < torch.from_numpy(lengths)[:, None]
+    return Sources(
+        given=texts,
+        feeds={IDS: ids, LENGTHS: lengths},
+        inputs={"input_ids": torch.from_numpy(ids), "attention_mask": mask.long()},
+    )
+
+
+def _encoder_error(model: Any, engine: Engine) -> float:
+    sources = _sources(engine.manifest)
+    got, wanted = engine.encode(sources.feeds)[OUTPUT], _reference(model, **sources.inputs)
+    if LENGTHS not in sources.feeds or got.ndim < 3:
+        return _error(got, wanted)
+    mask = sources.inputs["attention_mask"].bool().numpy()
+    return _error(got[mask], wanted[mask])
+
+
+def _seq2seq_error(model: Any, engine: Engine) -> float:
+    sources, start = _sources(engine.manifest), engine.manifest.tokens.start
+    if start is None:
+        raise ValueError("expected a bundle that says what a text begins with")
+    texts = _texts(engine.manifest.vocab_size, after=[start])
+    wanted = [
+        _reference(model, **sources.alone(row), decoder_input_ids=torch.tensor([text]))[0]
+        for row, text in enumerate(texts)
+    ]
+    slots = engine.slots(len(texts))
+    slots.put_sources(range(len(texts)), engine.encode_source(sources.feeds))
+    return _text_error(Runner(engine, slots), texts, wanted)
+
+
+def _translates_the_same(model: Any, folder: Path) -> bool:
+    """Whether two sources become the texts that transformers writes greedily of each."""
+    bundle = ortolan.load(folder, ortolan.Seq2Seq, threads=1)
+    sources, ends = _sources(bundle.manifest), set(bundle.manifest.tokens.eos)
+    for row, completion in enumerate(bundle.generate(sources.given, max_new_tokens=STEPS)):
+        with torch.inference_mode():
+            (text,) = model.generate(
+                **sources.alone(row), max_new_tokens=STEPS, do_sample=False, num_beams=1
+            ).tolist()
+        written = text[1:]  # after the start token
+        last = next((place for place, token in enumerate(written) if token in ends), len(written))
+        if tuple(written[: last + 1]) != completion.tokens:
+            return False
+    return True

@@ -1,0 +1,169 @@
+"""What cannot be exported: one line that says why, exit status 2, and nothing left behind."""
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.end_to_end.conftest import Run
+from tests.end_to_end.test_cli import fails_in_one_line
+
+Damage = Callable[[Path], None]
+
+MARK = "code-that-ran"
+
+
+class Code:
+    """Runs a command when it is unpickled, as a file of a stranger may."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, (MARK,)
+
+
+def config(**values: object) -> Damage:
+    """Change values of config.json."""
+
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return change
+
+
+def contents(name: str, data: bytes) -> Damage:
+    """Replace a file."""
+
+    def replace(folder: Path) -> None:
+        (folder / name).write_bytes(data)
+
+    return replace
+
+
+def without(name: str) -> Damage:
+    """Remove a file."""
+    return lambda folder: (folder / name).unlink()
+
+
+def cut(name: str, share: float) -> Damage:
+    """Keep the beginning of a file."""
+
+    def change(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(share * len(data))])
+
+    return change
+
+
+def pickle_with_code(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Code()}, folder / "pytorch_model.bin")
+
+
+def pickle_of_another_name(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": torch.ones(64)}, folder / "model.ckpt")
+
+
+def missing_shard(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    save_file(tensors, folder / first)
+    index = {"weight_map": dict.fromkeys(tensors, first) | {"lm_head.weight": second}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def missing_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def weights_of_another_model(folder: Path) -> None:
+    tensors = {
+        name: t.reshape(-1)[:8] for name, t in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 269060552\n"
+
+DAMAGED: dict[str, tuple[Damage, str]] = {
+    "no config": (without("config.json"), "config.json"),
+    "config that is no object": (contents("config.json", b"[1, 2]"), "expected a JSON object"),
+    "config that is no JSON": (contents("config.json", b"{'a': 1}"), "config.json: expected JSON"),
+    "config that is empty": (contents("config.json", b""), "config.json: expected JSON"),
+    "config of another thing": (contents("config.json", b"{}"), "expected model_type"),
+    "family that nobody knows": (config(model_type="mambo"), "got 'mambo'"),
+    "model type that is no name": (config(model_type=["llama"]), "model_type of type str"),
+    "unknown key": (config(strange=1), "--accept-unknown strange"),
+    "unknown key of an object": (
+        config(rope_scaling={"rope_type": "default", "odd": 1}),
+        "--accept-unknown rope_scaling.odd",
+    ),
+    "size of another model": (config(hidden_size=128), "weights: expected those"),
+    "no weights": (without("model.safetensors"), "expected model.safetensors"),
+    "weights cut short": (cut("model.safetensors", 0.5), "model.safetensors: expected"),
+    "header cut short": (cut("model.safetensors", 0.001), "model.safetensors: expected"),
+    "pointer in place of weights": (contents("model.safetensors", POINTER), "never fetched"),
+    "missing shard": (missing_shard, "expected model-00002-of-00002.safetensors beside it"),
+    "missing tensor": (missing_tensor, "layers.1.mlp.down_proj.weight"),
+    "weights of another model": (weights_of_another_model, "expected shape"),
+    "pickle with code": (pickle_with_code, "pytorch_model.bin: expected"),
+    "pickle of another name": (pickle_of_another_name, "model.ckpt: expected"),
+    "tokenizer that is none": (contents("tokenizer.json", b"{}"), "tokenizer"),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, which code of a stranger would write into."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_checkpoint_is_refused_in_one_line_and_leaves_nothing(
+    name: str, ortolan: Run, checkpoint: Path, here: Path
+) -> None:
+    damage, said = DAMAGED[name]
+    source = Path(shutil.copytree(checkpoint, here / "source"))
+    damage(source)
+    before = sorted(here.rglob("*"))
+    assert said in fails_in_one_line(ortolan, "export", source, here / "out")
+    assert sorted(here.rglob("*")) == before
+    if "unknown key" not in name:  # these are listed, since nothing is made
+        assert said in fails_in_one_line(ortolan, "inspect", source)
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GGUF",
+        b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 1 << 40),
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + struct.pack("<Q", 20) + b"general.arch",
+        b"GGML" + bytes(64),
+    ],
+)
+def test_gguf_that_is_cut_short_or_none_is_refused(data: bytes, ortolan: Run, here: Path) -> None:
+    source = here / "model.gguf"
+    source.write_bytes(data)
+    for arguments in (("export", source, here / "out"), ("inspect", source)):
+        assert "model.gguf: expected" in fails_in_one_line(ortolan, *arguments)
+    assert sorted(here.rglob("*")) == [source]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors"])
+def test_file_that_is_no_checkpoint_is_refused(name: str, ortolan: Run, here: Path) -> None:
+    source = here / name
+    source.write_bytes(b"text")
+    for arguments in (("export", source, here / "out"), ("inspect", source)):
+        assert f"{name}: expected" in fails_in_one_line(ortolan, *arguments)
+    assert sorted(here.rglob("*")) == [source]

@@ -1,0 +1,119 @@
+"""What is said of a checkpoint before an export, against what the export makes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.export import tiny_models
+from tests.export.conftest import Exported
+
+import ortolan
+from ortolan.export.errors import OptionError
+from ortolan.export.precision import Precision
+from ortolan.export.preview import Preview, preview
+from ortolan.modeling import CheckpointError, ConfigError, WeightError
+
+Export = Callable[[str], Exported]
+
+
+@pytest.fixture
+def folder(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint to change."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def about(checkpoint: Path) -> Preview:
+    return preview(checkpoint)
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_checkpoint_is_described(about: Preview, exported: Export, checkpoint: Path) -> None:
+    case = exported("llama")
+    manifest = case.bundle.manifest
+    assert (about.model_type, about.way, about.kind) == ("llama", "family", manifest.kind)
+    assert about.parameters == sum(p.numel() for p in case.module.parameters())
+    assert about.layers == {"blocks": len(case.module.blocks)}
+    assert about.width == tiny_models.WIDTH
+    assert (about.vocab_size, about.context_length) == (tiny_models.VOCAB, tiny_models.CONTEXT)
+    assert about.cache_bytes_per_token == manifest.state_bytes("append")
+    assert about.weight_bytes == (checkpoint / "model.safetensors").stat().st_size
+    assert about.measured is not None
+    assert about.measured.supported
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [("fp32", "fp32"), ("int8", "int8"), ("int4", ortolan.Int4())]
+)
+def test_weights_of_the_bundle_are_as_large_as_was_said(
+    name: str, precision: Precision, about: Preview, checkpoint: Path, tmp_path: Path
+) -> None:
+    manifest = ortolan.export(checkpoint, tmp_path / "out", precision=precision).manifest
+    (size,) = [file.size for file in manifest.files if file.name in manifest.weights]
+    cost = about.precisions[name]
+    assert cost.bundle_bytes == pytest.approx(size, rel=0.01)
+    assert {tensor.method for tensor in manifest.quantized} <= {cost.method}
+
+
+def test_memory_and_time_grow_with_the_work(about: Preview) -> None:
+    costs = about.precisions
+    assert costs["fp32"].seconds <= costs["int4"].seconds
+    assert all(500e6 < cost.memory_bytes < 700e6 for cost in costs.values())
+
+
+def test_unknown_keys_are_listed_and_not_an_error(folder: Path) -> None:
+    change(folder / "config.json", strange=1, unsloth_fixed=True)
+    seen = preview(folder)
+    assert seen.unknown_keys == ("strange",)
+    assert "unsloth_fixed" in seen.ignored_keys
+
+
+def test_missing_files_are_listed_with_what_the_bundle_lacks(folder: Path) -> None:
+    assert list(preview(folder).missing) == ["calibration.txt"]
+    (folder / "calibration.txt").write_text("a text")
+    assert preview(folder).missing == {}
+    assert preview(folder).precisions["int4"].method == "gptq"
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        (folder / name).unlink()
+    missing = preview(folder).missing
+    # A calibration file is of no use without a tokenizer.
+    assert missing["tokenizer.json"] == "the bundle takes token ids, no texts"
+    assert set(missing) == {
+        "tokenizer.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "calibration.txt",
+    }
+    assert preview(folder).precisions["int4"].method == "hqq"
+
+
+def test_weights_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ortolan.modeling.checkpoint.unpacked import Unpacked
+
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(Unpacked, "read", read)
+    assert preview(folder).parameters > 0
+
+
+def test_what_cannot_be_exported_is_refused_as_an_export_refuses_it(folder: Path) -> None:
+    change(folder / "config.json", intermediate_size=128)
+    with pytest.raises(WeightError, match=r"gate_proj\.weight: expected shape"):
+        preview(folder)
+    change(folder / "config.json", hidden_act="xielu")
+    with pytest.raises(ConfigError, match="xielu"):
+        preview(folder)
+    with pytest.raises(CheckpointError, match="nowhere"):
+        preview(folder / "nowhere")
+
+
+def test_live_model_is_refused(exported: Export) -> None:
+    with pytest.raises(OptionError, match="a live model"):
+        preview(exported("llama").module)

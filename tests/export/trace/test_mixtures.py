@@ -1,0 +1,49 @@
+"""Graphs of mixtures of experts against PyTorch."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from tests.export.graph_runs import Steps, assert_close, sessions_of
+from tests.modeling import kinds
+from tests.modeling.kinds import BLOCK, POSITIONS, VOCAB
+from tests.modeling.mixtures import CHANGES, FEW
+
+from ortolan.modeling.models.transformer import build
+
+TEXTS = np.random.default_rng(0).integers(0, VOCAB, (2, 9))
+
+
+ROUTERS = (
+    "not normalised",
+    "scaled",
+    "sigmoid, selection bias",
+    "groups",
+    "sparsemixer",
+    "limit",
+    "shared, gated",
+)
+
+
+def test_every_mixture_is_one_node_that_computes_the_same(tmp_path: Path) -> None:
+    blocks = tuple(replace(BLOCK, feed_forward=replace(FEW, **CHANGES[name])) for name in ROUTERS)
+    config = kinds.decoder_config(POSITIONS["none"], blocks[0], blocks=blocks)
+    module = kinds.randomised(build(config)).eval()
+    session = sessions_of(module, ["decoder"], tmp_path)["decoder"]
+    graph = onnx.load(str(tmp_path / "decoder.onnx"), load_external_data=False).graph
+    assert sum(node.op_type == "MoE" for node in graph.node) == len(blocks)
+    with torch.inference_mode():
+        wanted = module(torch.from_numpy(TEXTS)).numpy()
+    steps = Steps(session, 2)
+    got = [steps(TEXTS[:, :6], [6, 6])] + [steps(TEXTS[:, i : i + 1], [1, 1]) for i in (6, 7, 8)]
+    assert_close(np.concatenate(got, 1), wanted, delta=1e-4)
+
+
+def test_a_router_without_more_to_do_adds_no_node(tmp_path: Path) -> None:
+    config = kinds.decoder_config(POSITIONS["none"], replace(BLOCK, feed_forward=FEW))
+    module = kinds.randomised(build(config)).eval()
+    sessions_of(module, ["decoder"], tmp_path)
+    graph = onnx.load(str(tmp_path / "decoder.onnx"), load_external_data=False).graph
+    assert not {"TopK", "Softmax", "ScatterElements"} & {node.op_type for node in graph.node}

@@ -1,0 +1,170 @@
+"""GGUF files as checkpoints: the config and the tensors of the models that they were made from."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tests.modeling.checkpoint.gguf_cases import CASES, HEADS, WINDOWED, with_turned_pairs, written
+from tests.modeling.checkpoint.gguf_files import (
+    llama_metadata,
+    turned,
+    write_gguf,
+)
+from tests.modeling.tiny_models import (
+    LLAMA,
+    assert_same_logits,
+    random_text,
+    reference_logits,
+    reference_model,
+)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ortolan.modeling import CheckpointError, load
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ortolan.modeling.checkpoint.gguf.blocks import block_format, dequantize
+
+IDS = random_text(20)
+
+
+def rebuilt(checkpoint: Checkpoint) -> PreTrainedModel:
+    """A model of transformers, from the config and the tensors of a file alone."""
+    values: dict[str, Any] = dict(checkpoint.values)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, attn_implementation="eager"
+    ).eval()
+    source = checkpoint.tensors
+    state = {
+        HEADS.get(name, name): source.read(name, 0, shape[0])
+        for name, shape in source.shapes().items()
+    }
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert unexpected == []
+    assert set(missing) <= ({"lm_head.weight"} if values["tie_word_embeddings"] else set())
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_holds_the_model_that_it_was_made_from(name: str, tmp_path: Path) -> None:
+    model, file = written(name, tmp_path)
+    checkpoint = open_checkpoint(file)
+    source = checkpoint.tensors
+    stored = model.state_dict()
+    for tensor, shape in source.shapes().items():
+        own = stored[HEADS.get(tensor, tensor)]
+        assert shape == tuple(own.shape), tensor
+        torch.testing.assert_close(source.read(tensor, 0, shape[0]), own, msg=tensor)
+    # By the reference's own forward: the config is whole, and no key is unknown to it.
+    assert_same_logits(reference_logits(rebuilt(checkpoint), IDS), reference_logits(model, IDS))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_every_slice_is_what_the_library_dequantizes(kind: str, tmp_path: Path) -> None:
+    name = "blk.1.attn_q.weight"
+    model, file = written("llama", tmp_path, kinds={name: kind})
+    number = gguf.GGMLQuantizationType[kind]
+    rows = turned(model.state_dict()["model.layers.1.self_attn.q_proj.weight"], 4).numpy()
+    whole = gguf.quants.dequantize(gguf.quants.quantize(rows, number), number)
+    # Back to the order of the checkpoint.
+    whole = whole.reshape(4, 4, 2, 32).swapaxes(1, 2).reshape(32, 32)
+    source = open_checkpoint(file).tensors
+    published = "model.layers.1.self_attn.q_proj.weight"
+    for start, stop in ((0, 32), (3, 4), (5, 29)):
+        read = source.read(published, start, stop).float().numpy()
+        np.testing.assert_array_equal(read, whole[start:stop])
+    columns = source.read(published, 2, 7, axis=1).float().numpy()
+    np.testing.assert_array_equal(columns, whole[:, 2:7])
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"])
+def test_formats_that_only_llama_cpp_writes_are_dequantized(kind: str) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    form = block_format(int(number), "a", Path("a.gguf"))
+    data = np.random.default_rng(0).integers(0, 60, (3, form.block_bytes), np.uint8)
+    expected = gguf.quants.dequantize(data, number)
+    assert expected.shape == (3, form.width)
+    np.testing.assert_array_equal(dequantize(data, form).numpy(), expected)
+
+
+def test_scaled_frequencies_are_read_as_those_of_llama_3(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    model = reference_model(LLAMA | {"head_dim": 32, "rope_parameters": rope})
+    plain = 500_000.0 ** -(torch.arange(16) / 16)
+    factors = plain / model.model.rotary_emb.inv_freq
+    assert factors.unique().numel() > 2
+    file = tmp_path / "model.gguf"
+    metadata = llama_metadata(model, WINDOWED)
+    extra = {"rope_freqs.weight": factors}
+    write_gguf(file, "llama", model, metadata, change=with_turned_pairs, extra=extra)
+    scaling = open_checkpoint(file).values["rope_scaling"]
+    assert scaling == {key: value for key, value in rope.items() if key != "rope_theta"}
+    write_gguf(file, "llama", model, metadata, extra={"rope_freqs.weight": factors * 2})
+    with pytest.raises(CheckpointError, match="expected factors of the frequencies as Llama 3"):
+        open_checkpoint(file)
+
+
+def test_two_tables_of_factors_are_those_of_longrope(tmp_path: Path) -> None:
+    arch, values, keys, _, change = CASES["phi3"]
+    model = reference_model(values)
+    tables = {"long": [1.0, 2.0, 3.0, 4.5], "short": [1.0, 1.0, 1.5, 2.0]}
+    write_gguf(
+        tmp_path / "model.gguf",
+        arch,
+        model,
+        llama_metadata(model, keys)
+        | {"rope.scaling.original_context_length": 48, "rope.scaling.attn_factor": 1.25},
+        change=change,
+        extra={f"rope_factors_{name}.weight": torch.tensor(f) for name, f in tables.items()},
+    )
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    assert checkpoint.values["rope_scaling"] == {
+        "rope_type": "longrope",
+        "long_factor": tables["long"],
+        "short_factor": tables["short"],
+        "original_max_position_embeddings": 48,
+        "attention_factor": 1.25,
+    }
+    assert checkpoint.values["original_max_position_embeddings"] == 48
+
+
+def test_a_file_is_loaded_as_the_folder_that_it_was_made_from(tmp_path: Path) -> None:
+    model, file = written("llama-exact", tmp_path)
+    model.save_pretrained(tmp_path / "folder")
+    ours, folder = load(file), load(tmp_path / "folder")
+    assert ours.config == folder.config
+    with torch.inference_mode():
+        assert torch.equal(ours(IDS), folder(IDS))
+
+
+def test_a_folder_with_one_file_is_that_file(tmp_path: Path) -> None:
+    written("llama", tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.values["model_type"] == "llama"
+    assert checkpoint.sha256() == open_checkpoint(tmp_path / "model.gguf").sha256()
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"got 2. Give one of them: model.gguf, other.gguf"):
+        open_checkpoint(tmp_path)
+
+
+def test_the_folder_of_made_files_goes_with_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(written("llama", tmp_path)[1])
+    folder, tensors = checkpoint.folder, checkpoint.tensors
+    assert {file.name for file in folder.iterdir()} == {"config.json", "generation_config.json"}
+    del checkpoint
+    gc.collect()
+    assert folder.is_dir()
+    del tensors
+    gc.collect()
+    assert not folder.exists()
