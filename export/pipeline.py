@@ -124,7 +124,7 @@ def _build(
 ) -> None:
     """Write a whole bundle into a folder, and prove it there if the CPU can compute it."""
     certificate = _reference(model, settings, data, progress)
-    lowered = lower(_trace(model, settings, progress), settings)
+    lowered = lower(_trace(model, settings, progress), settings, model.weights)
     check_placement(lowered.graphs, settings)
     stored = store(lowered, model, settings, inputs, folder, progress)
     _write_graphs(lowered, stored.blob, settings, folder)

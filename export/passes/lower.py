@@ -11,6 +11,7 @@ from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import plan
 from ortolan.export.settings import Settings
+from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, MAPS_ROLE, PREFILL
 
 _REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
@@ -31,14 +32,19 @@ class Lowered:
     channels: Sequence[str]
 
 
-def lower(graphs: Mapping[str, ir.Model], settings: Settings) -> Lowered:
+def lower(graphs: Mapping[str, ir.Model], settings: Settings, weights: Weights) -> Lowered:
     """Rewrite tidied graphs, by role, in place.
+
+    Args:
+        graphs: by role.
+        settings: of the export.
+        weights: of the checkpoint.
 
     Raises:
         OptionError: an exclusion names no weight.
     """
     models = list(graphs.values())
-    schemes = {} if settings.quantization is None else plan(models, settings.quantization)
+    schemes = {} if settings.quantization is None else plan(models, settings.quantization, weights)
     channels: list[str] = []
     if settings.options.prefill_precision is not None:
         channels = _quantize_products(graphs, settings, schemes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ortolan.export.precision import Method
+from ortolan.export.precision import Method, StoredMethod
 from ortolan.export.quantize import hqq, rtn
 from ortolan.export.quantize.blocks import Codes, Scheme
 from ortolan.modeling.weights import Weights
@@ -40,7 +40,7 @@ class QuantizedWeight:
 
     name: str
     scheme: Scheme
-    method: Method
+    method: StoredMethod
     parts: Iterator[Part]
 
 
@@ -61,9 +61,15 @@ def round_rows(weights: Weights, name: str, scheme: Scheme, method: Method) -> I
 
 def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
     """Rows of a weight `(n, K)`, float32, of about `CHUNK_ELEMENTS`."""
+    for start, stop in chunk_bounds(weights, name):
+        yield weights.rows(name, start, stop).float()
+
+
+def chunk_bounds(weights: Weights, name: str) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of a weight, each of about `CHUNK_ELEMENTS`."""
     count, columns = weights.shape(name)
     step = max(1, CHUNK_ELEMENTS // columns)
     for number, start in enumerate(range(0, count, step), 1):
-        yield weights.rows(name, start, min(start + step, count)).float()
+        yield start, min(start + step, count)
         if number % TRIM_CHUNKS == 0:
             return_free_memory()

@@ -8,7 +8,7 @@ from tests.modeling import kinds
 from torch import Tensor
 
 from ortolan.export.inputs.tensors import Inputs
-from ortolan.export.precision import Method
+from ortolan.export.precision import StoredMethod
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.calibrate import calibrated_weights
@@ -52,7 +52,7 @@ def products(module: TransformerModel) -> list[str]:
 
 
 class Found(NamedTuple):
-    method: Method
+    method: StoredMethod
     codes: Codes
 
 
