@@ -8,7 +8,7 @@ another.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -272,7 +272,7 @@ class Weights(Protocol):
         ...
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight, in its stored dtype."""
+        """Rows `[start:stop]` of a weight, in its stored dtype; a number by itself whole."""
         ...
 
 
@@ -288,7 +288,17 @@ class ModuleWeights:
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]` of a weight, in its dtype."""
-        return self._tensors[name][start:stop]
+        tensor = self._tensors[name]
+        return tensor[start:stop] if tensor.dim() else tensor
+
+
+def joint_format(formats: Iterable[CodeFormat | None]) -> CodeFormat | None:
+    """The format of several parts together; None unless all have the same bits and groups."""
+    found = list(formats)
+    first = found[0]
+    if first is None or any(each is None or each[:2] != first[:2] for each in found):
+        return None
+    return first._replace(symmetric=all(each is not None and each.symmetric for each in found))
 
 
 def join_codes(parts: Sequence[CodedRows]) -> CodedRows:
@@ -301,6 +311,8 @@ def join_codes(parts: Sequence[CodedRows]) -> CodedRows:
 def read_weight(weights: Weights, name: str) -> Tensor:
     """A whole weight in float32, converted a few rows at a time: it is in memory once."""
     shape = weights.shape(name)
+    if not shape:
+        return weights.rows(name, 0, 1).float()
     whole = torch.empty(shape)
     step = max(1, READ_ELEMENTS // max(math.prod(shape[1:]), 1))
     for start in range(0, shape[0], step):

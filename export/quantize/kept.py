@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ortolan.export.quantize.blocks import Codes, Scheme
 from ortolan.export.quantize.plan import stored_scheme
-from ortolan.export.quantize.rounding import Part, QuantizedWeight, chunk_bounds
+from ortolan.export.quantize.rounding import CHUNK_ELEMENTS, Part, QuantizedWeight
 from ortolan.modeling.weights import Coded, Weights
 
 
@@ -24,7 +24,10 @@ def _parts(weights: Weights, name: str, scheme: Scheme) -> Iterator[Part]:
     """One weight, a few rows at a time."""
     if not isinstance(weights, Coded):
         raise TypeError(f"{name}: its checkpoint stores no codes")
-    for start, stop in chunk_bounds(weights, name):
+    count, columns = weights.shape(name)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
         found = weights.codes(name, start, stop)
         codes = Codes(
             values=found.values.contiguous(),

@@ -18,6 +18,7 @@ from ortolan.modeling.weights import (
     TensorSource,
     Weights,
     join_codes,
+    joint_format,
     name_template,
     published_pieces,
     targets,
@@ -79,14 +80,9 @@ class MappedWeights:
         source, pieces = self._source, self._pieces[name]
         if not isinstance(source, Coded):
             return None
-        formats = {
+        return joint_format(
             piece.code_format(source) if isinstance(piece, Piece) else None for piece in pieces
-        }
-        widths = {found and found[:2] for found in formats}
-        first = next(iter(formats), None)
-        if first is None or len(widths) != 1:
-            return None
-        return first._replace(symmetric=all(found and found.symmetric for found in formats))
+        )
 
     def codes(self, name: str, start: int, stop: int) -> CodedRows:
         """The codes of rows `[start:stop]` of a weight that has some."""
