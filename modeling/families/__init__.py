@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import (
+    albert,
     bart,
     bert,
     biogpt,
@@ -18,6 +19,7 @@ from ortolan.modeling.families import (
     cohere,
     ctrl,
     distilbert,
+    electra,
     falcon,
     fused_gate,
     gemma,
@@ -32,6 +34,7 @@ from ortolan.modeling.families import (
     llama_values,
     marian,
     mistral,
+    mpnet,
     mpt,
     olmo,
     openai_gpt,
@@ -84,6 +87,7 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
+    "albert": albert,
     "arcee": squared_relu.ARCEE,
     "bart": bart.BART,
     "bert": bert.BERT,
@@ -99,6 +103,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "cwm": llama_values.CWM,
     "data2vec-text": roberta.DATA2VEC_TEXT,
     "distilbert": distilbert,
+    "electra": electra,
     "ernie": bert.ERNIE,
     "ernie4_5": llama_values.ERNIE4_5,
     "exaone4": olmo.EXAONE4,
@@ -130,7 +135,9 @@ FAMILIES: dict[str, Family[Any]] = {
     "ministral": llama_values.MINISTRAL,
     "ministral3": llama_values.MINISTRAL3,
     "mistral": mistral,
+    "mpnet": mpnet,
     "mpt": mpt,
+    "mt5": t5.MT5,
     "mvp": bart.MVP,
     "nanochat": squared_relu.NANOCHAT,
     "nemotron": squared_relu.NEMOTRON,
@@ -152,7 +159,8 @@ FAMILIES: dict[str, Family[Any]] = {
     "smollm3": smollm3,
     "stablelm": stablelm,
     "starcoder2": starcoder2,
-    "t5": t5,
+    "t5": t5.T5,
+    "umt5": t5.UMT5,
     "vaultgemma": gemma.VAULTGEMMA,
     "vit": vit,
     "xglm": xglm,
