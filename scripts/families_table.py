@@ -2,6 +2,7 @@
 
     python scripts/families_table.py                    # every type of tests/tiny
     python scripts/families_table.py --only qwen2       # some; repeatable
+    python scripts/families_table.py --missing          # those without a row of a supported type
     python scripts/families_table.py --render           # only docs/families.md, from the data
 
 A type takes some seconds. What is measured takes the place of that type's row in
@@ -137,6 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=FAMILY_CONFIGS, metavar="TYPE")
     parser.add_argument("--way", choices=SOURCES, action="append")
+    parser.add_argument("--missing", action="store_true", help="only what is not supported yet")
     parser.add_argument("--render", action="store_true", help="only write docs/families.md")
     given = parser.parse_args()
     if given.render:
@@ -146,8 +148,11 @@ def main() -> int:
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()
     unsupported = 0
+    done = {(r.model_type, r.way) for r in decode(DATA_FILE.read_bytes()).rows if r.supported}
     for model_type in given.only or FAMILY_CONFIGS:
         for way in given.way or SOURCES:
+            if given.missing and (model_type, way) in done:
+                continue
             row = measure(model_type, way)
             merge(row)
             print(row.model_type, row.way, row.error, row.tokens_equal, row.note, flush=True)
