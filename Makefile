@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-SOURCES := src/ortolan models tests benchmarks scripts
+SOURCES := src/ortolan models tests benchmarks scripts examples
 BUNDLE := build/pythonic
 
 .DEFAULT_GOAL := all

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ import ortolan
 VOCABULARY, CONTEXT, WIDTH = 1024, 256, 192
 BATCH, LENGTH = 16, 128
 END = "<|end|>"
+PROMPT = "The with statement"
 
 
 class Layer(nn.Module):
@@ -147,7 +148,7 @@ def train(model: LanguageModel, ids: Tensor, steps: int) -> None:
         logits = model(batch[:, :-1], ortolan.State.whole())
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -166,16 +167,18 @@ def main() -> None:
     tokenizer = make_tokenizer(text, options.out / "tokenizer")
     model = LanguageModel()
     train(model, torch.tensor(tokenizer.encode(text).ids), options.steps)
-    for name, precision in (("fp32", "fp32"), ("int4", ortolan.Int4())):
-        bundle = ortolan.export(
+    precisions: tuple[Literal["fp32", "int4"], ...] = ("fp32", "int4")
+    for precision in precisions:
+        bundle = options.out / precision
+        ortolan.export(
             model,
-            options.out / name,
+            bundle,
             precision=precision,
             options=ortolan.ExportOptions(tokenizer=options.out / "tokenizer"),
             force=True,
         )
-        written = ortolan.load(bundle.path).generate("The with statement", max_new_tokens=60)
-        print(f"\n{name}: {written.text}")
+        written = ortolan.load(bundle, ortolan.Decoder).generate(PROMPT, max_new_tokens=60)
+        print(f"\n{precision}: {PROMPT}{written.text}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,27 @@ class Recipe(NamedTuple):
     offset: float = 0.0
 
 
+class Leaf(NamedTuple):
+    """A weight of the source that is some rows of another.
+
+    Attributes:
+        name: its own.
+        rows: of the other, those after the leaf before it.
+        transposed: they are its columns.
+    """
+
+    name: str
+    rows: int
+    transposed: bool
+
+
+def leaves_of(weights: Weights, name: str) -> list[Leaf]:
+    """The weights of a source that a weight is made of: itself, if nothing derived it."""
+    if isinstance(weights, DerivedWeights):
+        return weights.leaves(name)
+    return [Leaf(name, weights.shape(name)[0], transposed=False)]
+
+
 def derive(
     graph: ir.Graph, parts: Sequence[ir.Value], *, transposed: bool = False, offset: float = 0.0
 ) -> ir.Value:
@@ -96,6 +117,15 @@ class DerivedWeights:
             first += count
         rows = slices[0] if len(slices) == 1 else torch.cat(slices)
         return rows.float() + recipe.offset if recipe.offset else rows
+
+    def leaves(self, name: str, *, transposed: bool = False) -> list[Leaf]:
+        """The weights of the source that a weight is made of, in the order of its rows."""
+        recipe = self._recipes.get(name)
+        if recipe is None:
+            shape = self._source.shape(name)
+            return [Leaf(name, shape[-1] if transposed else shape[0], transposed)]
+        swapped = transposed != recipe.transposed
+        return [leaf for part in recipe.parts for leaf in self.leaves(part, transposed=swapped)]
 
     def _part_shape(self, part: str, recipe: Recipe) -> tuple[int, ...]:
         shape = self.shape(part)

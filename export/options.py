@@ -7,6 +7,7 @@ from typing import Literal
 Device = Literal["cpu", "cuda"]
 Graphs = Literal["unified", "split"]
 Attention = Literal["fused", "portable"]
+Via = Literal["family", "transformers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class ExportOptions:
         max_kl: fail where the mean divergence from PyTorch is larger; None for the bound of the
             precision.
         tokenizer: a tokenizer.json; None for the checkpoint's own.
+        via: how to open a checkpoint: as one of our families, or by transformers; None for a family
+            where there is one.
         accept_unknown: keys of config.json to ignore although nothing is known of them. What they
             change is not seen by the certificate, whose reference ignores them as well.
     """
@@ -34,6 +37,7 @@ class ExportOptions:
     max_kl: float | None = None
     tokenizer: str | Path | None = None
     accept_unknown: tuple[str, ...] = ()
+    via: Via | None = None
 
 
 DEFAULTS = ExportOptions()

@@ -2,11 +2,13 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
 
+from ortolan.export.derived import DerivedWeights, recipes_of
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import (
@@ -75,6 +77,7 @@ def export(
         tokenizer=options.tokenizer,
         max_context=max_context,
         accept_unknown=options.accept_unknown,
+        via=options.via,
     )
     file = own_calibration(model) if calibration is None else Path(calibration)
     settings = resolve(
@@ -124,7 +127,9 @@ def _build(
 ) -> None:
     """Write a whole bundle into a folder, and prove it there if the CPU can compute it."""
     certificate = _reference(model, settings, data, progress)
-    lowered = lower(_trace(model, settings, progress), settings)
+    traced = _trace(model, settings, progress)
+    model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
+    lowered = lower(traced, settings)
     check_placement(lowered.graphs, settings)
     stored = store(lowered, model, settings, inputs, folder, progress)
     _write_graphs(lowered, stored.blob, settings, folder)

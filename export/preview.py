@@ -11,7 +11,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import own_calibration, own_name
 from ortolan.export.precision import Method, PrecisionName
-from ortolan.export.quantize.plan import TABLES, Quantization, scheme_of
+from ortolan.export.quantize.plan import Quantization, scheme_of
 from ortolan.export.settings import resolve
 from ortolan.export.source import Source, open_exportable
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
@@ -19,6 +19,9 @@ from ortolan.export.weights.blob import ALIGNMENT
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import unknown_keys
 from ortolan.modeling.families import FAMILIES
+
+TABLES = ("embedding", "shared")
+"""Layers whose weight is a vector for each token."""
 
 PROGRAM_BYTES = 550 << 20
 """Memory of an export beside the model: PyTorch, ONNX, a trace."""

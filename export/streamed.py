@@ -4,7 +4,8 @@ The module's parameters lie on the device `meta`. What reads one gets its values
 float32, and frees them again: a product reads a large one a few rows at a time, an embedding reads
 the rows that it looks up. The inputs run side by side and wait for each other at every product, so
 that a weight is read once for all of them; and whoever calibrates sees what enters it for every
-input, and may put other values in its place before any of them goes on.
+input, and may put other values in its place before any of them goes on. They wait for each other
+at a single row of a weight too, such as one expert of many: of rows, the first is served first.
 
 This asks nothing of the module: any control flow between its products will do.
 
@@ -14,7 +15,7 @@ Shape letters: N rows of a weight, K its columns.
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -86,9 +87,7 @@ def run(
     texts = [_Text(index, call, lazy) for index, call in enumerate(calls)]
     try:
         for text in texts:
-            text.resume(None)
-            if text.is_done:
-                yield Result(text.index, text.take())
+            yield from _resume(text, None)
         while waiting := [text for text in texts if not text.is_done]:
             yield from _serve(waiting, lazy)
     finally:
@@ -97,21 +96,33 @@ def run(
 
 
 def _serve(waiting: Sequence["_Text"], lazy: "LazyWeights") -> Iterator[Product | Result]:
-    """Compute the product that the first waits at, for all that wait at it."""
-    name = waiting[0].name
-    served = [text for text in waiting if text.name == name]
-    product = Product(
-        name, [text.request.entering for text in served], served[0].request.is_transposed
-    )
+    """Compute what is waited at first, for all that wait at it."""
+    reading = [text for text in waiting if isinstance(text.request, _Row)]
+    if reading:
+        # Before products, at which others may wait until these have had their rows.
+        row = min(cast(_Row, text.request) for text in reading)
+        values = lazy.row(row)
+        for text in reading:
+            if text.request == row:
+                yield from _resume(text, values)
+        return
+    name = waiting[0].request.name
+    served = [text for text in waiting if text.request.name == name]
+    requests = [cast(_Request, text.request) for text in served]
+    product = Product(name, [each.entering for each in requests], requests[0].is_transposed)
     yield product
     given = product.weight
     if given is None and lazy.bytes_of(name) <= READ_BYTES:
         given = read_weight(lazy.weights, name)
-    for text in served:
-        text.resume(lazy.product(text.request, given))
-        if text.is_done:
-            yield Result(text.index, text.take())
+    for text, request in zip(served, requests, strict=True):
+        yield from _resume(text, lazy.product(request, given))
     return_free_memory()
+
+
+def _resume(text: "_Text", answer: Tensor | None) -> Iterator[Result]:
+    text.resume(answer)
+    if text.is_done:
+        yield Result(text.index, text.take())
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,16 @@ class _Request:
     entering: Tensor
     bias: Tensor | None
     is_transposed: bool
+
+
+class _Row(NamedTuple):
+    """A row of a weight to read; those of lower numbers come first."""
+
+    number: int
+    name: str
+
+
+_Ask = Callable[[_Request | _Row], Tensor]
 
 
 class LazyWeights(TorchFunctionMode):
@@ -135,15 +156,15 @@ class LazyWeights(TorchFunctionMode):
         self,
         module: nn.Module,
         weights: Weights,
-        ask: Callable[[_Request], Tensor] | None = None,
+        ask: _Ask | None = None,
     ) -> None:
         super().__init__()
         self.weights = weights
         self.names: dict[int, str] = {id(p): name for name, p in module.named_parameters()}
         self._module = module  # keeps the parameters, and so their ids
-        self._ask = ask or (lambda request: self.product(request, None))
+        self._ask = ask or self._answer
 
-    def asking(self, ask: Callable[[_Request], Tensor]) -> "LazyWeights":
+    def asking(self, ask: _Ask) -> "LazyWeights":
         """The same weights for another thread."""
         return LazyWeights(self._module, self.weights, ask)
 
@@ -169,9 +190,13 @@ class LazyWeights(TorchFunctionMode):
                 rows = gather_rows(self.weights, self.names[id(weight)], used)
                 return F.embedding(places, rows)
             case Tensor.__getitem__, (Tensor() as weight, int(row)) if self._name(weight):
-                return self.weights.rows(self.names[id(weight)], row, row + 1)[0].float()
+                return self._ask(_Row(row, self.names[id(weight)]))
         read = tree_map_only(Tensor, self._values, (args, given))
         return func(*read[0], **read[1])
+
+    def row(self, row: _Row) -> Tensor:
+        """One row of a weight."""
+        return self.weights.rows(row.name, row.number, row.number + 1)[0].float()
 
     def product(self, request: _Request, weight: Tensor | None) -> Tensor:
         """A product with a weight that was read, or with one read some rows at a time."""
@@ -188,6 +213,9 @@ class LazyWeights(TorchFunctionMode):
             stop = min(start + step, rows)
             out[..., start:stop] = F.linear(x, self.weights.rows(request.name, start, stop).float())
         return out if bias is None else out.add_(bias)
+
+    def _answer(self, request: _Request | _Row) -> Tensor:
+        return self.row(request) if isinstance(request, _Row) else self.product(request, None)
 
     def bytes_of(self, name: str) -> int:
         """A weight in float32."""
@@ -234,7 +262,7 @@ class _Text:
 
     def __init__(self, index: int, call: Callable[[], Any], lazy: LazyWeights) -> None:
         self.index = index
-        self.request: _Request
+        self.request: _Request | _Row
         self.is_done = False
         self._is_abandoned = False
         self._answer: Tensor | None = None
@@ -244,11 +272,6 @@ class _Text:
         self._thread = threading.Thread(
             target=self._main, args=(call, lazy.asking(self._ask)), daemon=True
         )
-
-    @property
-    def name(self) -> str:
-        """Of the weight that it waits at."""
-        return self.request.name
 
     def resume(self, answer: Tensor | None) -> None:
         """Run up to the next product or the end, with what the last product gave."""
@@ -285,7 +308,7 @@ class _Text:
         self.is_done = True
         self._has_stopped.release()
 
-    def _ask(self, request: _Request) -> Tensor:
+    def _ask(self, request: _Request | _Row) -> Tensor:
         self.request = request
         self._has_stopped.release()
         self._may_run.acquire()

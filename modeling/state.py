@@ -125,6 +125,14 @@ class State(ABC):
             )
         return replace(shared, num_heads=query.shape[1])
 
+    def select(self, x: Tensor) -> Tensor:
+        """What enters the last product, `(B, S, E)`, at the positions whose logits are asked for.
+
+        A module need not call it; without it, logits are computed for every new token and those
+        that nobody asked for are left out.
+        """
+        return x
+
     @abstractmethod
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A tensor that the step before kept; zeros at the start of a text.
@@ -246,10 +254,12 @@ class CachedState(State):
         step: lengths after this step.
         caches: keys and values of each layer so far, by its number.
         memory: what the step before kept, `(B, ...)` each, by name.
+        rows: new tokens whose logits are asked for, `(B, R)`; all where None.
 
     Attributes:
         presents: the extended keys and values.
         kept: what this step kept.
+        has_selected: the module has left out the other rows.
     """
 
     def __init__(
@@ -257,17 +267,25 @@ class CachedState(State):
         step: StepLengths,
         caches: Mapping[int, LayerCache],
         memory: Mapping[str, Tensor],
+        rows: Tensor | None = None,
     ) -> None:
         super().__init__()
         self._step = step
+        self._rows = rows
         self._caches = caches
         self._memory = memory
         self.presents: dict[int, LayerCache] = {}
         self.kept: dict[str, Tensor] = {}
+        self.has_selected = rows is None
 
     def positions(self, ids: Tensor) -> Tensor:
         """After those of the cache, `(B, S)`."""
         return self._step.positions(ids.shape[1]).long()
+
+    def select(self, x: Tensor) -> Tensor:
+        """The rows that are asked for, `(B, R, E)`."""
+        self.has_selected = True
+        return x if self._rows is None else ops.select(x, self._rows)
 
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """What the step before kept."""

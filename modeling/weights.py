@@ -203,7 +203,7 @@ class Weights(Protocol):
         ...
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight, in its stored dtype."""
+        """Rows `[start:stop]` of a weight, in its stored dtype; a number by itself whole."""
         ...
 
 
@@ -219,12 +219,15 @@ class ModuleWeights:
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]` of a weight, in its dtype."""
-        return self._tensors[name][start:stop]
+        tensor = self._tensors[name]
+        return tensor[start:stop] if tensor.dim() else tensor
 
 
 def read_weight(weights: Weights, name: str) -> Tensor:
     """A whole weight in float32, converted a few rows at a time: it is in memory once."""
     shape = weights.shape(name)
+    if not shape:
+        return weights.rows(name, 0, 1).float()
     whole = torch.empty(shape)
     step = max(1, READ_ELEMENTS // max(math.prod(shape[1:]), 1))
     for start in range(0, shape[0], step):

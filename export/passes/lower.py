@@ -1,16 +1,19 @@
 """Graphs rewritten for the precision of an export."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortolan.export.errors import OptionError
+from ortolan.export.passes.quantize_experts import QuantizeExperts
 from ortolan.export.passes.quantize_portable import QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
 from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import plan
 from ortolan.export.settings import Settings
+from ortolan.export.values import static_shape
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, MAPS_ROLE, PREFILL
 
 _REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
@@ -35,9 +38,12 @@ def lower(graphs: Mapping[str, ir.Model], settings: Settings) -> Lowered:
     """Rewrite tidied graphs, by role, in place.
 
     Raises:
-        OptionError: an exclusion names no weight.
+        OptionError: an exclusion names no weight; or there are experts, and portable graphs are
+            asked for.
     """
     models = list(graphs.values())
+    if settings.options.attention == "portable":
+        _refuse_experts(models)
     schemes = {} if settings.quantization is None else plan(models, settings.quantization)
     channels: list[str] = []
     if settings.options.prefill_precision is not None:
@@ -48,6 +54,7 @@ def lower(graphs: Mapping[str, ir.Model], settings: Settings) -> Lowered:
     rewrite = _REWRITES[settings.options.attention](schemes)
     for model in models:
         rewrite(model)
+        QuantizeExperts(schemes)(model)
     return Lowered(graphs=graphs, schemes=schemes, channels=channels)
 
 
@@ -58,10 +65,23 @@ def _quantize_products(
     has_encoder = KINDS[settings.kind].has_encoder
     role = ENCODER if has_encoder else PREFILL
     names = [name for name in schemes if ".blocks." in f".{name}"]
-    channels = [name for name in names if name in graphs[role].graph.initializers]
+    channels = [name for name in names if _is_product(graphs[role].graph, name)]
     rewrite = QuantizeProducts(set(channels))
     rewrite(graphs[role])
     if has_encoder and MAPS_ROLE in graphs:
         # What it shows is what the encoder computes.
         rewrite(graphs[MAPS_ROLE])
     return channels
+
+
+def _is_product(graph: ir.Graph, weight: str) -> bool:
+    """Whether a weight is that of a product, which has two axes, in a graph."""
+    return weight in graph.initializers and len(static_shape(graph.initializers[weight])) == 2
+
+
+def _refuse_experts(models: Iterable[ir.Model]) -> None:
+    if any(node.op_type == "MoE" for model in models for node in model.graph):
+        raise OptionError(
+            "attention: expected fused for a mixture of experts, got portable. Experts are one "
+            "node of onnxruntime and have no body of standard operators: leave the option out."
+        )

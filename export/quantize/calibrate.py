@@ -10,20 +10,22 @@ columns.
 Shape letters: S tokens of a text, K columns of a weight.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ortolan.export.derived import leaves_of
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
+from ortolan.export.precision import Method
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows, row_chunks
 from ortolan.export.streamed import Product, Result, run
-from ortolan.modeling.weights import Weights, read_weight
+from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
 TIED_DAMPING = 0.5
@@ -41,7 +43,9 @@ def calibrated_weights(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[QuantizedWeight]:
-    """Every weight of a plan, by GPTQ; an embedding that is no head is rounded.
+    """Every weight of a plan, by GPTQ; an embedding that is no head is rounded, experts by `hqq`.
+
+    What comes after experts computes with what they were.
 
     Args:
         model: the model; its weights are read as they are used.
@@ -52,47 +56,87 @@ def calibrated_weights(
     Yields:
         Each weight once; read its parts before the next weight.
     """
-    looked_up = _looked_up(model.module)
-    found: set[str] = set()
+    looked_up, places = _looked_up(model.module), _places(model.weights, plan)
+    found: dict[str, dict[int, Part]] = {name: {} for name in plan}
     factor: gptq.Factor | None = None
     factored: Sequence[Tensor] = ()
     for event in run(model.module, model.weights, calls(model, inputs)):
-        if isinstance(event, Result) or event.name not in plan or event.name in found:
+        place = None if isinstance(event, Result) else places.pop(event.name, None)
+        if isinstance(event, Result) or place is None:
             continue
         if factor is None or not _is_same(event.inputs, factored):
             factor, factored = None, event.inputs
             return_free_memory()
             damping = TIED_DAMPING if event.name in looked_up else gptq.DAMPING
             factor = gptq.factorize(_sum_of_squares(event.inputs), damping=damping)
-        yield from _round(model.weights, event, plan[event.name], factor)
-        found.add(event.name)
+        yield from _round(model.weights, event, place, plan[place.name], factor, found)
         if progress is not None:
-            progress(len(found), len(plan))
-    for name in (name for name in plan if name not in found):
-        parts = round_rows(model.weights, name, plan[name], "rtn")
-        yield QuantizedWeight(name=name, scheme=plan[name], method="rtn", parts=parts)
+            progress(len(plan) - len(found), len(plan))
+    for name in found:
+        method: Method = "rtn" if len(model.weights.shape(name)) == 2 else "hqq"
+        parts = round_rows(model.weights, name, plan[name], method)
+        yield QuantizedWeight(name=name, scheme=plan[name], method=method, parts=parts)
     if progress is not None:
         progress(len(plan), len(plan))
 
 
+class _Place(NamedTuple):
+    """Where the weight of a product is among those of a plan.
+
+    Attributes:
+        name: of the planned weight.
+        start: its first row there.
+        stop: the row after its last.
+        parts: weights that make up the planned one.
+    """
+
+    name: str
+    start: int
+    stop: int
+    parts: int
+
+
+def _places(weights: Weights, plan: Iterable[str]) -> dict[str, _Place]:
+    """Where each weight of the module is stored, by its name."""
+    places = {}
+    for name in plan:
+        leaves, start = leaves_of(weights, name), 0
+        for leaf in leaves:
+            places[leaf.name] = _Place(name, start, start + leaf.rows, len(leaves))
+            start += leaf.rows
+    return places
+
+
 def _round(
-    weights: Weights, product: Product, scheme: Scheme, factor: gptq.Factor
+    weights: Weights,
+    product: Product,
+    place: _Place,
+    scheme: Scheme,
+    factor: gptq.Factor,
+    found: dict[str, dict[int, Part]],
 ) -> Iterator[QuantizedWeight]:
-    """The codes of the weight of a product, which computes with them from here on."""
-    name = product.name
-    if 4 * math.prod(weights.shape(name)) > WHOLE_BYTES:
+    """The codes of the weight of a product, which computes with them from here on.
+
+    A weight that is stored as rows of another waits in `found` until all of that is there.
+    """
+    name, columns = place.name, weights.shape(place.name)[1]
+    if 4 * (place.stop - place.start) * columns > WHOLE_BYTES and place.parts == 1:
+        del found[name]
         parts = (
             Part(rows=rows, codes=_codes(rows, factor, scheme))
             for rows in row_chunks(weights, name)
         )
         yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=parts)
         return
-    rows = read_weight(weights, name)
+    rows = weights.rows(name, place.start, place.stop).float()
     codes = _codes(rows, factor, scheme)
-    yield QuantizedWeight(
-        name=name, scheme=scheme, method="gptq", parts=iter([Part(rows=rows, codes=codes)])
-    )
-    product.weight = dequantize(codes)
+    found[name][place.start] = Part(rows=rows, codes=codes)
+    stored = dequantize(codes)
+    product.weight = stored.T if product.is_transposed else stored
+    if len(found[name]) == place.parts:
+        by_row = found.pop(name)
+        whole = iter([by_row[start] for start in sorted(by_row)])
+        yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=whole)
 
 
 def _codes(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Codes:

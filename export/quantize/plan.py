@@ -1,5 +1,6 @@
 """Which weights are stored in how many bits."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,11 +11,15 @@ from ortolan.export.errors import OptionError
 from ortolan.export.precision import CALIBRATION_SEQUENCES, GROUP_SIZES, Method
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.values import static_shape
+from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
 _SCALE_BYTES = 4
 
-TABLES = ("embedding", "shared")
-"""Layers whose weight is a vector for each token."""
+EXPERT_INPUTS = (2, 4)
+"""The inputs of a MoE node that are weights: those of gate and up, and of down."""
+
+ROUTERS = ("router", "shared_gate")
+"""Layers that decide what experts count: a few rows, in which an error costs much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +46,20 @@ class Quantization:
 def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]:
     """The scheme of every weight that is quantized, by the name of its initializer.
 
-    Position tables, norms and biases are not: they are small.
+    Position tables, norms, biases and routers are not: they are small. Of the experts of a layer
+    both weights are, in the same groups, or none is.
 
     Args:
         models: tidied graphs.
         options: what to do.
 
     Raises:
-        OptionError: a pattern of `exclude` matches no weight.
+        OptionError: a pattern of `exclude` matches no weight, or no groups divide the rows of
+            experts.
     """
     matrices = {name: shape for model in models for name, shape in _matrices(model.graph)}
-    names = list(matrices)
+    experts = {names: widths for model in models for names, widths in _experts(model.graph)}
+    names = [*matrices, *(name for both in experts for name in both)]
     unmatched = [
         pattern for pattern in options.exclude if not any(fnmatchcase(n, pattern) for n in names)
     ]
@@ -60,11 +68,32 @@ def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]
             f"exclude: expected patterns of weights, got {unmatched[0]!r}, which matches none. "
             f"There are {', '.join(_examples(names))}."
         )
-    return {
+    planned = {
         name: scheme_of(name, columns, options)
         for name, (_, columns) in matrices.items()
-        if not any(fnmatchcase(name, pattern) for pattern in options.exclude)
+        if not _is_excluded(name, options)
     }
+    for both, widths in experts.items():
+        if not any(_is_excluded(name, options) for name in both):
+            planned |= dict.fromkeys(both, _dividing(both[0], widths, options))
+    return planned
+
+
+def _is_excluded(name: str, options: Quantization) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in options.exclude)
+
+
+def _dividing(name: str, widths: tuple[int, int], options: Quantization) -> Scheme:
+    """The scheme of experts, whose rows have no padding: the largest groups that divide them."""
+    most = options.scheme.group
+    offered = [group for group in GROUP_SIZES if group <= most] if options.fits else [most]
+    groups = [group for group in offered if not any(width % group for width in widths)]
+    if not groups:
+        raise OptionError(
+            f"{name}: expected rows of experts that groups of {offered[0]} divide, got rows of "
+            f"{' and '.join(map(str, widths))}. Leave them as they are: --exclude '*.experts.*'."
+        )
+    return replace(options.scheme, group=max(groups))
 
 
 def scheme_of(name: str, columns: int, options: Quantization) -> Scheme:
@@ -88,20 +117,38 @@ def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
 
 
 def _is_block(name: str) -> bool:
-    """Whether a weight is of a block; the others are tables of tokens, or of a head."""
-    return ".blocks." in f".{name}"
+    """Whether a weight is of one of several layers; the others are tables, or of a head."""
+    return re.search(r"\.\d+\.", f".{name}") is not None
 
 
 def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Weights of products, and tables of tokens, with their shapes."""
     for node in graph:
         weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
-        if weight is not None and weight.name:
+        if weight is not None and weight.name and _layer(weight.name) not in ROUTERS:
             yield weight.name, static_shape(weight)
-    for name, value in graph.initializers.items():
-        layer, _, kind = name.rpartition(".")
-        if kind == "weight" and layer.rpartition(".")[2] in TABLES:
-            yield name, static_shape(value)
+    for node in graph:
+        table = node.inputs[0] if node.op_type == "Gather" else None
+        ids = node.inputs[1] if table is not None else None
+        if table is None or ids is None or not (table.is_initializer() and table.name):
+            continue
+        if ids.is_graph_input() and ids.name in (IDS, TARGET_IDS):
+            yield table.name, static_shape(table)
+
+
+def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
+    """The two weights of the experts of each layer, and how wide the rows of each are."""
+    for node in graph:
+        if node.op_type == "MoE":
+            first, second = (node.inputs[place] for place in EXPERT_INPUTS)
+            if first is not None and second is not None and first.name and second.name:
+                widths = static_shape(first)[-1], static_shape(second)[-1]
+                yield (first.name, second.name), widths
+
+
+def _layer(weight: str) -> str:
+    """The layer that a weight belongs to, without what that belongs to."""
+    return weight.rpartition(".")[0].rpartition(".")[2]
 
 
 def _examples(names: list[str]) -> list[str]:

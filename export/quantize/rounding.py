@@ -6,6 +6,7 @@ Shape letters: n rows of a weight, N all of them, K its columns.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ortolan.export.precision import Method
@@ -60,10 +61,16 @@ def round_rows(weights: Weights, name: str, scheme: Scheme, method: Method) -> I
 
 
 def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
-    """Rows of a weight `(n, K)`, float32, of about `CHUNK_ELEMENTS`."""
-    count, columns = weights.shape(name)
+    """Rows of a weight `(n, K)`, float32, of about `CHUNK_ELEMENTS`; no chunk is of two experts."""
+    *experts, rows, columns = weights.shape(name)
     step = max(1, CHUNK_ELEMENTS // columns)
-    for number, start in enumerate(range(0, count, step), 1):
-        yield weights.rows(name, start, min(start + step, count)).float()
+    if experts:
+        each = (weights.rows(name, number, number + 1)[0] for number in range(experts[0]))
+        chunks = (chunk for expert in each for chunk in torch.split(expert, step))
+    else:
+        starts = range(0, rows, step)
+        chunks = (weights.rows(name, start, min(start + step, rows)) for start in starts)
+    for number, chunk in enumerate(chunks, 1):
+        yield chunk.float()
         if number % TRIM_CHUNKS == 0:
             return_free_memory()

@@ -7,9 +7,14 @@ from torch import nn
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
+from ortolan.export.options import Via
 from ortolan.export.source.family import open_family, open_model
 from ortolan.export.source.module import open_module
+from ortolan.export.source.transformers import open_transformers
+from ortolan.export.source.transformers.skeleton import INSTALL, is_installed, knows
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import FAMILIES
 from ortolan.modeling.models.stack import TransformerModel
 
 __all__ = ["Source", "open_exportable"]
@@ -24,24 +29,63 @@ def open_exportable(
     tokenizer: str | Path | None,
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
+    via: Via | None = None,
 ) -> Exportable:
-    """Open a source of any kind; see `open_family` for the arguments and what is raised."""
+    """Open a source of any kind; see `open_family` for the arguments and what is raised.
+
+    Args:
+        source: what to open.
+        tokenizer: see `open_family`.
+        max_context: see `open_family`.
+        accept_unknown: see `open_family`.
+        via: how to open a checkpoint; by default as a family, or else by transformers.
+    """
     if isinstance(source, nn.Module):
-        _refuse_keys(accept_unknown)
+        _refuse_options(accept_unknown, via)
         own = isinstance(source, TransformerModel)
         open_live: Callable[..., Exportable] = open_model if own else open_module
         return open_live(source, tokenizer=tokenizer, max_context=max_context)
+    checkpoint = open_checkpoint(source)
+    if via == "transformers" or (via is None and not _has_family(checkpoint)):
+        if accept_unknown:
+            raise OptionError(
+                f"accept_unknown: expected a family of Ortolan, which reads every key, got a model "
+                f"of transformers with {', '.join(accept_unknown)}. Leave it out."
+            )
+        return open_transformers(checkpoint, tokenizer=tokenizer, max_context=max_context)
     return open_family(
-        open_checkpoint(source),
-        tokenizer=tokenizer,
-        max_context=max_context,
-        accept_unknown=accept_unknown,
+        checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
 
 
-def _refuse_keys(accept_unknown: tuple[str, ...]) -> None:
+def _has_family(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is of a family; if not, transformers knows its type.
+
+    Raises:
+        ConfigError: neither.
+    """
+    given = checkpoint.values.get("model_type")
+    model_type = given if isinstance(given, str) else ""
+    if model_type in FAMILIES or not model_type:
+        return True
+    if not is_installed():
+        raise ConfigError(
+            f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r:.80}. If it is "
+            f"a causal language model of transformers, install that: {INSTALL}."
+        )
+    if not knows(model_type):
+        raise ConfigError(
+            f"model_type: expected one of {', '.join(FAMILIES)}, or a causal language model of "
+            f"transformers, got {model_type!r:.80}. CONTRIBUTING.md shows how to add a family."
+        )
+    return False
+
+
+def _refuse_options(accept_unknown: tuple[str, ...], via: Via | None) -> None:
     if accept_unknown:
         raise OptionError(
             f"accept_unknown: expected a checkpoint with {', '.join(accept_unknown)} in its "
             "config.json, got a live module. Leave it out."
         )
+    if via is not None:
+        raise OptionError(f"via: expected none for a live module, got {via}. Leave it out.")

@@ -18,7 +18,7 @@ from ortolan.export.trace.program import Entry, Signature, trace_entry
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.errors import ConfigError, ModelingError
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.models.transformer import select
+from ortolan.modeling.layers.ops import select
 from ortolan.modeling.state import CachedState, WholeState
 from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS, state_names
 from ortolan.runtime.bundle.manifest import State, StateType
@@ -98,8 +98,11 @@ class _ModuleGraph(Entry):
                 for layer, (key, value) in zip(self.carried.layers, cache, strict=True)
             },
             dict(zip(self.carried.kept, memory, strict=True)),
+            logit_positions,
         )
-        logits = select(self.model(input_ids, state), logit_positions)
+        logits = self.model(input_ids, state)
+        if not state.has_selected:
+            logits = select(logits, logit_positions)
         return (
             logits.float(),
             [state.presents[layer] for layer in self.carried.layers],

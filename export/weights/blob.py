@@ -173,7 +173,7 @@ def bind(model: ir.Model, blob: Blob) -> None:
 
 
 def _slice(table: Tensor, start: int, stop: int) -> Tensor:
-    return table[start:stop]
+    return table[start:stop] if table.dim() else table
 
 
 def _nbytes(value: ir.Value) -> int:
@@ -190,6 +190,7 @@ def _chunks(
 ) -> Iterator[memoryview]:
     row_bytes = max(math.prod(shape[1:]) * dtype.itemsize, 1)
     step = max(1, CHUNK_BYTES // row_bytes)
-    for start in range(0, shape[0], step):
-        stored = rows(start, min(start + step, shape[0]))
+    length = shape[0] if shape else 1  # a number by itself
+    for start in range(0, length, step):
+        stored = rows(start, min(start + step, length))
         yield raw(narrowed(name, stored, dtype))

@@ -256,7 +256,7 @@ def unfold(out_BHNU: Tensor, q: Tensor) -> Tensor:
 
 def mixture(
     x: Tensor,
-    logits_TN: Tensor,
+    logits: Tensor,
     gate_up: tuple[Tensor, Tensor | None],
     down: tuple[Tensor, Tensor | None],
     *,
@@ -266,8 +266,8 @@ def mixture(
 
     Args:
         x: `(B, S, E)`.
-        logits_TN: of each token for every expert; the weights of a token's experts are the
-            softmax of its highest.
+        logits: of each token for every expert, `(B, S, N)`; the weights of a token's experts are
+            the softmax of its highest.
         gate_up: weights `(N, 2 * I, E)` and bias of all experts; see `layers.mixture.Experts`.
         down: weights `(N, E, I)` and bias.
         spec: how many experts a token has, and what they compute.
@@ -284,6 +284,8 @@ def mixture(
     }
     if spec.limit is not None:
         attributes["swiglu_limit"] = float(spec.limit)
+    tokens = (x.shape[0] * x.shape[1], spec.experts)
+    logits_TN = _reshape(logits, _constant([-1, spec.experts]), tokens)
     return torch.onnx.ops.symbolic(
         "com.microsoft::MoE",
         _given(x, logits_TN, *gate_up, *down),

@@ -4,8 +4,6 @@ Shape letters: T tokens, E model width, I width of an expert, N experts, K exper
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +14,6 @@ from ortolan.modeling.layers.feed_forward import GatedMLP
 from ortolan.modeling.layers.routing import Routing, node_routing, route
 
 
-class Expert(NamedTuple):
-    """The weights of one expert; see `Experts`."""
-
-    gate_up: Tensor
-    down: Tensor
-    gate_up_bias: Tensor | None
-    down_bias: Tensor | None
-
-
 class Experts(nn.Module):
     """The weights of all experts of a layer, and what they compute.
 
@@ -33,7 +22,6 @@ class Experts(nn.Module):
         down: `(N, E, I)`.
         gate_up_bias: `(N, 2 * I)`, if there is one.
         down_bias: `(N, E)`, if there is one.
-        stored: reads one expert, for a module whose weights are not in memory.
     """
 
     def __init__(self, config: MixtureConfig, width: int) -> None:
@@ -51,35 +39,28 @@ class Experts(nn.Module):
             # As `nn.Linear`: by the number of inputs.
             bound = 1 / math.sqrt(size if parameter is self.down else width)
             nn.init.uniform_(parameter, -bound, bound)
-        self.stored: Callable[[int], Expert] | None = None
 
     def forward(self, x_TE: Tensor, routing: Routing) -> Tensor:
         """The weighted sum of what the experts of each token give, `(T, E)` to `(T, E)`."""
         out_TE = torch.zeros_like(x_TE)
         for number in torch.unique(routing.chosen).tolist():
             token, place = (routing.chosen == number).nonzero(as_tuple=True)
-            given = self._compute(self._expert(number), x_TE[token])
+            given = self._compute(number, x_TE[token])
             out_TE = out_TE.index_add(0, token, given * routing.weights[token, place, None])
         return out_TE
 
-    def _expert(self, number: int) -> Expert:
-        if self.stored is not None:
-            return self.stored(number)
-        return Expert(
-            self.gate_up[number],
-            self.down[number],
-            None if self.gate_up_bias is None else self.gate_up_bias[number],
-            None if self.down_bias is None else self.down_bias[number],
+    def _compute(self, number: int, x: Tensor) -> Tensor:
+        """One expert, which is all that is read where weights are not in memory."""
+        gate_up_bias, down_bias = (
+            None if bias is None else bias[number] for bias in (self.gate_up_bias, self.down_bias)
         )
-
-    def _compute(self, expert: Expert, x: Tensor) -> Tensor:
-        both = nn.functional.linear(x, expert.gate_up, expert.gate_up_bias)
+        both = nn.functional.linear(x, self.gate_up[number], gate_up_bias)
         gate, up = both[..., ::2], both[..., 1::2]
         if self.config.limit is not None:
             gate = gate.clamp(max=self.config.limit)
             up = up.clamp(-self.config.limit, self.config.limit)
         inner = gate * torch.sigmoid(self.config.alpha * gate) * (up + self.config.beta)
-        return nn.functional.linear(inner, expert.down, expert.down_bias)
+        return nn.functional.linear(inner, self.down[number], down_bias)
 
 
 class Mixture(nn.Module):
@@ -124,7 +105,7 @@ class Mixture(nn.Module):
         experts = self.experts
         out = lowering.mixture(
             x,
-            node.logits.flatten(0, -2),
+            node.logits,
             (experts.gate_up, experts.gate_up_bias),
             (experts.down, experts.down_bias),
             spec=self.config,

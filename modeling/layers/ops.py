@@ -5,7 +5,8 @@ becomes one node if there is one that computes the same, and standard operators 
 
 Shape letters: B batch, S new tokens, T tokens attended to, C cache capacity, H query heads,
 K key/value heads, D head width, U value width (D unless the spec says otherwise), P rows of the
-rotary tables, R rotated channels of a head, M rows of a table of distances.
+rotary tables, R rotated channels of a head, M rows of a table of distances, E model width, N
+requested positions.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from ortolan.modeling.layers.scores import (
     visible,
     weigh,
 )
+from ortolan.modeling.layers.sizes import is_one
 
 __all__ = [
     "Heads",
@@ -255,6 +257,23 @@ def cross_states(kv: Tensor, *, spec: AttentionConfig) -> LayerCache:
     parts = _split(kv, [heads * width for width in widths], -1)
     key, value = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in parts)
     return LayerCache(key, value)
+
+
+def select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
+    """Rows of each text, `(B, N, E)`."""
+    if is_one(x_BSE.shape[1]) and is_one(positions_BN.shape[1]):
+        return x_BSE
+    if torch.onnx.is_in_onnx_export():
+        # One node; `gather` would spell out an index for every channel.
+        return torch.onnx.ops.symbolic(
+            "GatherND",
+            (x_BSE, positions_BN.unsqueeze(-1)),
+            {"batch_dims": 1},
+            dtype=x_BSE.dtype,
+            shape=(*positions_BN.shape, x_BSE.shape[-1]),
+            version=13,
+        )
+    return x_BSE.gather(1, positions_BN.unsqueeze(-1).expand(-1, -1, x_BSE.shape[-1]))
 
 
 def split_projections(qkv: Tensor, spec: AttentionConfig) -> Heads:

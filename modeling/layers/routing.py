@@ -45,36 +45,49 @@ def route(logits_TN: Tensor, bias_N: Tensor | None, config: MixtureConfig) -> Ro
     """The experts of each token, from the router's logits and the bias of the selection."""
     if config.score == "sparsemixer":
         return _mix_sparsely(logits_TN, config)
-    scores_TN = logits_TN.softmax(-1) if config.score == "softmax" else logits_TN.sigmoid()
-    ranks_TN = scores_TN if bias_N is None else scores_TN + bias_N
-    if config.groups > 1:
-        ranks_TN = _of_best_groups(ranks_TN, config)
-    chosen_TK = ranks_TN.topk(config.per_token).indices
+    scores_TN = _scores(logits_TN, config)
+    chosen_TK = _ranks(scores_TN, bias_N, config).topk(config.per_token).indices
     weights_TK = scores_TN.gather(-1, chosen_TK)
     if config.normalised:
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True).clamp(min=SMALLEST)
-    return Routing(chosen_TK, weights_TK * config.scale if config.scale != 1.0 else weights_TK)
+    return Routing(chosen_TK, weights_TK * config.scale)
 
 
 def node_routing(logits_TN: Tensor, bias_N: Tensor | None, config: MixtureConfig) -> NodeRouting:
     """What makes a node compute with the weights of `route`."""
-    if config.score == "softmax" and bias_N is None and config.groups == 1:
-        if config.normalised:
-            return NodeRouting(logits_TN, config.scale)
-        best_TK = logits_TN.softmax(-1).topk(config.per_token).values
-        return NodeRouting(logits_TN, best_TK.sum(-1, keepdim=True) * config.scale)
-    chosen_TK, weights_TK = route(logits_TN, bias_N, config)
-    logs_TK = weights_TK.clamp(min=SMALLEST).log()
-    logits_TN = torch.full_like(logits_TN, NEVER).scatter(-1, chosen_TK, logs_TK)
-    return NodeRouting(logits_TN, weights_TK.sum(-1, keepdim=True))
+    if config.score == "sparsemixer":
+        chosen_TK, weights_TK = _mix_sparsely(logits_TN, config)
+        logs_TK = weights_TK.clamp(min=SMALLEST).log()
+        logits_TN = torch.full_like(logits_TN, NEVER).scatter(-1, chosen_TK, logs_TK)
+        return NodeRouting(logits_TN, weights_TK.sum(-1, keepdim=True))
+    scores_TN = _scores(logits_TN, config)
+    # The logarithm of a softmax is its logits and a number that another softmax takes out again.
+    if config.score == "sigmoid":
+        logits_TN = scores_TN.clamp(min=SMALLEST).log()
+    best_TN = scores_TN
+    if bias_N is not None or config.groups > 1:
+        ranks_TN = _ranks(scores_TN, bias_N, config)
+        is_chosen_TN = ranks_TN >= ranks_TN.topk(config.per_token).values[..., -1:]
+        logits_TN = logits_TN.masked_fill(~is_chosen_TN, NEVER)
+        best_TN = scores_TN.masked_fill(~is_chosen_TN, 0.0)
+    if config.normalised:
+        return NodeRouting(logits_TN, config.scale)
+    total_T1 = best_TN.topk(config.per_token).values.sum(-1, keepdim=True)
+    return NodeRouting(logits_TN, total_T1 if config.scale == 1.0 else total_T1 * config.scale)
 
 
-def _of_best_groups(ranks_TN: Tensor, config: MixtureConfig) -> Tensor:
-    """Ranks of experts, where only those of the best groups can win."""
+def _scores(logits_TN: Tensor, config: MixtureConfig) -> Tensor:
+    return logits_TN.softmax(-1) if config.score == "softmax" else logits_TN.sigmoid()
+
+
+def _ranks(scores_TN: Tensor, bias_N: Tensor | None, config: MixtureConfig) -> Tensor:
+    """What experts are chosen by: of a group that is none of the best, no expert is."""
+    ranks_TN = scores_TN if bias_N is None else scores_TN + bias_N
+    if config.groups == 1:
+        return ranks_TN
     by_group_TGM = torch.unflatten(ranks_TN, -1, (config.groups, -1))
     sums_TG = by_group_TGM.topk(2).values.sum(-1)
-    best = sums_TG.topk(config.groups_per_token).indices
-    is_best_TG = torch.zeros_like(sums_TG).scatter(-1, best, 1.0) > 0
+    is_best_TG = sums_TG >= sums_TG.topk(config.groups_per_token).values[..., -1:]
     return by_group_TGM.masked_fill(~is_best_TG[..., None], -torch.inf).flatten(-2)
 
 

@@ -24,7 +24,7 @@ from ortolan.modeling.layers.attention import CrossAttention, same
 from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths
 from ortolan.modeling.layers.embeddings import input_embedding
 from ortolan.modeling.layers.heads import LanguageModel, encoder_head
-from ortolan.modeling.layers.sizes import is_one
+from ortolan.modeling.layers.ops import select
 from ortolan.modeling.models.stack import Stack, TransformerModel
 from ortolan.modeling.weights import EMBEDDING, HEAD
 
@@ -308,20 +308,3 @@ def build(config: ModelConfig) -> TransformerModel:
             return EncoderDecoderModel(config)
         case _:
             raise TypeError(f"expected the config of a model, got {type(config).__name__}")
-
-
-def select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
-    """Rows of each text, `(B, N, E)`."""
-    if is_one(x_BSE.shape[1]) and is_one(positions_BN.shape[1]):
-        return x_BSE
-    if torch.onnx.is_in_onnx_export():
-        # One node; `gather` would spell out an index for every channel.
-        return torch.onnx.ops.symbolic(
-            "GatherND",
-            (x_BSE, positions_BN.unsqueeze(-1)),
-            {"batch_dims": 1},
-            dtype=x_BSE.dtype,
-            shape=(*positions_BN.shape, x_BSE.shape[-1]),
-            version=13,
-        )
-    return x_BSE.gather(1, positions_BN.unsqueeze(-1).expand(-1, -1, x_BSE.shape[-1]))

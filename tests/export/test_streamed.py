@@ -85,6 +85,56 @@ def test_inputs_wait_for_each_other_at_every_product() -> None:
     ]
 
 
+class Rows:
+    """Weights of a module, and which of their rows were read one by one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._weights = ModuleWeights(module)
+        self.read: list[tuple[str, int]] = []
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._weights.shape(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        if stop == start + 1:
+            self.read.append((name, start))
+        return self._weights.rows(name, start, stop)
+
+
+class Chosen(nn.Module):
+    """An input chooses some experts, each of two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(4, 8, 8))
+        self.second = nn.Parameter(torch.randn(4, 8, 8))
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, experts: tuple[int, ...]) -> Tensor:
+        for number in experts:
+            x = x + F.linear(F.linear(x, self.first[number]).tanh(), self.second[number])
+        out: Tensor = self.last(x)
+        return out
+
+
+def test_an_expert_is_read_once_for_all_inputs_and_not_where_none_chose_it() -> None:
+    torch.manual_seed(0)
+    module = Chosen()
+    with torch.device("meta"):
+        empty = Chosen()
+    weights, texts = Rows(module), [(0, 1, 3), (3,), (1, 3), ()]
+    x = torch.randn(5, 8)
+    events = list(run(empty, weights, [partial(empty, x, experts) for experts in texts]))
+    assert weights.read == [(name, row) for row in (0, 1, 3) for name in ("first", "second")]
+    for event in events:
+        if isinstance(event, Result):
+            expected = module(x, texts[event.index]).detach()
+            torch.testing.assert_close(event.value, expected, rtol=1e-5, atol=1e-5)
+    # They go on together.
+    (product,) = (event for event in events if isinstance(event, Product))
+    assert len(product.inputs) == len(texts)
+
+
 def test_another_weight_takes_the_place_of_the_models() -> None:
     module, empty = made()
     other = torch.zeros(8, 16)

@@ -4,6 +4,7 @@ No code that lies beside a checkpoint is ever executed: what `auto_map` points a
 """
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,12 +24,15 @@ _INITIALISED = "_is_hf_initialized"
 INSTALL = "pip install 'ortolan[transformers]'"
 
 
+def is_installed() -> bool:
+    """Whether transformers can be imported."""
+    return find_spec("transformers") is not None
+
+
 def knows(model_type: str) -> bool:
-    """Whether transformers is installed and has a causal language model of this type."""
-    try:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    except ImportError:
-        return False
+    """Whether transformers, which is installed, has a causal language model of this type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
@@ -45,13 +49,13 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
         ConfigError: transformers is not installed, has no such model, or refuses the config.
     """
     model_type = str(values.get("model_type"))
-    try:
-        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-    except ImportError as error:
+    if not is_installed():
         raise ConfigError(
-            f"{model_type}: expected transformers, which this type needs, got {error}. "
+            f"{model_type}: expected transformers, which this type needs, got none. "
             f"Install it: {INSTALL}."
-        ) from error
+        )
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
     if not knows(model_type):
         raise ConfigError(
             f"model_type: expected a causal language model of transformers, got {model_type!r:.80}."

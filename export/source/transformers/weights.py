@@ -82,6 +82,21 @@ def convert_weights(source: TensorSource, model: "PreTrainedModel") -> Converted
     return ConvertedWeights({name: made[name] for name in made if name in expected}, tied)
 
 
+def load_buffers(model: "PreTrainedModel", weights: ConvertedWeights) -> None:
+    """Give the buffers that the checkpoint holds their values; they are small.
+
+    Args:
+        model: as `build_skeleton` gives it.
+        weights: of the model.
+    """
+    for name, buffer in list(model.named_buffers()):
+        if buffer.device.type != "meta":
+            continue
+        values = weights.rows(name, 0, buffer.shape[0] if buffer.dim() else 1)
+        place, _, own = name.rpartition(".")
+        model.get_submodule(place).register_buffer(own, values.to(buffer.dtype))
+
+
 def _converted(
     source: TensorSource, model: "PreTrainedModel", expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Tensor], list[str]]:

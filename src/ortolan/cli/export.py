@@ -127,6 +127,12 @@ _OF_INTEGERS = (
     metavar="KEY",
     help="Ignore a key of config.json of which nothing is known; repeatable.",
 )
+@click.option(
+    "--via",
+    type=click.Choice(["family", "transformers"]),
+    help="How to read the model: as one of our families, or as transformers computes it. By "
+    "default as a family where there is one.",
+)
 @click.option("--force", is_flag=True, help="Replace the bundle at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

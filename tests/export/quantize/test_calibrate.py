@@ -1,12 +1,15 @@
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
 from tests.export import tiny_models
+from tests.export.own_module import unusual
 from tests.modeling import kinds
 from torch import Tensor
 
+from ortolan.export.derived import DerivedWeights, Recipe
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.precision import Method
 from ortolan.export.quantize import gptq
@@ -132,6 +135,24 @@ def test_a_decoder_is_calibrated_behind_the_encoder_as_it_is_stored(name: str) -
     inputs = Inputs(sources=TEXTS, ids=TARGETS)
     found = calibrated(module, inputs, products(module))
     assert_is_calibrated_behind(module, inputs, f"{name}.weight", found)
+
+
+def test_weights_that_are_stored_as_rows_of_one_are_found_one_by_one() -> None:
+    module = unusual()
+    model = open_exportable(module, tokenizer=None, max_context=None)
+    inputs = Inputs(ids=TEXTS)
+    parts = ("layers.0.q.weight", "layers.0.kv.weight")
+    apart = {
+        weight.name: list(weight.parts)
+        for weight in calibrated_weights(model, dict.fromkeys(parts, SCHEME), inputs)
+    }
+    joined = DerivedWeights(model.weights, {"joined": Recipe(parts)})
+    (weight,) = calibrated_weights(replace(model, weights=joined), {"joined": SCHEME}, inputs)
+    both = list(weight.parts)
+    assert (weight.name, weight.method) == ("joined", "gptq")
+    for name, part in zip(parts, both, strict=True):
+        assert torch.equal(part.rows, module.get_parameter(name))
+        assert torch.equal(part.codes.values, apart[name][0].codes.values)
 
 
 def test_a_table_that_is_the_head_as_well_is_calibrated_once() -> None:

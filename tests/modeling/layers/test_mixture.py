@@ -11,7 +11,7 @@ from tests.modeling.mixtures import CHANGES, FEW, mixed
 
 from ortolan.modeling.config import MixtureConfig
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.layers.mixture import Expert, Mixture
+from ortolan.modeling.layers.mixture import Mixture
 
 X = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(3))
 
@@ -26,23 +26,6 @@ def test_each_token_gets_the_weighted_sum_of_its_experts(name: str) -> None:
     for row, text in zip(got, X.double().numpy(), strict=True):
         expected = np.stack([mixed(token, weights, config) for token in text])
         np.testing.assert_allclose(row.numpy(), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_experts_that_no_token_chose_are_not_read() -> None:
-    layer = randomised(Mixture(replace(FEW, per_token=1), WIDTH))
-    read: list[int] = []
-
-    def stored(number: int) -> Expert:
-        read.append(number)
-        return Expert(layer.experts.gate_up[number], layer.experts.down[number], None, None)
-
-    with torch.inference_mode():
-        expected = layer(X[:1, :2])
-        layer.experts.stored = stored
-        assert torch.equal(layer(X[:1, :2]), expected)
-        chosen = {int(layer.router(token).argmax()) for token in X[0, :2]}
-    assert set(read) == chosen
-    assert len(read) == len(chosen)
 
 
 def test_gradients_reach_the_router_and_the_chosen_experts() -> None:

@@ -1,0 +1,151 @@
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny.transformers_types import TYPES, tiny_config
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
+
+from ortolan.export.source.transformers.adapter import TransformersModule
+from ortolan.export.source.transformers.attention import STEP, Mask, Step, make_mask
+from ortolan.export.trace.module import Carried, find_carried
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.state import CachedState, State
+
+FAST = ("diffllama", "gemma3_text", "gpt_oss", "lfm2", "minicpm3", "mixtral", "roberta")
+"""Two attentions a layer, windows, sinks and experts, convolutions, narrow values, experts, and
+positions that begin after the padding."""
+
+CONTEXT, PROMPT, STEPS = 96, 33, 40
+
+BOUND = 1e-4
+
+
+def reference(model_type: str, **changes: object) -> PreTrainedModel:
+    """A model with large random weights and transformers' own attention."""
+    config = tiny_config(model_type)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.endswith("A_log"):  # an exponent
+                parameter.normal_(0, 0.2)
+    return model
+
+
+def steps(adapter: nn.Module, ids: Tensor) -> Iterator[Tensor]:
+    """The logits of a prompt, then of each token after it."""
+    carried: Carried = find_carried(adapter)
+    caches = {
+        layer: LayerCache(*(torch.zeros(1, a.num_kv_heads, CONTEXT, a.head_dim) for _ in "kv"))
+        for layer, a in carried.layers.items()
+    }
+    memory = {name: torch.zeros(1, *shape) for name, shape in carried.kept.items()}
+    for start, stop in [(0, PROMPT), *((at, at + 1) for at in range(PROMPT, ids.shape[1]))]:
+        lengths = StepLengths(
+            torch.tensor([stop - 1], dtype=torch.int32), torch.tensor(stop, dtype=torch.int32), stop
+        )
+        state = CachedState(lengths, caches, memory)
+        yield adapter(ids[:, start:stop], state)
+        caches, memory = state.presents, state.kept
+
+
+def check(model: PreTrainedModel) -> None:
+    ids = torch.randint(5, 100, (1, PROMPT + STEPS), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model(ids, use_cache=False).logits
+        adapter = TransformersModule(model, CONTEXT)
+        whole = adapter(ids, State.whole())
+        continued = torch.cat(list(steps(adapter, ids)), 1)
+    for got in (whole, continued):
+        assert ((got - expected).abs().max() / expected.abs().max()).item() <= BOUND
+
+
+@pytest.mark.parametrize("model_type", FAST)
+def test_logits_are_those_of_transformers(model_type: str) -> None:
+    check(reference(model_type))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted({*TYPES} - {*FAST}))
+def test_every_type_is_refused_or_gives_the_logits_of_transformers(model_type: str) -> None:
+    try:
+        model = reference(model_type)
+    except Exception as error:  # whatever its own code raises
+        pytest.skip(f"no tiny model: {error!r:.100}")
+    with contextlib.suppress(ConfigError):
+        check(model)
+
+
+def test_parameters_keep_their_names() -> None:
+    model = reference("llama")
+    names = [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in TransformersModule(model, CONTEXT).named_parameters()] == names
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "expected"),
+    [
+        ("gptj", {}, "an attention of its own"),
+        ("bert", {"is_decoder": False}, "expected causal attention"),
+        ("deepseek_v32", {}, "scores of its own"),
+        ("openai-gpt", {}, "an attention of its own"),
+    ],
+)
+def test_what_a_state_does_not_compute_is_refused(
+    model_type: str, changes: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        find_carried(TransformersModule(reference(model_type, **changes), CONTEXT))
+
+
+def test_rows_are_selected_before_the_last_product() -> None:
+    adapter = TransformersModule(reference("llama"), CONTEXT)
+
+    class Chosen(type(State.whole())):  # type: ignore[misc]
+        def select(self, x: Tensor) -> Tensor:
+            return x[:, -1:]
+
+    ids = torch.arange(5, 9)[None]
+    with torch.inference_mode():
+        whole, last = (adapter(ids, state) for state in (State.whole(), Chosen()))
+    assert last.shape[1] == 1
+    assert torch.allclose(last, whole[:, -1:], atol=1e-6)
+
+
+def seen(function: Any) -> Mask:
+    token = STEP.set(Step(State.whole(), torch.zeros(1, 1), CONTEXT))
+    try:
+        return make_mask(mask_function=function, batch_size=1, q_length=1)
+    finally:
+        STEP.reset(token)
+
+
+def test_masks_are_told_apart_by_what_tokens_see() -> None:
+    padding = torch.zeros(1, dtype=torch.int64)
+    assert seen(causal_mask_function) == Mask(window=None)
+    assert seen(sliding_window_causal_mask_function(7)) == Mask(window=7)
+    assert seen(sliding_window_causal_mask_function(CONTEXT)) == Mask(window=None)
+    assert seen(chunked_causal_mask_function(CONTEXT, padding)) == Mask(window=None)
+    assert seen(chunked_causal_mask_function(16, padding)).problem == "another mask"
+    assert seen(bidirectional_mask_function).problem == "another mask"
+
+    def of_this_step(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return torch.ones(1, 3, dtype=torch.bool)[batch, key]
+
+    mask = seen(and_masks(causal_mask_function, of_this_step))
+    assert mask.problem == "a mask that depends on the tokens"

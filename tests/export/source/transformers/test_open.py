@@ -1,0 +1,105 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny.transformers_types import tiny_config
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import ortolan
+from family_checks import compare
+from ortolan.export.errors import OptionError
+from ortolan.export.exportable import Exportable
+from ortolan.export.options import ExportOptions
+from ortolan.export.source import open_exportable
+from ortolan.modeling.config import DecoderConfig
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.models.transformer import build
+
+BOUND = 1e-4
+
+
+def saved(folder: Path, model_type: str) -> PreTrainedModel:
+    """A model with large random weights, saved by transformers."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_config(model_type)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def opened(folder: Path, **options: Any) -> Exportable:
+    return open_exportable(folder, tokenizer=None, **{"max_context": None, **options})
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "lfm2"])
+def test_a_bundle_computes_what_transformers_computes(model_type: str, tmp_path: Path) -> None:
+    model = saved(tmp_path / "source", model_type)
+    ortolan.export(
+        tmp_path / "source", tmp_path / "bundle", options=ExportOptions(via="transformers")
+    )
+    found = compare(model, tmp_path / "bundle")
+    assert found.error <= BOUND
+    assert found.tokens_equal
+
+
+def test_the_reference_is_the_forward_of_transformers(tmp_path: Path) -> None:
+    saved(tmp_path, "gemma3_text")
+    source = opened(tmp_path, via="transformers")
+    assert type(source.module).__name__ == "Gemma3ForCausalLM"
+    assert {parameter.device.type for parameter in source.module.parameters()} == {"meta"}
+    config: Any = source.module.config
+    assert config._attn_implementation != "ortolan"
+
+
+def test_a_family_is_chosen_where_there_is_one(tmp_path: Path) -> None:
+    saved(tmp_path, "llama")
+    assert isinstance(opened(tmp_path).module.config, DecoderConfig)
+    assert type(opened(tmp_path, via="transformers").module).__name__ == "LlamaForCausalLM"
+
+
+def test_transformers_is_chosen_where_there_is_no_family(tmp_path: Path) -> None:
+    saved(tmp_path, "hrm_text")
+    assert opened(tmp_path).model_type == "hrm_text"
+
+
+@pytest.mark.parametrize(
+    ("is_installed", "expected"),
+    [(True, "or a causal language model of transformers, got 'nobody'"), (False, "pip install")],
+)
+def test_a_type_that_nobody_knows_is_refused(
+    is_installed: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, "llama")
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"model_type": "nobody"}))
+    monkeypatch.setattr("ortolan.export.source.is_installed", lambda: is_installed)
+    with pytest.raises(ConfigError, match=expected):
+        opened(tmp_path)
+
+
+def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, "gptj")
+    with pytest.raises(ConfigError, match=r"^gptj: expected .*It needs a family of its own\.$"):
+        opened(tmp_path, via="transformers")
+
+
+@pytest.mark.parametrize("max_context", [0, 129])
+def test_a_context_beyond_the_positions_is_refused(max_context: int, tmp_path: Path) -> None:
+    saved(tmp_path, "llama")
+    assert opened(tmp_path, via="transformers").context_length == 128
+    with pytest.raises(OptionError, match="expected 1 to 128"):
+        opened(tmp_path, via="transformers", max_context=max_context)
+
+
+def test_options_of_the_other_way_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path, "llama")
+    with pytest.raises(OptionError, match="accept_unknown"):
+        opened(tmp_path, via="transformers", accept_unknown=("a_key",))
+    config: Any = opened(tmp_path).module.config
+    model = build(config)
+    with pytest.raises(OptionError, match="via: expected none for a live module"):
+        open_exportable(model, tokenizer=None, max_context=None, via="transformers")
