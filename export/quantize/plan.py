@@ -18,9 +18,6 @@ _SCALE_BYTES = 4
 EXPERT_INPUTS = (2, 4)
 """The inputs of a MoE node that are weights: those of gate and up, and of down."""
 
-ROUTERS = ("router", "shared_gate")
-"""Layers that decide what experts count: a few rows, in which an error costs much."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
@@ -122,11 +119,18 @@ def _is_block(name: str) -> bool:
 
 
 def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Weights of products, and tables of tokens, with their shapes."""
+    """Weights of products, and tables of tokens, with their shapes.
+
+    Not those of routers, nor of a single number for each token: they are a few rows, in which an
+    error costs much.
+    """
+    routers = _routers(graph)
     for node in graph:
         weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
-        if weight is not None and weight.name and _layer(weight.name) not in ROUTERS:
-            yield weight.name, static_shape(weight)
+        if weight is not None and weight.name and node not in routers:
+            rows, columns = static_shape(weight)
+            if rows > 1:
+                yield weight.name, (rows, columns)
     for node in graph:
         table = node.inputs[0] if node.op_type == "Gather" else None
         ids = node.inputs[1] if table is not None else None
@@ -146,9 +150,22 @@ def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]
                 yield (first.name, second.name), widths
 
 
-def _layer(weight: str) -> str:
-    """The layer that a weight belongs to, without what that belongs to."""
-    return weight.rpartition(".")[0].rpartition(".")[2]
+def _routers(graph: ir.Graph) -> set[ir.Node]:
+    """The products from which the logits of experts are computed without another product."""
+    found: set[ir.Node] = set()
+    seen: set[ir.Node] = set()
+    ahead = [node.inputs[1] for node in graph if node.op_type == "MoE"]
+    while ahead:
+        value = ahead.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type == "FusedMatMul":
+            found.add(node)
+        else:
+            ahead += node.inputs
+    return found
 
 
 def _examples(names: list[str]) -> list[str]:

@@ -103,6 +103,7 @@ CASES = {
     "gpt2-untied": Case(values=GPT2 | {"tie_word_embeddings": False}),
     "gpt2-inner": Case(values=GPT2 | {"n_inner": 56, "activation_function": "relu"}),
     "gpt2-unscaled": Case(values=GPT2 | {"scale_attn_weights": False}),
+    "gpt2-by-layer": Case(values=GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
     "gpt2-short": Case(values=GPT2, length=40, max_context=40),
     "mistral": Case(values=MISTRAL),
     "mistral-window": Case(values=MISTRAL | {"sliding_window": 7}),
