@@ -14,11 +14,10 @@ from ortolan.export.options import Via
 from ortolan.export.precision import Method, PrecisionName
 from ortolan.export.quantize.plan import Quantization, scheme_of
 from ortolan.export.settings import resolve
-from ortolan.export.source import Source, open_exportable
+from ortolan.export.source import Source, open_exportable, unknown_keys_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.weights.blob import ALIGNMENT
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.modeling.checkpoint.folder import unknown_keys
 from ortolan.modeling.families import FAMILIES
 
 TABLES = ("embedding", "shared")
@@ -111,9 +110,9 @@ def preview(source: Source) -> Preview:
     if isinstance(source, nn.Module):
         raise OptionError("preview: expected a checkpoint, got a live model. Export it.")
     checkpoint = open_checkpoint(source)
-    way: Via = "family" if str(checkpoint.values.get("model_type")) in FAMILIES else "transformers"
-    unknown = unknown_keys(checkpoint) if way == "family" else ()
+    unknown = unknown_keys_of(checkpoint)
     model = open_exportable(checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown)
+    way: Via = "family" if model.model_type in FAMILIES else "transformers"
     calibration = own_calibration(model)
     measured = [row for row in read_coverage().of(model.model_type) if row.way == way]
     return Preview(
