@@ -8,6 +8,7 @@
 
 A type takes some seconds. What is measured takes the place of that type's row in
 `export/coverage.json`, from which docs/families.md is written. Several processes may run at once.
+Where git finds conflicts in the two files, --render resolves them: a later row wins.
 Exit status 1 if a type is not supported.
 """
 
@@ -24,7 +25,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-import torch  # noqa: E402 - the paths come first
+import msgspec  # noqa: E402 - the paths come first
+import torch  # noqa: E402
 import transformers  # noqa: E402
 from tests.tiny import FAMILY_CONFIGS  # noqa: E402
 from tests.tiny.transformers_types import TYPES as CAUSAL_TYPES  # noqa: E402
@@ -32,7 +34,7 @@ from tests.tiny.transformers_types import tiny_config  # noqa: E402
 
 import ortolan  # noqa: E402
 from family_checks import compare, save_tiny  # noqa: E402
-from ortolan.export.coverage import BOUND, DATA, Coverage, Row, decode, encode  # noqa: E402
+from ortolan.export.coverage import BOUND, DATA, Coverage, Row, encode  # noqa: E402
 from ortolan.export.options import Via  # noqa: E402
 
 DATA_FILE, DOCUMENT = ROOT / "export" / DATA, ROOT / "docs" / "families.md"
@@ -92,14 +94,20 @@ def _locked() -> Iterator[None]:
         yield
 
 
-def merge(row: Row) -> None:
-    """Put a row in the place of an older one, and write the document anew."""
+def merge(*rows: Row) -> None:
+    """Put rows in the place of older ones, and write the document anew."""
     with _locked():
-        old = decode(DATA_FILE.read_bytes()).rows if DATA_FILE.exists() else ()
-        kept = [r for r in old if (r.model_type, r.way) != (row.model_type, row.way)]
-        coverage = Coverage(transformers=transformers.__version__, rows=(*kept, row))
+        latest = {(row.model_type, row.way): row for row in (*read_rows(), *rows)}
+        coverage = Coverage(transformers=transformers.__version__, rows=tuple(latest.values()))
         DATA_FILE.write_bytes(encode(coverage))
         DOCUMENT.write_text(markdown(coverage))
+
+
+def read_rows() -> list[Row]:
+    """The rows of the data, a line each, between whatever marks git has left."""
+    lines = DATA_FILE.read_text().splitlines() if DATA_FILE.exists() else []
+    rows = [line.strip().removesuffix(",") for line in lines if line.startswith("  {")]
+    return [msgspec.json.decode(row, type=Row) for row in rows]
 
 
 HEAD = """# Model types
@@ -156,13 +164,13 @@ def main() -> int:
     parser.add_argument("--render", action="store_true", help="only write docs/families.md")
     given = parser.parse_args()
     if given.render:
-        DOCUMENT.write_text(markdown(decode(DATA_FILE.read_bytes())))
+        merge()
         return 0
     torch.set_num_threads(1)
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()
     unsupported = 0
-    done = {(r.model_type, r.way) for r in decode(DATA_FILE.read_bytes()).rows if r.supported}
+    done = {(r.model_type, r.way) for r in read_rows() if r.supported}
     for way in given.way or TYPES:
         for model_type in TYPES[way]:
             if given.only and model_type not in given.only:
