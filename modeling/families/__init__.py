@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import (
+    apertus,
     bart,
     bert,
     biogpt,
@@ -75,6 +76,7 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
+    "apertus": apertus,
     "bart": bart.BART,
     "bert": bert.BERT,
     "biogpt": biogpt,
