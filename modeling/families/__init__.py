@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import (
-    apertus,
     albert,
+    apertus,
     bart,
     bert,
     biogpt,
