@@ -147,6 +147,19 @@ class ConfigReader:
             )
         return tuple(ids)
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """The list of finite numbers under `key`.
+
+        Raises:
+            ConfigError: absent, or not such a list.
+        """
+        values = self.get(key, list)
+        if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+            raise ConfigError(
+                f"{self.name}: expected {key} to be numbers, got {values!r:.80}. Correct it."
+            )
+        return tuple(map(float, values))
+
     def architecture(self, *known: str) -> str:
         """The class whose weights these are, which says what head the model has.
 

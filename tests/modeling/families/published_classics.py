@@ -25,9 +25,7 @@ GPT: dict[str, Any] = {
 PUBLISHED: dict[str, dict[str, Any]] = {
     "opt-125m": COMMON
     | {
-        "_name_or_path": "facebook/opt-125m",
         "_remove_final_layer_norm": False,
-        "activation_dropout": 0.0,
         "activation_function": "relu",
         "architectures": ["OPTForCausalLM"],
         "attention_dropout": 0.0,
@@ -38,7 +36,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "ffn_dim": 3072,
         "hidden_size": 768,
         "init_std": 0.02,
-        "layerdrop": 0.0,
         "max_position_embeddings": 2048,
         "model_type": "opt",
         "num_attention_heads": 12,
@@ -341,7 +338,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
         "ffn_dim": 4096,
         "init_std": 0.02,
-        "layerdrop": 0.0,
         "max_position_embeddings": 2048,
         "model_type": "xglm",
         "num_layers": 24,
@@ -351,7 +347,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "biogpt": COMMON
     | {
-        "activation_dropout": 0.0,
         "architectures": ["BioGptForCausalLM"],
         "attention_probs_dropout_prob": 0.1,
         "bos_token_id": 0,
@@ -361,7 +356,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "hidden_size": 1024,
         "intermediate_size": 4096,
         "layer_norm_eps": 1e-12,
-        "layerdrop": 0.0,
         "max_position_embeddings": 1024,
         "model_type": "biogpt",
         "num_attention_heads": 16,
