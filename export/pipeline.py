@@ -129,7 +129,7 @@ def _build(
     certificate = _reference(model, settings, data, progress)
     traced = _trace(model, settings, progress)
     model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
-    lowered = lower(traced, settings)
+    lowered = lower(traced, settings, model.weights)
     check_placement(lowered.graphs, settings)
     stored = store(lowered, model, settings, inputs, folder, progress)
     _write_graphs(lowered, stored.blob, settings, folder)

@@ -18,16 +18,19 @@ from ortolan.modeling.checkpoint.gguf.file import made_files
 from ortolan.modeling.checkpoint.gguf.file import open_tensors as gguf_tensors
 from ortolan.modeling.checkpoint.gguf.header import read_header
 from ortolan.modeling.checkpoint.json_file import read_json
+from ortolan.modeling.checkpoint.packed.unpacked import FileTensors, Unpacked
 from ortolan.modeling.checkpoint.pickles import Pickles
 from ortolan.modeling.checkpoint.safetensors import Safetensors
 from ortolan.modeling.checkpoint.sentence_head import sentence_files
 from ortolan.modeling.checkpoint.shards import SAFETENSORS, weight_files
-from ortolan.modeling.checkpoint.unpacked import FileTensors, Unpacked
 from ortolan.modeling.errors import CheckpointError
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
 GGUF = ".gguf"
+
+QUANTIZATION = "quantization_config"
+"""The key of a config that says how tensors are stored: those of a `Checkpoint` are floats."""
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -118,10 +121,17 @@ def _open_folder(folder: Path) -> Checkpoint:
             f"{folder}: expected a Hugging Face checkpoint with config.json, got no such file. "
             "Check the path."
         )
+    values = read_json(file, MAX_CONFIG_BYTES)
+    quantization = values.pop(QUANTIZATION, None)
+    if not isinstance(quantization, dict | None):
+        raise CheckpointError(
+            f"{file}: expected {QUANTIZATION} to be an object, got {quantization!r:.80}. "
+            "Correct it."
+        )
     return Checkpoint(
-        values=read_json(file, MAX_CONFIG_BYTES),
+        values=values,
         folder=folder,
-        open_tensors=partial(open_tensors, folder),
+        open_tensors=partial(open_tensors, folder, quantization),
         described_by=(file, *sentence_files(folder)),
     )
 
@@ -153,15 +163,19 @@ def _open_gguf(file: Path) -> Checkpoint:
     return checkpoint
 
 
-def open_tensors(folder: Path) -> FileTensors:
+def open_tensors(folder: Path, quantization: dict[str, object] | None = None) -> FileTensors:
     """The tensors of the files of weights in a folder.
+
+    Args:
+        folder: of the files.
+        quantization: how the config says that they are quantized.
 
     Raises:
         CheckpointError: the files are absent, torn, or cannot be read without running code.
     """
     files = weight_files(folder)
     is_safe = files[0].suffix == Path(SAFETENSORS).suffix
-    return Unpacked(Safetensors(files) if is_safe else Pickles(files))
+    return Unpacked(Safetensors(files) if is_safe else Pickles(files), quantization)
 
 
 def _snapshot(path: Path) -> Path:
