@@ -11,13 +11,15 @@ from ortolan.export.options import Via
 from ortolan.export.source.family import open_family, open_model
 from ortolan.export.source.module import open_module
 from ortolan.export.source.transformers import open_transformers
+from ortolan.export.source.transformers.keys import unread_keys
 from ortolan.export.source.transformers.skeleton import INSTALL, is_installed, knows
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ortolan.modeling.checkpoint.folder import unknown_keys
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import FAMILIES
 from ortolan.modeling.models.stack import TransformerModel
 
-__all__ = ["Source", "open_exportable"]
+__all__ = ["Source", "open_exportable", "unknown_keys_of"]
 
 Source = str | Path | Checkpoint | nn.Module
 """A checkpoint (see `open_checkpoint`), a model of `ortolan.modeling`, or a user's own module."""
@@ -49,15 +51,19 @@ def open_exportable(
         return open_live(source, tokenizer=tokenizer, max_context=max_context)
     checkpoint = open_checkpoint(source, adapter=adapter)
     if via == "transformers" or (via is None and not _has_family(checkpoint)):
-        if accept_unknown:
-            raise OptionError(
-                f"accept_unknown: expected a family of Ortolan, which reads every key, got a model "
-                f"of transformers with {', '.join(accept_unknown)}. Leave it out."
-            )
-        return open_transformers(checkpoint, tokenizer=tokenizer, max_context=max_context)
-    return open_family(
+        open_published: Callable[..., Exportable] = open_transformers
+    else:
+        open_published = open_family
+    return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
+
+
+def unknown_keys_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The keys of a checkpoint's config that an export refuses unless they are accepted."""
+    if _has_family(checkpoint):
+        return unknown_keys(checkpoint)
+    return unread_keys(checkpoint.values)
 
 
 def _has_family(checkpoint: Checkpoint) -> bool:

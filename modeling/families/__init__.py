@@ -11,6 +11,7 @@ from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import (
     albert,
+    apertus,
     bart,
     bert,
     biogpt,
@@ -87,6 +88,7 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
+    "apertus": apertus,
     "albert": albert,
     "arcee": squared_relu.ARCEE,
     "bart": bart.BART,
