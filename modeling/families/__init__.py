@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeVar
 from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import (
+    albert,
+    apertus,
     bart,
     bert,
     biogpt,
@@ -18,6 +20,7 @@ from ortolan.modeling.families import (
     cohere,
     ctrl,
     distilbert,
+    electra,
     falcon,
     fused_gate,
     gemma,
@@ -33,6 +36,7 @@ from ortolan.modeling.families import (
     marian,
     mistral,
     mixtures,
+    mpnet,
     mpt,
     olmo,
     openai_gpt,
@@ -85,6 +89,8 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
+    "apertus": apertus,
+    "albert": albert,
     "arcee": squared_relu.ARCEE,
     "bart": bart.BART,
     "bert": bert.BERT,
@@ -101,6 +107,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "data2vec-text": roberta.DATA2VEC_TEXT,
     "distilbert": distilbert,
     "dots1": mixtures.DOTS1,
+    "electra": electra,
     "ernie": bert.ERNIE,
     "ernie4_5": llama_values.ERNIE4_5,
     "ernie4_5_moe": mixtures.ERNIE4_5_MOE,
@@ -140,7 +147,9 @@ FAMILIES: dict[str, Family[Any]] = {
     "ministral3": llama_values.MINISTRAL3,
     "mistral": mistral,
     "mixtral": mixtures.MIXTRAL,
+    "mpnet": mpnet,
     "mpt": mpt,
+    "mt5": t5.MT5,
     "mvp": bart.MVP,
     "nanochat": squared_relu.NANOCHAT,
     "nemotron": squared_relu.NEMOTRON,
@@ -166,7 +175,8 @@ FAMILIES: dict[str, Family[Any]] = {
     "smollm3": smollm3,
     "stablelm": stablelm,
     "starcoder2": starcoder2,
-    "t5": t5,
+    "t5": t5.T5,
+    "umt5": t5.UMT5,
     "vaultgemma": gemma.VAULTGEMMA,
     "vit": vit,
     "xglm": xglm,
