@@ -32,6 +32,7 @@ def open_exportable(
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
     via: Via | None = None,
+    adapter: str | Path | None = None,
 ) -> Exportable:
     """Open a source of any kind; see `open_family` for the arguments and what is raised.
 
@@ -41,13 +42,14 @@ def open_exportable(
         max_context: see `open_family`.
         accept_unknown: see `open_family`.
         via: how to open a checkpoint; by default as a family, or else by transformers.
+        adapter: a folder of PEFT to merge into a checkpoint.
     """
     if isinstance(source, nn.Module):
-        _refuse_options(accept_unknown, via)
+        _refuse_options(accept_unknown, via, adapter)
         own = isinstance(source, TransformerModel)
         open_live: Callable[..., Exportable] = open_model if own else open_module
         return open_live(source, tokenizer=tokenizer, max_context=max_context)
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, adapter=adapter)
     if via == "transformers" or (via is None and not _has_family(checkpoint)):
         open_published: Callable[..., Exportable] = open_transformers
     else:
@@ -87,7 +89,9 @@ def _has_family(checkpoint: Checkpoint) -> bool:
     return False
 
 
-def _refuse_options(accept_unknown: tuple[str, ...], via: Via | None) -> None:
+def _refuse_options(
+    accept_unknown: tuple[str, ...], via: Via | None, adapter: str | Path | None
+) -> None:
     if accept_unknown:
         raise OptionError(
             f"accept_unknown: expected a checkpoint with {', '.join(accept_unknown)} in its "
@@ -95,3 +99,7 @@ def _refuse_options(accept_unknown: tuple[str, ...], via: Via | None) -> None:
         )
     if via is not None:
         raise OptionError(f"via: expected none for a live module, got {via}. Leave it out.")
+    if adapter is not None:
+        raise OptionError(
+            f"adapter: expected none for a live module, got {adapter}. Merge it with PEFT first."
+        )

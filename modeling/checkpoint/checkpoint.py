@@ -5,7 +5,7 @@ Neither depends on the families that Ortolan has.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +13,8 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from weakref import finalize
 
+from ortolan.modeling.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
+from ortolan.modeling.checkpoint.adapter import Adapted, read_adapter_config
 from ortolan.modeling.checkpoint.gguf.config import hf_values
 from ortolan.modeling.checkpoint.gguf.file import made_files
 from ortolan.modeling.checkpoint.gguf.file import open_tensors as gguf_tensors
@@ -92,16 +94,19 @@ class Checkpoint:
 Source = str | Path | Checkpoint
 
 
-def open_checkpoint(source: Source) -> Checkpoint:
+def open_checkpoint(source: Source, *, adapter: str | Path | None = None) -> Checkpoint:
     """Open a checkpoint; its weights are looked at when `Checkpoint.tensors` is read.
 
     Args:
         source: a folder with config.json and weights, a folder `models--*` of the hub's cache, a
             GGUF file, or a checkpoint, which is returned.
+        adapter: a folder of PEFT, or one of the hub's cache, to merge into the weights.
 
     Raises:
         CheckpointError: no such folder or file, or no readable config in it.
     """
+    if adapter is not None:
+        return _adapted(open_checkpoint(source), _snapshot(Path(adapter)))
     if isinstance(source, Checkpoint):
         return source
     path = Path(source)
@@ -110,6 +115,16 @@ def open_checkpoint(source: Source) -> Checkpoint:
     if not path.is_dir():
         raise CheckpointError(f"{path}: expected a checkpoint folder, got none. Check the path.")
     return _open_folder(_snapshot(path))
+
+
+def _adapted(base: Checkpoint, adapter: Path) -> Checkpoint:
+    read_adapter_config(adapter)  # so that what is wrong with it is said first
+
+    def merged() -> FileTensors:
+        return Adapted(base.tensors, adapter)
+
+    described_by = (*base.described_by, adapter / ADAPTER_CONFIG)
+    return replace(base, open_tensors=merged, described_by=described_by)
 
 
 def _open_folder(folder: Path) -> Checkpoint:
