@@ -5,6 +5,7 @@ that a model can be saved in, back too. Adding one is a file and a row in `FAMIL
 """
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar
 
 from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
@@ -35,6 +36,8 @@ from ortolan.modeling.families import (
     llama_values,
     marian,
     mistral,
+    mixtures,
+    modernbert_decoder,
     mpnet,
     mpt,
     olmo,
@@ -105,26 +108,34 @@ FAMILIES: dict[str, Family[Any]] = {
     "cwm": llama_values.CWM,
     "data2vec-text": roberta.DATA2VEC_TEXT,
     "distilbert": distilbert,
+    "dots1": mixtures.DOTS1,
     "electra": electra,
     "ernie": bert.ERNIE,
     "ernie4_5": llama_values.ERNIE4_5,
+    "ernie4_5_moe": mixtures.ERNIE4_5_MOE,
     "exaone4": olmo.EXAONE4,
     "falcon": falcon,
+    "flex_olmo": mixtures.FLEX_OLMO,
     "gemma": gemma.GEMMA,
     "gemma2": gemma.GEMMA2,
     "gemma3_text": gemma.GEMMA3_TEXT,
     "glm": fused_gate.GLM,
     "glm4": fused_gate.GLM4,
+    "glm4_moe": mixtures.GLM4_MOE,
     "gpt2": gpt2,
     "gpt_bigcode": gpt_bigcode,
     "gpt_neo": gpt_neo,
     "gpt_neox": gpt_neox,
     "gpt_neox_japanese": gpt_neox_japanese,
+    "gpt_oss": mixtures.GPT_OSS,
     "gptj": gptj,
     "granite": granite.GRANITE,
     "granite_swa": granite.GRANITE_SWA,
+    "granitemoe": mixtures.GRANITEMOE,
+    "granitemoeshared": mixtures.GRANITEMOESHARED,
     "helium": llama_values.HELIUM,
     "hunyuan_v1_dense": llama_values.HUNYUAN_V1_DENSE,
+    "hunyuan_v1_moe": mixtures.HUNYUAN_V1_MOE,
     "hyperclovax": granite.HYPERCLOVAX,
     "internlm3": llama_values.INTERNLM3,
     "iquestcoder": llama_values.IQUESTCODER,
@@ -137,6 +148,8 @@ FAMILIES: dict[str, Family[Any]] = {
     "ministral": llama_values.MINISTRAL,
     "ministral3": llama_values.MINISTRAL3,
     "mistral": mistral,
+    "modernbert-decoder": modernbert_decoder,
+    "mixtral": mixtures.MIXTRAL,
     "mpnet": mpnet,
     "mpt": mpt,
     "mt5": t5.MT5,
@@ -146,15 +159,19 @@ FAMILIES: dict[str, Family[Any]] = {
     "olmo": olmo.OLMO,
     "olmo2": olmo.OLMO2,
     "olmo3": olmo.OLMO3,
+    "olmoe": mixtures.OLMOE,
     "openai-gpt": openai_gpt,
     "opt": opt,
     "pegasus": bart.PEGASUS,
     "persimmon": persimmon,
     "phi": phi,
     "phi3": fused_gate.PHI3,
+    "phimoe": mixtures.PHIMOE,
     "plbart": bart.PLBART,
     "qwen2": qwen2,
+    "qwen2_moe": mixtures.QWEN2_MOE,
     "qwen3": qwen3,
+    "qwen3_moe": mixtures.QWEN3_MOE,
     "roberta": roberta.ROBERTA,
     "roberta-prelayernorm": roberta.ROBERTA_PRELAYERNORM,
     "seed_oss": llama_values.SEED_OSS,
@@ -213,7 +230,22 @@ def family_of(model_type: str) -> Family[Any]:
     """
     if model_type not in FAMILIES:
         raise ConfigError(
-            f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}. "
-            "CONTRIBUTING.md shows how to add a family."
+            f"{unknown_family(model_type)}. `ortolan families` lists them, and CONTRIBUTING.md "
+            "shows how to add one."
         )
     return FAMILIES[model_type]
+
+
+def unknown_family(model_type: str, *, or_else: str = "") -> str:
+    """What is wrong with a `model_type` that no family has, and which are spelled much like it.
+
+    Args:
+        model_type: of a config.
+        or_else: what else it may have been.
+    """
+    close = get_close_matches(model_type, FAMILIES)
+    near = f", much like {' or '.join(close)}" if close else ""
+    return (
+        f"model_type: expected one of the {len(FAMILIES)} families of Ortolan{or_else}, got "
+        f"{model_type!r:.80}{near}"
+    )
