@@ -206,15 +206,19 @@ class RelativeBiasPositions:
     """A trained number per head and distance, added to the scores (Raffel et al. 2020, "T5").
 
     Distances share buckets: near ones have one each, far ones ever wider ones, and those from
-    `max_distance` on the last. The layers of a stack share the table `(buckets, heads)`.
+    `max_distance` on the last.
 
     Attributes:
         buckets: rows of the table; a bidirectional stack has half of them for each side.
         max_distance: where the last bucket begins.
+        each_layer: every layer has a table `(buckets, heads)`; else they share one.
+        absolute: a table of positions is added to the embedding as well.
     """
 
     buckets: int = 32
     max_distance: int = 128
+    each_layer: bool = False
+    absolute: LearnedPositions | None = None
 
     def __post_init__(self) -> None:
         # A quarter of them is one row for the distances of one side that have their own.

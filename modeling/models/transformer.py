@@ -23,7 +23,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.layers.attention import CrossAttention, same
 from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths
 from ortolan.modeling.layers.embeddings import input_embedding
-from ortolan.modeling.layers.heads import LanguageModel, encoder_head
+from ortolan.modeling.layers.heads import DenseLayer, LanguageModel, encoder_head
 from ortolan.modeling.layers.ops import select
 from ortolan.modeling.models.stack import Stack, TransformerModel
 from ortolan.modeling.weights import EMBEDDING, HEAD
@@ -46,6 +46,11 @@ class DecoderModel(Stack):
     def __init__(self, config: DecoderConfig, embedding: nn.Embedding | None = None) -> None:
         super().__init__(
             config, embedding or nn.Embedding(config.vocab_size, config.embedding_width)
+        )
+        self.head_layer = (
+            DenseLayer(config.head_layer, config.hidden_size)
+            if config.head_layer
+            else nn.Identity()
         )
         self.head: nn.Linear | None = (
             None
@@ -114,7 +119,7 @@ class DecoderModel(Stack):
                 source=states,
                 source_lengths=lengths,
                 # After the keys and values of the last layer, only these tokens are needed.
-                pick=pick if number == len(self.blocks) - 1 else same,
+                pick=pick if number == len(self.config.blocks) - 1 else same,
             )
             present.append(extended)
         return self.logits(x_BSE), present
@@ -126,6 +131,7 @@ class DecoderModel(Stack):
     def project(self, x_BSE: Tensor) -> Tensor:
         """The normed stream, `(B, S, E)`, to logits `(B, S, V)`."""
         head = self.embedding if self.head is None else self.head
+        x_BSE = self.head_layer(x_BSE)
         if self.config.head_scale != 1.0:
             x_BSE = x_BSE * self.config.head_scale
         logits_BSV = F.linear(x_BSE, head.weight, self.head_bias)
@@ -134,7 +140,7 @@ class DecoderModel(Stack):
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """The keys and values of the source for each layer."""
-        return [None] * len(self.blocks) if source is None else source.layers
+        return [None] * len(self.config.blocks) if source is None else source.layers
 
 
 class EncoderModel(Stack):
