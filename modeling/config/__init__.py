@@ -25,6 +25,7 @@ from ortolan.modeling.config.model import (
     PatchInput,
     StackConfig,
     TokenInput,
+    as_encoder,
 )
 from ortolan.modeling.config.positions import (
     AlibiPositions,
@@ -84,4 +85,5 @@ __all__ = [
     "TablePositions",
     "TokenInput",
     "YarnScaling",
+    "as_encoder",
 ]

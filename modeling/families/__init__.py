@@ -20,6 +20,7 @@ from ortolan.modeling.families import (
     ctrl,
     distilbert,
     electra,
+    eurobert,
     falcon,
     fused_gate,
     gemma,
@@ -34,6 +35,7 @@ from ortolan.modeling.families import (
     llama_values,
     marian,
     mistral,
+    modernbert,
     mpnet,
     mpt,
     olmo,
@@ -44,6 +46,7 @@ from ortolan.modeling.families import (
     qwen2,
     qwen3,
     roberta,
+    rotary_bert,
     smollm3,
     squared_relu,
     stablelm,
@@ -53,7 +56,7 @@ from ortolan.modeling.families import (
     xglm,
 )
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.weights import Table, Target
+from ortolan.modeling.weights import HEAD, HEAD_BIAS, Entry, Table, Target
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -106,6 +109,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "electra": electra,
     "ernie": bert.ERNIE,
     "ernie4_5": llama_values.ERNIE4_5,
+    "eurobert": eurobert,
     "exaone4": olmo.EXAONE4,
     "falcon": falcon,
     "gemma": gemma.GEMMA,
@@ -121,12 +125,14 @@ FAMILIES: dict[str, Family[Any]] = {
     "gptj": gptj,
     "granite": granite.GRANITE,
     "granite_swa": granite.GRANITE_SWA,
+    "gte": rotary_bert.GTE,
     "helium": llama_values.HELIUM,
     "hunyuan_v1_dense": llama_values.HUNYUAN_V1_DENSE,
     "hyperclovax": granite.HYPERCLOVAX,
     "internlm3": llama_values.INTERNLM3,
     "iquestcoder": llama_values.IQUESTCODER,
     "jais2": squared_relu.JAIS2,
+    "jina_embeddings_v3": rotary_bert.JINA_EMBEDDINGS_V3,
     "llama": llama,
     "m2m_100": bart.M2M_100,
     "marian": marian,
@@ -135,12 +141,14 @@ FAMILIES: dict[str, Family[Any]] = {
     "ministral": llama_values.MINISTRAL,
     "ministral3": llama_values.MINISTRAL3,
     "mistral": mistral,
+    "modernbert": modernbert,
     "mpnet": mpnet,
     "mpt": mpt,
     "mt5": t5.MT5,
     "mvp": bart.MVP,
     "nanochat": squared_relu.NANOCHAT,
     "nemotron": squared_relu.NEMOTRON,
+    "nomic_bert": rotary_bert.NOMIC_BERT,
     "olmo": olmo.OLMO,
     "olmo2": olmo.OLMO2,
     "olmo3": olmo.OLMO3,
@@ -178,10 +186,18 @@ def weights_of(config: ModelConfig) -> Table:
     weights = family_of(config.model_type).WEIGHTS
     table: Table = weights(config) if callable(weights) else weights
     match config:
-        case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
-            return {**table, **PROJECTIONS}
+        case EncoderConfig(head=EmbeddingHead()):
+            # A language model that embeds texts does without its head.
+            spared = {name: _spare(target) for name, target in table.items()}
+            return {**spared, **PROJECTIONS}
         case _:
             return table
+
+
+def _spare(target: Entry) -> Entry:
+    """A row of a table; where it is a head's weight, the checkpoint may hold it for nothing."""
+    is_head = isinstance(target, Target) and target.name in (HEAD, HEAD_BIAS)
+    return target._replace(spare=True) if isinstance(target, Target) and is_head else target
 
 
 def published_config(config: ModelConfig) -> dict[str, object]:

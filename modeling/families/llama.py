@@ -11,6 +11,7 @@ from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
+    EncoderConfig,
     FeedForwardConfig,
     NoPositions,
     NormConfig,
@@ -185,7 +186,7 @@ def altered(
 class LlamaFamily:
     """A family that shares its file with others; see `families.Family`."""
 
-    config: Callable[[ConfigReader], DecoderConfig]
+    config: Callable[[ConfigReader], DecoderConfig | EncoderConfig]
     WEIGHTS: Table
     BASE_MODEL_PREFIX: str = BASE_MODEL_PREFIX
 
