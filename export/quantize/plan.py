@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Literal, cast
 
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
-from ortolan.export.precision import CALIBRATION_SEQUENCES, GROUP_SIZES, Method
+from ortolan.export.precision import CALIBRATION_SEQUENCES, GROUP_SIZES, GroupSize, Method
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.values import static_shape
+from ortolan.modeling.weights import Coded, Weights
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
 _SCALE_BYTES = 4
@@ -40,15 +42,19 @@ class Quantization:
     calibration_sequences: int = CALIBRATION_SEQUENCES
 
 
-def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]:
+def plan(
+    models: Iterable[ir.Model], options: Quantization, weights: Weights | None = None
+) -> dict[str, Scheme]:
     """The scheme of every weight that is quantized, by the name of its initializer.
 
     Position tables, norms, biases and routers are not: they are small. Of the experts of a layer
-    both weights are, in the same groups, or none is.
+    both weights are, in the same groups, or none is. What the checkpoint stores in as few bits
+    keeps the scheme that it has there.
 
     Args:
         models: tidied graphs.
         options: what to do.
+        weights: of the checkpoint; None where it stores none in few bits.
 
     Raises:
         OptionError: a pattern of `exclude` matches no weight, or no groups divide the rows of
@@ -66,7 +72,7 @@ def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]
             f"There are {', '.join(_examples(names))}."
         )
     planned = {
-        name: scheme_of(name, columns, options)
+        name: _kept(weights, name, scheme_of(name, columns, options))
         for name, (_, columns) in matrices.items()
         if not _is_excluded(name, options)
     }
@@ -97,6 +103,21 @@ def scheme_of(name: str, columns: int, options: Quantization) -> Scheme:
     """The scheme of a weight with rows of so many columns."""
     scheme = options.scheme if _is_block(name) else options.head
     return _fewest_bytes(scheme, columns) if options.fits else scheme
+
+
+def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
+    """The scheme in which a checkpoint stores a weight; None where it has no codes for kernels."""
+    found = weights.code_format(name) if isinstance(weights, Coded) else None
+    if found is None:
+        return None
+    bits, group = cast(Literal[4, 8], found.bits), cast(GroupSize, found.group)
+    return Scheme(bits=bits, group=group, symmetric=found.symmetric)
+
+
+def _kept(weights: Weights | None, name: str, planned: Scheme) -> Scheme:
+    """The scheme that a weight has already, unless it takes more bits than planned."""
+    stored = stored_scheme(weights, name)
+    return planned if stored is None or stored.bits > planned.bits else stored
 
 
 def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:

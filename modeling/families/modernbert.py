@@ -1,5 +1,7 @@
 """ModernBERT (Warner et al. 2024): norms before sublayers, gates, windows on both sides."""
 
+from dataclasses import replace
+
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
@@ -95,35 +97,20 @@ def config(hf: ConfigReader) -> EncoderConfig:
         head_dim=width // heads,
         context_length=context_length,
     )
-    # Half of it lies on each side.
-    window = hf.size("local_attention", 128) // 2 + 1
-    bias = hf.get("attention_bias", bool, False)
-    feed_forward = FeedForwardConfig(
-        kind="gated",
-        intermediate_size=hf.size("intermediate_size"),
-        activation=read_activation(hf.get("hidden_activation", str, "gelu")),
-        bias=hf.get("mlp_bias", bool, False),
+    attention = AttentionConfig(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=width // heads,
+        scale=(width // heads) ** -0.5,
+        causal=False,
     )
-    blocks = tuple(
-        BlockConfig(
-            attention=AttentionConfig(
-                num_heads=heads,
-                num_kv_heads=heads,
-                head_dim=width // heads,
-                scale=(width // heads) ** -0.5,
-                qkv_bias=bias,
-                out_bias=bias,
-                causal=False,
-                sliding_window=window if kind == SLIDING else None,
-                rotary=rotaries[SLIDING] if kind == SLIDING else None,
-            ),
-            feed_forward=feed_forward,
-            norm=norm,
-            # The embedding's norm is before the first layer.
-            attention_norm=number > 0,
-        )
-        for number, kind in enumerate(kinds)
+    # Half of the window lies on each side.
+    local = replace(
+        attention,
+        sliding_window=hf.size("local_attention", 128) // 2 + 1,
+        rotary=rotaries[SLIDING],
     )
+    of_kind = {FULL: attention, SLIDING: local}
     return EncoderConfig(
         model_type="modernbert",
         input=TokenInput(vocab_size=hf.size("vocab_size")),
@@ -131,12 +118,35 @@ def config(hf: ConfigReader) -> EncoderConfig:
         context_length=context_length,
         positions=rotaries[FULL],
         embedding_norm=norm,
-        blocks=blocks,
+        blocks=_blocks(hf, [of_kind[kind] for kind in kinds], norm),
         final_norm=norm,
         head=_head(hf, norm),
         bos_token_id=hf.get("bos_token_id", int, None),
         eos_token_ids=hf.token_ids("eos_token_id"),
         pad_token_id=hf.get("pad_token_id", int, None),
+    )
+
+
+def _blocks(
+    hf: ConfigReader, attentions: list[AttentionConfig], norm: NormConfig
+) -> tuple[BlockConfig, ...]:
+    """The layers, by the attention of each."""
+    bias = hf.get("attention_bias", bool, False)
+    feed_forward = FeedForwardConfig(
+        kind="gated",
+        intermediate_size=hf.size("intermediate_size"),
+        activation=read_activation(hf.get("hidden_activation", str, "gelu")),
+        bias=hf.get("mlp_bias", bool, False),
+    )
+    return tuple(
+        BlockConfig(
+            attention=replace(attention, qkv_bias=bias, out_bias=bias),
+            feed_forward=feed_forward,
+            norm=norm,
+            # The embedding's norm is before the first layer.
+            attention_norm=number > 0,
+        )
+        for number, attention in enumerate(attentions)
     )
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.tiny.classics import (
+    APERTUS,
     BIOGPT,
     BLOOM,
     CLASSICS,
@@ -68,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mpt-clipped": MPT | {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.6}},
     "persimmon-plain": PERSIMMON | {"qk_layernorm": False, "partial_rotary_factor": 1.0},
     "persimmon-values": PERSIMMON | {"layer_norm_eps": 0.3, "hidden_act": "silu"},
+    "apertus-values": APERTUS | {"attention_bias": True, "rms_norm_eps": 0.3},
     "openai-gpt-silu": OPENAI_GPT | {"afn": "silu", "layer_norm_epsilon": 0.3},
     "ctrl-norm": CTRL | {"layer_norm_epsilon": 0.3},
 }
