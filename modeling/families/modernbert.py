@@ -72,7 +72,7 @@ def config(hf: ConfigReader) -> EncoderConfig:
     """
     hf.skip("embedding_dropout", "mlp_dropout", "classifier_dropout", "num_labels")
     hf.skip("initializer_cutoff_factor", "deterministic_flash_attn", "cls_token_id")
-    # How transformers computed the same faster, and the loss.
+    # How transformers computed the same faster, and the loss; and keys of BERT.
     hf.skip("reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index")
     hf.skip("sparse_prediction", "layer_norm_eps", "position_embedding_type")
     hf.require("tie_word_embeddings")
@@ -82,14 +82,11 @@ def config(hf: ConfigReader) -> EncoderConfig:
             f"{hf.name}: expected hidden_size divisible by num_attention_heads, got {width} and "
             f"{heads}. Correct one of them."
         )
-    norm = NormConfig(
-        kind="layer",
-        eps=hf.get("norm_eps", float, 1e-5),
-        bias=hf.get("norm_bias", bool, False),
-    )
+    has_bias = hf.get("norm_bias", bool, False)
+    norm = NormConfig(kind="layer", eps=hf.get("norm_eps", float, 1e-5), bias=has_bias)
     period = hf.size("global_attn_every_n_layers", 3)
-    layers = hf.size("num_hidden_layers", most=MAX_LAYERS)
-    kinds = read_layer_kinds(hf, [SLIDING if i % period else FULL for i in range(layers)])
+    numbers = range(hf.size("num_hidden_layers", most=MAX_LAYERS))
+    kinds = read_layer_kinds(hf, [SLIDING if i % period else FULL for i in numbers])
     context_length = hf.size("max_position_embeddings", 8192)
     rotaries = read_rotaries(
         hf,
