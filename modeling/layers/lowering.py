@@ -315,7 +315,8 @@ def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
         "kv_num_heads": spec.num_kv_heads,
         "scale": float(spec.scale),
         "do_rotary": int(rotary is not None),
-        "local_window_size": spec.sliding_window or -1,
+        # Of a window on both sides there is a bias; the node has those of causal attention.
+        "local_window_size": (spec.sliding_window if spec.causal else None) or -1,
         "softcap": float(spec.softcap or 0.0),
     }
 
