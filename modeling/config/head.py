@@ -70,6 +70,15 @@ class LanguageModelHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLayer:
+    """A layer `norm(act(dense(x)))` before the logits of a decoder."""
+
+    activation: Activation
+    norm: NormConfig
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierHead:
     """Logits of `labels` for the whole text or image.
 

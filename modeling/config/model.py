@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig
 from ortolan.modeling.config.head import (
     Head,
+    HeadLayer,
     LanguageModelHead,
     NormConfig,
 )
@@ -173,6 +174,7 @@ class DecoderConfig(StackConfig):
     Attributes:
         tied_head: the head is the embedding's table.
         head_bias: the logits have one.
+        head_layer: between the last norm and the logits; None without one.
         head_scale: multiplies the input of the head.
         final_softcap: logits become `final_softcap * tanh(logits / final_softcap)`; None for
             plain logits.
@@ -181,6 +183,7 @@ class DecoderConfig(StackConfig):
     vocab_size: int
     tied_head: bool
     head_bias: bool = False
+    head_layer: HeadLayer | None = None
     head_scale: float = 1.0
     final_softcap: float | None = None
 

@@ -5,6 +5,7 @@ that a model can be saved in, back too. Adding one is a file and a row in `FAMIL
 """
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar
 
 from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
@@ -36,6 +37,7 @@ from ortolan.modeling.families import (
     marian,
     mistral,
     mixtures,
+    modernbert_decoder,
     mpnet,
     mpt,
     olmo,
@@ -146,6 +148,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "ministral": llama_values.MINISTRAL,
     "ministral3": llama_values.MINISTRAL3,
     "mistral": mistral,
+    "modernbert-decoder": modernbert_decoder,
     "mixtral": mixtures.MIXTRAL,
     "mpnet": mpnet,
     "mpt": mpt,
@@ -227,7 +230,22 @@ def family_of(model_type: str) -> Family[Any]:
     """
     if model_type not in FAMILIES:
         raise ConfigError(
-            f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}. "
-            "CONTRIBUTING.md shows how to add a family."
+            f"{unknown_family(model_type)}. `ortolan families` lists them, and CONTRIBUTING.md "
+            "shows how to add one."
         )
     return FAMILIES[model_type]
+
+
+def unknown_family(model_type: str, *, or_else: str = "") -> str:
+    """What is wrong with a `model_type` that no family has, and which are spelled much like it.
+
+    Args:
+        model_type: of a config.
+        or_else: what else it may have been.
+    """
+    close = get_close_matches(model_type, FAMILIES)
+    near = f", much like {' or '.join(close)}" if close else ""
+    return (
+        f"model_type: expected one of the {len(FAMILIES)} families of Ortolan{or_else}, got "
+        f"{model_type!r:.80}{near}"
+    )

@@ -11,6 +11,7 @@ from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
     EncoderConfig,
+    HeadLayer,
     LanguageModelHead,
     Pooling,
     TokenInput,
@@ -46,6 +47,21 @@ def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
     else:
         pooled_BE = inside_BTE.sum(1) / (count_B1 if pooling == "mean" else count_B1.sqrt())
     return pooled_BE.to(x_BTE.dtype)
+
+
+class DenseLayer(nn.Module):
+    """`norm(act(dense(x)))`, `(..., E)` to `(..., E)`."""
+
+    def __init__(self, config: HeadLayer, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+        self.norm = norm(config.norm, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(..., E)` to `(..., E)`."""
+        out: Tensor = self.norm(self.activation(self.dense(x)))
+        return out
 
 
 class LanguageModel(nn.Module):
