@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ortolan.export.errors import ExportError
-from ortolan.export.values import static_shape
+from ortolan.export.values import own_data, static_shape
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.manifest import File
 
@@ -122,7 +122,8 @@ def write_rest(
 
     Args:
         writer: where to.
-        models: graphs whose other initializers carry names of `weights` or `tables`.
+        models: graphs whose other initializers carry names of `weights` or `tables`, or data of
+            their own.
         weights: the checkpoint's weights.
         tables: computed tensors.
         dtype: what to store.
@@ -134,6 +135,7 @@ def write_rest(
         for name, value in model.graph.initializers.items():
             if name not in writer:
                 table = tables.get(name)
+                table = own_data(value) if table is None else table
                 rows = partial(weights.rows, name) if table is None else partial(_slice, table)
                 # Tables of integers keep their type.
                 kept = dtype if table is None or table.is_floating_point() else table.dtype

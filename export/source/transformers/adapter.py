@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ortolan.export.source.transformers import attention, experts
 from ortolan.export.source.transformers.attention import STEP, Step
-from ortolan.export.source.transformers.operators import KnownOperators
+from ortolan.export.source.transformers.operators import known_operators
 from ortolan.export.source.transformers.recurrence import replaced
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.state import State
@@ -73,7 +73,7 @@ class TransformersModule(nn.Module):
         step = Step(state, state.positions(ids), self.context_length)
         token = STEP.set(step)
         try:
-            with attention.unpadded(), replaced(model), KnownOperators():
+            with attention.unpadded(), replaced(model), known_operators():
                 output = model(
                     input_ids=ids,
                     position_ids=step.positions,

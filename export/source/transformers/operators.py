@@ -1,11 +1,13 @@
 """What transformers computes by operators that ONNX does not have, by those that it has."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 
@@ -115,9 +117,22 @@ OPERATORS: Mapping[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-class KnownOperators(TorchFunctionMode):
-    """Within it, `OPERATORS` take the place of those that ONNX lacks."""
+@contextmanager
+def known_operators() -> Iterator[None]:
+    """Within it, `OPERATORS` take the place of those that ONNX lacks.
 
+    Distributions do not look at the values of their parameters, which a trace does not have.
+    """
+    checks = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        with _Known():
+            yield
+    finally:
+        Distribution.set_default_validate_args(checks)
+
+
+class _Known(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
