@@ -2,7 +2,7 @@
 
 Speed and memory depend on the shape of a model, not on what it has learned, so benchmarks need
 no download. Weights are drawn and written a block at a time: memory does not grow with the
-model. Does not know Ortolan; any program that reads Llama checkpoints can read these.
+model. Does not know Ortolan; any program that reads such checkpoints can read these.
 
     python benchmarks/make_checkpoint.py SHAPE OUT [--layers N] [--seed S]
 
@@ -88,6 +88,72 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 500000.0,
         "vocab_size": 128256,
     },
+    # Widths and depth of SmolLM2-135M, in the words of other types.
+    "qwen2-135m": {
+        "model_type": "qwen2",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 9,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 3,
+        "use_sliding_window": False,
+        "vocab_size": 49152,
+    },
+    # GPT-2.
+    "gpt2-124m": {
+        "model_type": "gpt2",
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    },
+    # Qwen3-0.6B.
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "head_dim": 128,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40960,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "rope_theta": 1000000.0,
+        "vocab_size": 151936,
+    },
+    # Gemma-3-1B.
+    "gemma3-1b": {
+        "model_type": "gemma3_text",
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 512,
+        "vocab_size": 262144,
+    },
+    # Qwen3-30B-A3B, an eighth as deep, a fourth as wide, a fourth of the experts.
+    "qwen3-moe-small": {
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 1,
+        "head_dim": 64,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "max_position_embeddings": 8192,
+        "moe_intermediate_size": 192,
+        "norm_topk_prob": True,
+        "num_attention_heads": 8,
+        "num_experts": 32,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 32000,
+    },
 }
 
 STANDARD_DEVIATION = 0.02
@@ -96,7 +162,35 @@ MAX_TRAINED_VOCAB = 8000  # more merges teach nothing here and take minutes
 SPECIAL_TOKENS = ("<s>", "</s>")
 
 
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the whole config.json of a shape; transformers fills in those that are no Llama."""
+    if "model_type" not in config:
+        return {**LLAMA, **config}
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    ids = {key: LLAMA[key] for key in ("bos_token_id", "eos_token_id", "tie_word_embeddings")}
+    made = AutoConfig.for_model(**{**ids, **config})
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(made)  # type: ignore[no-untyped-call]
+    values: dict[str, Any] = made.to_dict()
+    return values | {"architectures": [type(model).__name__], "torch_dtype": "bfloat16"}
+
+
 def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of each tensor of a checkpoint with tied embeddings."""
+    if config["model_type"] == "llama":
+        return llama_shapes(config)
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        made = AutoConfig.for_model(**config)
+        model: Any = AutoModelForCausalLM.from_config(made)  # type: ignore[no-untyped-call]
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return name and shape of each tensor of a Llama checkpoint with tied embeddings.
 
     Source: the state dict of transformers' LlamaForCausalLM. A matrix is (out, in).
@@ -140,7 +234,7 @@ def blocks(name: str, shape: tuple[int, ...], seed: int) -> Iterator[npt.NDArray
     size = math.prod(shape)
     for start in range(0, size, BLOCK):
         count = min(BLOCK, size - start)
-        if len(shape) == 1:  # only norms are vectors in a Llama without biases
+        if len(shape) == 1 and not name.endswith(".bias"):  # a norm
             yield bfloat16(np.ones(count, np.float32))
         else:
             drawn = random.standard_normal(count, np.float32)
@@ -209,9 +303,9 @@ def make_checkpoint(shape: str, out: Path, *, layers: int | None = None, seed: i
             "Remove the folder or name another."
         )
     out.mkdir(parents=True, exist_ok=True)
-    config = {**LLAMA, **SHAPES[shape]}
-    if layers is not None:
-        config["num_hidden_layers"] = layers
+    config = complete(
+        dict(SHAPES[shape]) | ({} if layers is None else {"num_hidden_layers": layers})
+    )
     with (out / "model.safetensors").open("wb") as file:
         write_weights(file, tensor_shapes(config), seed)
     tokenizer = train_tokenizer(min(MAX_TRAINED_VOCAB, config["vocab_size"]))

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from ortolan.export.values import add_initializer, static_shape, type_of
-from ortolan.modeling.weights import READ_ELEMENTS, Weights
+from ortolan.modeling.weights import (
+    READ_ELEMENTS,
+    Coded,
+    CodedRows,
+    CodeFormat,
+    Weights,
+    join_codes,
+    joint_format,
+)
 
 _KEY = "ortolan.recipe"
 """Of an initializer's recipe among what the graph knows of it in memory; no file has it."""
@@ -117,6 +125,31 @@ class DerivedWeights:
             first += count
         rows = slices[0] if len(slices) == 1 else torch.cat(slices)
         return rows.float() + recipe.offset if recipe.offset else rows
+
+    def code_format(self, name: str) -> CodeFormat | None:
+        """The format of a weight whose parts are all stored as codes in one format."""
+        recipe = self._recipes.get(name)
+        if recipe is None:
+            return self._source.code_format(name) if isinstance(self._source, Coded) else None
+        if recipe.transposed or recipe.offset:
+            return None
+        return joint_format(self.code_format(part) for part in recipe.parts)
+
+    def codes(self, name: str, start: int, stop: int) -> CodedRows:
+        """The codes of rows `[start:stop]` of a weight that has some."""
+        recipe = self._recipes.get(name)
+        if recipe is None:
+            if not isinstance(self._source, Coded):
+                raise TypeError(f"{name}: its source stores no codes")
+            return self._source.codes(name, start, stop)
+        parts, first = [], 0
+        for part in recipe.parts:
+            count = self.shape(part)[0]
+            low, high = max(start - first, 0), min(stop - first, count)
+            if low < high:
+                parts.append(self.codes(part, low, high))
+            first += count
+        return join_codes(parts)
 
     def leaves(self, name: str, *, transposed: bool = False) -> list[Leaf]:
         """The weights of the source that a weight is made of, in the order of its rows."""

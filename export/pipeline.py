@@ -77,6 +77,7 @@ def export(
         tokenizer=options.tokenizer,
         max_context=max_context,
         accept_unknown=options.accept_unknown,
+        adapter=options.adapter,
         via=options.via,
     )
     file = own_calibration(model) if calibration is None else Path(calibration)
@@ -129,7 +130,7 @@ def _build(
     certificate = _reference(model, settings, data, progress)
     traced = _trace(model, settings, progress)
     model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
-    lowered = lower(traced, settings)
+    lowered = lower(traced, settings, model.weights)
     check_placement(lowered.graphs, settings)
     stored = store(lowered, model, settings, inputs, folder, progress)
     _write_graphs(lowered, stored.blob, settings, folder)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, get_args
 
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Method = Literal["rtn", "hqq", "gptq"]
+StoredMethod = Literal["rtn", "hqq", "gptq", "kept"]
 GroupSize = Literal[32, 64, 128, 256]
 HeadBits = Literal[4, 8]
 
@@ -17,7 +18,11 @@ CALIBRATION_SEQUENCES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Integers:
-    """What `Int8` and `Int4` have in common."""
+    """What `Int8` and `Int4` have in common.
+
+    Weights that a checkpoint stores in as few bits, in a form that kernels take, are kept as they
+    are, whatever the method and the groups.
+    """
 
     method: Method | None = None
     group_size: GroupSize | None = None

@@ -63,3 +63,38 @@ def type_of(value: ir.Value) -> ir.DataType:
     if value.dtype is None:
         raise ValueError(f"{value.name}: expected an initializer with a type, got none")
     return value.dtype
+
+
+def number(value: ir.Value | None) -> float | None:
+    """The number that a constant of one element is; None for any other value."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None or tensor.size != 1 else float(tensor.numpy().item())
+
+
+def producer(value: ir.Value | None, *operators: str) -> ir.Node | None:
+    """The node that gives a value, if it is one of these."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type in operators else None
+
+
+def only_user(value: ir.Value, *operators: str) -> ir.Node | None:
+    """The one node that reads a value, if it is one of these, or any where none are given."""
+    users = {use.node for use in value.uses()}
+    if len(users) != 1 or value.is_graph_output():
+        return None
+    (node,) = users
+    return node if node.op_type in operators or not operators else None
+
+
+def is_weight(value: ir.Value, *, axes: int | None = None) -> bool:
+    """Whether a value is an initializer whose data is elsewhere, with so many axes if given."""
+    if not value.is_initializer() or value.const_value is not None:
+        return False
+    return axes is None or len(static_shape(value)) == axes
+
+
+def name_of(value: ir.Value) -> str:
+    """The name of a value that has one."""
+    if value.name is None:
+        raise ValueError(f"{value}: expected a value with a name, got none")
+    return value.name

@@ -8,8 +8,8 @@ another.
 
 import math
 import re
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,53 @@ class TensorSource(Protocol):
         ...
 
 
+CODE_BITS = (4, 8)
+
+CODE_GROUPS = (32, 64, 128, 256)
+"""Bits and groups of codes that kernels compute with."""
+
+
+class CodeFormat(NamedTuple):
+    """How rows of a weight are stored as small integers.
+
+    Attributes:
+        bits: of a code.
+        group: inputs that share a scale.
+        symmetric: every zero is the middle code.
+    """
+
+    bits: int
+    group: int
+    symmetric: bool
+
+
+class CodedRows(NamedTuple):
+    """Rows of a weight as `(value - zero) * scale`, `(N, K)` in groups `(N, G)` of inputs.
+
+    Attributes:
+        values: uint8 `(N, K)`.
+        scales: float32 `(N, G)`.
+        zeros: uint8 `(N, G)`.
+    """
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+
+@runtime_checkable
+class Coded(Protocol):
+    """Tensors of which some are stored as codes, which can be read as they are."""
+
+    def code_format(self, name: str) -> CodeFormat | None:
+        """The format of a tensor's codes; None where it has none that kernels take."""
+        ...
+
+    def codes(self, name: str, start: int, stop: int) -> CodedRows:
+        """The codes of rows `[start:stop]` of a tensor that has some."""
+        ...
+
+
 class Piece(NamedTuple):
     """What a published tensor gives to some rows of one of our weights.
 
@@ -172,19 +219,41 @@ class Piece(NamedTuple):
             tensors[self.name] = torch.empty(self.published_shape(tuple(rows.shape)), dtype=dtype)
         self._ours(tensors[self.name])[layout.order(self.rows)] = values
 
+    def code_format(self, source: Coded) -> CodeFormat | None:
+        """The format of its codes; None where rows are not those of a matrix of codes."""
+        plain = Target(self.target.name, rows=self.target.rows, spare=self.target.spare)
+        if self.target != plain or self.scale is not None:
+            return None
+        return source.code_format(self.name)
+
+    def codes(self, source: Coded, start: int, stop: int) -> CodedRows:
+        """The codes of our rows `[start:stop]` of this piece."""
+        spans = [
+            CodedRows(*(part[rows] for part in source.codes(self.name, first, last)))
+            for first, last, rows in self._spans(start, stop)
+        ]
+        return join_codes(spans)
+
     def _stored(self, source: TensorSource, start: int, stop: int) -> Tensor:
         axis = int(self.target.transposed or self.target.leading)
+        spans = [
+            self._ours(source.read(self.name, first, last, axis=axis))[rows]
+            for first, last, rows in self._spans(start, stop)
+        ]
+        return spans[0] if len(spans) == 1 else torch.cat(spans)
+
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor | slice]]:
+        """Published rows to read, from the first to before the last, and which of them are ours."""
         layout = self.target.rows
         if layout is None:
-            return self._ours(source.read(self.name, start, stop, axis=axis))
+            yield start, stop, slice(None)
+            return
         wanted = layout.order(self.rows)[start:stop]
         step = wanted.diff()
         cuts = ((step < 1) | (step > GAP)).nonzero().flatten() + 1
-        spans = []
         for span in torch.tensor_split(wanted, cuts):
             first, last = int(span[0]), int(span[-1]) + 1
-            spans.append(self._ours(source.read(self.name, first, last, axis=axis))[span - first])
-        return torch.cat(spans)
+            yield first, last, span - first
 
     def _ours(self, stored: Tensor) -> Tensor:
         """A view of what the checkpoint stores, with its rows first."""
@@ -221,6 +290,22 @@ class ModuleWeights:
         """Rows `[start:stop]` of a weight, in its dtype."""
         tensor = self._tensors[name]
         return tensor[start:stop] if tensor.dim() else tensor
+
+
+def joint_format(formats: Iterable[CodeFormat | None]) -> CodeFormat | None:
+    """The format of several parts together; None unless all have the same bits and groups."""
+    found = list(formats)
+    first = found[0]
+    if first is None or any(each is None or each[:2] != first[:2] for each in found):
+        return None
+    return first._replace(symmetric=all(each is not None and each.symmetric for each in found))
+
+
+def join_codes(parts: Sequence[CodedRows]) -> CodedRows:
+    """Rows of several parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return CodedRows(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def read_weight(weights: Weights, name: str) -> Tensor:

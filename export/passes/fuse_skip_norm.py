@@ -16,8 +16,8 @@ class FuseSkipNorm(ir.passes.InPlacePass):
     small model is dominated by what a node costs at least, one node less a sublayer counts.
 
     Case 1: the norm is over the last axis of the sum of two tensors of one shape: rewritten.
-    Case 2: anything else, a bias among the two or a weight of the norm that depends on an input
-        included: the nodes stay.
+    Case 2: anything else, a bias among the two, more than three axes or a weight of the norm that
+        depends on an input included: the nodes stay.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -40,7 +40,7 @@ def _rewrite(graph: ir.Graph, node: ir.Node) -> bool:
     a, b = add.inputs
     if a is None or b is None or a.shape is None or b.shape is None or a.shape != b.shape:
         return False  # Case 2
-    if not _is_fixed(node.inputs[1]):
+    if len(a.shape) > 3 or not _is_fixed(node.inputs[1]):
         return False  # Case 2
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     fused = ir.Node(

@@ -14,6 +14,7 @@ from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.plan import plan
 from ortolan.export.settings import Settings
 from ortolan.export.values import static_shape
+from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, MAPS_ROLE, PREFILL
 
 _REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
@@ -34,8 +35,13 @@ class Lowered:
     channels: Sequence[str]
 
 
-def lower(graphs: Mapping[str, ir.Model], settings: Settings) -> Lowered:
+def lower(graphs: Mapping[str, ir.Model], settings: Settings, weights: Weights) -> Lowered:
     """Rewrite tidied graphs, by role, in place.
+
+    Args:
+        graphs: by role.
+        settings: of the export.
+        weights: of the checkpoint.
 
     Raises:
         OptionError: an exclusion names no weight; or there are experts, and portable graphs are
@@ -44,7 +50,7 @@ def lower(graphs: Mapping[str, ir.Model], settings: Settings) -> Lowered:
     models = list(graphs.values())
     if settings.options.attention == "portable":
         _refuse_experts(models)
-    schemes = {} if settings.quantization is None else plan(models, settings.quantization)
+    schemes = {} if settings.quantization is None else plan(models, settings.quantization, weights)
     channels: list[str] = []
     if settings.options.prefill_precision is not None:
         channels = _quantize_products(graphs, settings, schemes)

@@ -31,10 +31,6 @@ from ortolan.runtime.machine.memory import return_free_memory
 TIED_DAMPING = 0.5
 """Of a head that is the embedding as well: there, errors count the same in every column."""
 
-WHOLE_BYTES = 512 << 20
-"""Of a weight in float32 whose codes go on at once; a larger one, which only a head has, is
-rounded some rows at a time, and what comes after it computes with what it was."""
-
 
 def calibrated_weights(
     model: Exportable,
@@ -69,7 +65,7 @@ def calibrated_weights(
             return_free_memory()
             damping = TIED_DAMPING if event.name in looked_up else gptq.DAMPING
             factor = gptq.factorize(_sum_of_squares(event.inputs), damping=damping)
-        yield from _round(model.weights, event, place, plan[place.name], factor, found)
+        yield from _round(model, event, place, plan[place.name], factor, found)
         if progress is not None:
             progress(len(plan) - len(found), len(plan))
     for name in found:
@@ -108,7 +104,7 @@ def _places(weights: Weights, plan: Iterable[str]) -> dict[str, _Place]:
 
 
 def _round(
-    weights: Weights,
+    model: Exportable,
     product: Product,
     place: _Place,
     scheme: Scheme,
@@ -117,10 +113,11 @@ def _round(
 ) -> Iterator[QuantizedWeight]:
     """The codes of the weight of a product, which computes with them from here on.
 
-    A weight that is stored as rows of another waits in `found` until all of that is there.
+    A weight that is stored as rows of another waits in `found` until all of that is there. One
+    with a row for each token is rounded some rows at a time: it is large, and nothing comes after.
     """
-    name, columns = place.name, weights.shape(place.name)[1]
-    if 4 * (place.stop - place.start) * columns > WHOLE_BYTES and place.parts == 1:
+    name, weights = place.name, model.weights
+    if place.parts == 1 and place.stop == model.vocab_size:
         del found[name]
         parts = (
             Part(rows=rows, codes=_codes(rows, factor, scheme))

@@ -4,22 +4,21 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Literal, cast
 
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
-from ortolan.export.precision import CALIBRATION_SEQUENCES, GROUP_SIZES, Method
+from ortolan.export.precision import CALIBRATION_SEQUENCES, GROUP_SIZES, GroupSize, Method
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.values import static_shape
+from ortolan.modeling.weights import Coded, Weights
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
 _SCALE_BYTES = 4
 
 EXPERT_INPUTS = (2, 4)
 """The inputs of a MoE node that are weights: those of gate and up, and of down."""
-
-ROUTERS = ("router", "shared_gate")
-"""Layers that decide what experts count: a few rows, in which an error costs much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +42,19 @@ class Quantization:
     calibration_sequences: int = CALIBRATION_SEQUENCES
 
 
-def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]:
+def plan(
+    models: Iterable[ir.Model], options: Quantization, weights: Weights | None = None
+) -> dict[str, Scheme]:
     """The scheme of every weight that is quantized, by the name of its initializer.
 
     Position tables, norms, biases and routers are not: they are small. Of the experts of a layer
-    both weights are, in the same groups, or none is.
+    both weights are, in the same groups, or none is. What the checkpoint stores in as few bits
+    keeps the scheme that it has there.
 
     Args:
         models: tidied graphs.
         options: what to do.
+        weights: of the checkpoint; None where it stores none in few bits.
 
     Raises:
         OptionError: a pattern of `exclude` matches no weight, or no groups divide the rows of
@@ -69,7 +72,7 @@ def plan(models: Iterable[ir.Model], options: Quantization) -> dict[str, Scheme]
             f"There are {', '.join(_examples(names))}."
         )
     planned = {
-        name: scheme_of(name, columns, options)
+        name: _kept(weights, name, scheme_of(name, columns, options))
         for name, (_, columns) in matrices.items()
         if not _is_excluded(name, options)
     }
@@ -102,6 +105,21 @@ def scheme_of(name: str, columns: int, options: Quantization) -> Scheme:
     return _fewest_bytes(scheme, columns) if options.fits else scheme
 
 
+def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
+    """The scheme in which a checkpoint stores a weight; None where it has no codes for kernels."""
+    found = weights.code_format(name) if isinstance(weights, Coded) else None
+    if found is None:
+        return None
+    bits, group = cast(Literal[4, 8], found.bits), cast(GroupSize, found.group)
+    return Scheme(bits=bits, group=group, symmetric=found.symmetric)
+
+
+def _kept(weights: Weights | None, name: str, planned: Scheme) -> Scheme:
+    """The scheme that a weight has already, unless it takes more bits than planned."""
+    stored = stored_scheme(weights, name)
+    return planned if stored is None or stored.bits > planned.bits else stored
+
+
 def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
     """The scheme with its groups, or smaller ones, whichever make the shortest rows.
 
@@ -122,11 +140,18 @@ def _is_block(name: str) -> bool:
 
 
 def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Weights of products, and tables of tokens, with their shapes."""
+    """Weights of products, and tables of tokens, with their shapes.
+
+    Not those of routers, nor of a single number for each token: they are a few rows, in which an
+    error costs much.
+    """
+    routers = _routers(graph)
     for node in graph:
         weight = node.inputs[1] if node.op_type == "FusedMatMul" else None
-        if weight is not None and weight.name and _layer(weight.name) not in ROUTERS:
-            yield weight.name, static_shape(weight)
+        if weight is not None and weight.name and node not in routers:
+            rows, columns = static_shape(weight)
+            if rows > 1:
+                yield weight.name, (rows, columns)
     for node in graph:
         table = node.inputs[0] if node.op_type == "Gather" else None
         ids = node.inputs[1] if table is not None else None
@@ -146,9 +171,22 @@ def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]
                 yield (first.name, second.name), widths
 
 
-def _layer(weight: str) -> str:
-    """The layer that a weight belongs to, without what that belongs to."""
-    return weight.rpartition(".")[0].rpartition(".")[2]
+def _routers(graph: ir.Graph) -> set[ir.Node]:
+    """The products from which the logits of experts are computed without another product."""
+    found: set[ir.Node] = set()
+    seen: set[ir.Node] = set()
+    ahead = [node.inputs[1] for node in graph if node.op_type == "MoE"]
+    while ahead:
+        value = ahead.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type == "FusedMatMul":
+            found.add(node)
+        else:
+            ahead += node.inputs
+    return found
 
 
 def _examples(names: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortolan.export.precision import Method
+from ortolan.export.precision import Method, StoredMethod
 from ortolan.export.quantize import hqq, rtn
 from ortolan.export.quantize.blocks import Codes, Scheme
 from ortolan.modeling.weights import Weights
@@ -41,7 +41,7 @@ class QuantizedWeight:
 
     name: str
     scheme: Scheme
-    method: Method
+    method: StoredMethod
     parts: Iterator[Part]
 
 

@@ -10,6 +10,7 @@ from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.passes.lower import Lowered
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
+from ortolan.export.quantize.kept import kept, kept_weights
 from ortolan.export.quantize.plan import Quantization
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
 from ortolan.export.settings import Settings
@@ -81,11 +82,10 @@ def _find(
     progress: Progress,
 ) -> Iterable[QuantizedWeight]:
     """The codes of every weight of a plan."""
+    stored = kept(model.weights, schemes)
+    yield from kept_weights(model.weights, stored)
+    rest = {name: scheme for name, scheme in schemes.items() if name not in stored}
     if quantization.method != "gptq":
-        return round_weights(model.weights, schemes, quantization.method)
-    return calibrated_weights(
-        model,
-        schemes,
-        inputs,
-        progress=partial(progress, "calibrate"),
-    )
+        yield from round_weights(model.weights, rest, quantization.method)
+    elif rest:
+        yield from calibrated_weights(model, rest, inputs, progress=partial(progress, "calibrate"))

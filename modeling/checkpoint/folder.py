@@ -251,7 +251,7 @@ def _limit_stack(config: S, max_context: int) -> S:
     match config.positions:
         case RotaryPositions(scaling=DynamicNTKScaling()):
             longest = MAX_SIZE
-        case RelativeBiasPositions() | RelativeKeyPositions() | AlibiPositions():
+        case RelativeBiasPositions(absolute=None) | RelativeKeyPositions() | AlibiPositions():
             longest = MAX_SIZE
         case _:
             longest = config.context_length

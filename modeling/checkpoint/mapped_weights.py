@@ -9,10 +9,16 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.expert_pieces import expert_pieces
 from ortolan.modeling.errors import WeightError
 from ortolan.modeling.weights import (
+    Coded,
+    CodedRows,
+    CodeFormat,
+    Piece,
     Shapes,
     Table,
     TensorSource,
     Weights,
+    join_codes,
+    joint_format,
     name_template,
     published_pieces,
     targets,
@@ -68,6 +74,27 @@ class MappedWeights:
                 slices.append(piece.read(self._source, first, last))
             offset += piece.rows
         return slices[0] if len(slices) == 1 else torch.cat(slices)
+
+    def code_format(self, name: str) -> CodeFormat | None:
+        """The format of a weight whose published tensors are all stored as codes in one format."""
+        source, pieces = self._source, self._pieces[name]
+        if not isinstance(source, Coded):
+            return None
+        return joint_format(
+            piece.code_format(source) if isinstance(piece, Piece) else None for piece in pieces
+        )
+
+    def codes(self, name: str, start: int, stop: int) -> CodedRows:
+        """The codes of rows `[start:stop]` of a weight that has some."""
+        if not isinstance(self._source, Coded):
+            raise TypeError(f"{name}: its checkpoint stores no codes")
+        parts, offset = [], 0
+        for piece in self._pieces[name]:
+            first, last = max(start - offset, 0), min(stop - offset, piece.rows)
+            if first < last and isinstance(piece, Piece):
+                parts.append(piece.codes(self._source, first, last))
+            offset += piece.rows
+        return join_codes(parts)
 
 
 def map_weights(

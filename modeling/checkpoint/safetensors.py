@@ -49,6 +49,9 @@ class Safetensors:
         with safe_open(str(self._files[name]), framework="pt") as file:
             if not self._shapes[name]:
                 return file.get_tensor(name)  # type: ignore[no-any-return]
+            if not self._shapes[name]:
+                number: Tensor = file.get_tensor(name)  # which has no slices
+                return number
             view = file.get_slice(name)
             piece: Tensor = view[start:stop] if axis == 0 else view[:, start:stop]
             return piece.clone()

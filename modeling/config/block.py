@@ -100,6 +100,7 @@ class FeedForwardConfig:
     """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020).
 
     Attributes:
+        activation: `xielu` bends by two trained numbers of each layer (Huang and Schlag 2024).
         bias: every product has one.
         down_bias: the last product has one; None for as the others.
         hidden_layers: of an mlp; the second one is `act(middle(act(up(x))))`.
@@ -108,7 +109,7 @@ class FeedForwardConfig:
 
     kind: Literal["mlp", "gated"]
     intermediate_size: int
-    activation: Activation
+    activation: Activation | Literal["xielu"]
     bias: bool = False
     hidden_layers: Literal[1, 2] = 1
     down_bias: bool | None = None

@@ -48,17 +48,24 @@ class LanguageModelHead:
         bias: of the logits.
         activation: of a layer `norm(act(dense(x)))` before it; None without one.
         norm: of that layer.
+        width: channels that come out of that layer; None for as many as the stream has.
     """
 
     tied: bool
     bias: bool
     activation: Activation | None = None
     norm: NormConfig | None = None
+    width: int | None = None
 
     def __post_init__(self) -> None:
         if (self.activation is None) != (self.norm is None):
             raise ConfigError(
                 "head: expected an activation and a norm, or neither, got one of them. Give both."
+            )
+        if self.width is not None and self.activation is None:
+            raise ConfigError(
+                f"head: expected a width of the layer before the logits, got {self.width} and no "
+                "such layer. Leave it out."
             )
 
 

@@ -107,6 +107,9 @@ class StackConfig(ModelConfig):
         final_norm: the norm before the head; None where the blocks already end in one.
         embedding_scale: multiplies the token embeddings, not the position embeddings.
         embedding_norm: a norm of the input of the first block, positions included.
+        embedding_dim: channels of the embeddings and of their norm, which a matrix maps to those
+            of the stream; None where they are the same.
+        shared_block: the layers are one, whose weights are used again and again.
     """
 
     hidden_size: int
@@ -116,15 +119,22 @@ class StackConfig(ModelConfig):
     final_norm: NormConfig | None
     embedding_scale: float = 1.0
     embedding_norm: NormConfig | None = None
+    embedding_dim: int | None = None
+    shared_block: bool = False
+
+    @property
+    def input_width(self) -> int:
+        """Channels of all that is added up before the blocks."""
+        return self.hidden_size if self.embedding_dim is None else self.embedding_dim
 
     @property
     def embedding_width(self) -> int:
-        """Channels of a token's embedding: all of the stream, or all but those of a position."""
+        """Channels of a token's embedding: all of the input, or all but those of a position."""
         match self.positions:
             case ConcatenatedPositions(dim=dim):
-                return self.hidden_size - dim
+                return self.input_width - dim
             case _:
-                return self.hidden_size
+                return self.input_width
 
     def rotary_of(self, attention: AttentionConfig) -> RotaryPositions | None:
         """What turns the queries and keys of a layer: its own, or the stack's."""
@@ -142,10 +152,15 @@ class StackConfig(ModelConfig):
             raise ConfigError(
                 "blocks: expected at least one layer, got none. Check num_hidden_layers."
             )
+        if self.shared_block and len(set(self.blocks)) > 1:
+            raise ConfigError(
+                "blocks: expected one config where the layers are one, got several. "
+                "Correct shared_block."
+            )
         if self.embedding_width < 1:
             raise ConfigError(
-                f"positions: expected fewer channels than the {self.hidden_size} of the stream, "
-                f"got {self.hidden_size - self.embedding_width}. Correct one of them."
+                f"positions: expected fewer channels than the {self.input_width} of the embedding, "
+                f"got {self.input_width - self.embedding_width}. Correct one of them."
             )
         _check_positions(self)
         _check_readouts(self.blocks, self.hidden_size)
@@ -208,11 +223,11 @@ class EncoderConfig(StackConfig):
             )
         if not isinstance(self.head, LanguageModelHead):
             return
-        narrow = self.embedding_width != self.hidden_size
+        narrow = self.embedding_width != (self.head.width or self.hidden_size)
         if isinstance(self.input, PatchInput) or (self.head.tied and narrow):
             raise ConfigError(
                 "head: expected a language model's over tokens, tied only to an embedding as "
-                "wide as the stream, got another. Choose another head."
+                "wide as what enters it, got another. Choose another head."
             )
 
 

@@ -54,7 +54,28 @@ class YarnScaling:
     truncate: bool = True
 
 
-RotaryScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """Every wavelength times a factor of its own (Ding et al. 2024, "LongRoPE").
+
+    The published rule has two lists and takes the one for the length of the text so far, which
+    changes the angles of keys that a cache already holds. Here the config's `context_length`
+    chooses, once and for all: an export with a context of up to `original_context` has the short
+    ones.
+
+    Attributes:
+        short_factors: of each pair of channels, for contexts up to `original_context`.
+        long_factors: for longer ones.
+        attention_factor: multiplies cosines and sines.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    attention_factor: float
+
+
+RotaryScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +128,35 @@ class RotaryPositions:
         scaling: how the wavelengths are stretched for long contexts.
         interleaved: neighbouring channels are turned together, as in the paper; else those half
             of `dim` apart.
+        backward: turned the other way.
     """
 
     dim: int
     theta: float = 10_000.0
     scaling: RotaryScaling | None = None
     interleaved: bool = False
+    backward: bool = False
 
     def __post_init__(self) -> None:
         if not self.theta > 1:
             raise ConfigError(
                 f"positions: expected theta above 1, got {self.theta}. Check rope_theta."
             )
-        if self.scaling is not None and not self.scaling.factor > 0:
-            raise ConfigError(
-                f"positions: expected a positive factor, got {self.scaling.factor}. "
-                "Check rope_scaling."
-            )
+        match self.scaling:
+            case LongRopeScaling(short_factors=short, long_factors=long):
+                if {len(short), len(long)} != {self.dim // 2} or not min(*short, *long) > 0:
+                    raise ConfigError(
+                        f"positions: expected two lists of {self.dim // 2} positive factors, one "
+                        f"for each pair of rotated channels, got {len(short)} and {len(long)} of "
+                        f"at least {min(*short, *long, math.inf)}. Check rope_scaling."
+                    )
+            case None:
+                pass
+            case scaling if not scaling.factor > 0:
+                raise ConfigError(
+                    f"positions: expected a positive factor, got {scaling.factor}. "
+                    "Check rope_scaling."
+                )
         match self.scaling:
             case DynamicNTKScaling() if self.dim <= 2:
                 raise ConfigError(
@@ -140,7 +173,9 @@ class RotaryPositions:
                     f"positions: expected positive beta_fast and beta_slow, got {fast} and "
                     f"{slow}. Check rope_scaling."
                 )
-            case YarnScaling(attention_factor=factor) if not 0 < factor < math.inf:
+            case (
+                YarnScaling(attention_factor=factor) | LongRopeScaling(attention_factor=factor)
+            ) if not 0 < factor < math.inf:
                 raise ConfigError(
                     f"positions: expected a positive attention_factor, got {factor}. "
                     "Check attention_factor, mscale and mscale_all_dim in rope_scaling."
@@ -171,15 +206,19 @@ class RelativeBiasPositions:
     """A trained number per head and distance, added to the scores (Raffel et al. 2020, "T5").
 
     Distances share buckets: near ones have one each, far ones ever wider ones, and those from
-    `max_distance` on the last. The layers of a stack share the table `(buckets, heads)`.
+    `max_distance` on the last.
 
     Attributes:
         buckets: rows of the table; a bidirectional stack has half of them for each side.
         max_distance: where the last bucket begins.
+        each_layer: every layer has a table `(buckets, heads)`; else they share one.
+        absolute: a table of positions is added to the embedding as well.
     """
 
     buckets: int = 32
     max_distance: int = 128
+    each_layer: bool = False
+    absolute: LearnedPositions | None = None
 
     def __post_init__(self) -> None:
         # A quarter of them is one row for the distances of one side that have their own.

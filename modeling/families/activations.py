@@ -9,6 +9,7 @@ NAMES: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
     "tanh": "tanh",
@@ -29,6 +30,16 @@ def read_activation(name: str) -> Activation:
     return NAMES[name]
 
 
-def write_activation(activation: Activation) -> str:
-    """Hugging Face's name, the first that `NAMES` has for it."""
-    return next(name for name, ours in NAMES.items() if ours == activation)
+def write_activation(activation: str) -> str:
+    """Hugging Face's name, the first that `NAMES` has for it.
+
+    Raises:
+        ConfigError: an activation that only one family has.
+    """
+    for name, ours in NAMES.items():
+        if ours == activation:
+            return name
+    raise ConfigError(
+        f"feed_forward: expected an activation of {', '.join(NAMES)}, got {activation}. "
+        "Save it as another family."
+    )

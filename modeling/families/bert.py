@@ -196,7 +196,12 @@ def _norm(hf: ConfigReader) -> NormConfig:
 
 
 def bert_like(
-    hf: ConfigReader, *, model_type: str, offset: int, head: Head | None
+    hf: ConfigReader,
+    *,
+    model_type: str,
+    offset: int,
+    head: Head | None,
+    activation: str = "gelu",
 ) -> EncoderConfig:
     """A bidirectional, post-norm encoder with learned positions after `offset` rows.
 
@@ -221,7 +226,7 @@ def bert_like(
         width=width,
         heads=heads,
         hidden=hf.size("intermediate_size"),
-        activation=hf.get("hidden_act", str, "gelu"),
+        activation=hf.get("hidden_act", str, activation),
         norm=_norm(hf),
     )
     return EncoderConfig(

@@ -1,15 +1,10 @@
 """GPT-2 (Radford et al. 2019): pre-norm, learned positions, layer norm, one mlp."""
 
-from ortolan.modeling.config import (
-    AttentionConfig,
-    BlockConfig,
-    DecoderConfig,
-    FeedForwardConfig,
-    LearnedPositions,
-    NormConfig,
-)
-from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.activations import read_activation, write_activation
+from dataclasses import replace
+
+from ortolan.modeling.config import DecoderConfig, LearnedPositions, NormConfig
+from ortolan.modeling.families.activations import write_activation
+from ortolan.modeling.families.gpt_like import gpt_block, gpt_like
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 
@@ -41,53 +36,35 @@ WEIGHTS: dict[str, Target | None] = {
 
 def config(hf: ConfigReader) -> DecoderConfig:
     """A `GPT2Config` of Hugging Face as a `DecoderConfig`."""
-    hf.refuse("scale_attn_by_inverse_layer_idx")
     # Upcasting changes the rounding of half precision only.
     hf.skip("reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj")
     hf.skip("summary_activation", "summary_proj_to_labels", "summary_first_dropout")
-    width, heads = hf.size("n_embd"), hf.size("n_head")
-    if width % heads:
-        raise ConfigError(
-            f"config.json: expected n_embd divisible by n_head, got {width} and {heads}. "
-            "Correct one of them."
-        )
-    head_dim = width // heads
-    norm = NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5))
-    block = BlockConfig(
-        attention=AttentionConfig(
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5 if hf.get("scale_attn_weights", bool, True) else 1.0,
-            qkv_bias=True,
-            out_bias=True,
-        ),
-        feed_forward=FeedForwardConfig(
-            kind="mlp",
-            intermediate_size=hf.size("n_inner", 4 * width),
-            activation=read_activation(hf.get("activation_function", str, "gelu_new")),
-            bias=True,
-        ),
-        norm=norm,
+    width, layers = hf.size("n_embd"), hf.size("n_layer", most=MAX_LAYERS)
+    block = gpt_block(
+        width,
+        heads=hf.size("n_head"),
+        intermediate_size=hf.size("n_inner", 4 * width),
+        activation=hf.get("activation_function", str, "gelu_new"),
+        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_epsilon", float, 1e-5)),
+        scale=None if hf.get("scale_attn_weights", bool, True) else 1.0,
     )
-    return DecoderConfig(
+    scales = [block.attention.scale] * layers
+    if hf.get("scale_attn_by_inverse_layer_idx", bool, False):
+        scales = [scale / number for number, scale in enumerate(scales, 1)]
+    attentions = [replace(block.attention, scale=scale) for scale in scales]
+    return gpt_like(
+        hf,
         model_type="gpt2",
-        vocab_size=hf.size("vocab_size"),
-        hidden_size=width,
+        width=width,
         context_length=hf.size("n_positions"),
         positions=LearnedPositions(),
-        blocks=(block,) * hf.size("n_layer", most=MAX_LAYERS),
-        final_norm=norm,
-        tied_head=hf.get("tie_word_embeddings", bool, True),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
+        blocks=tuple(replace(block, attention=attention) for attention in attentions),
     )
 
 
 def hf_config(config: DecoderConfig) -> dict[str, object]:
     """The `config.json` of a GPT-2 that computes what `config` says."""
-    block = config.blocks[0]
+    block, last = config.blocks[0], config.blocks[-1]
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -100,6 +77,7 @@ def hf_config(config: DecoderConfig) -> dict[str, object]:
         "activation_function": write_activation(block.dense.activation),
         "layer_norm_epsilon": block.norm.eps,
         "scale_attn_weights": block.attention.scale != 1.0,
+        "scale_attn_by_inverse_layer_idx": last.attention.scale != block.attention.scale,
         "tie_word_embeddings": config.tied_head,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids) or None,

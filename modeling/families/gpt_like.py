@@ -72,6 +72,7 @@ def gpt_block(
     kv_heads: int | None = None,
     scale: float | None = None,
     window: int | None = None,
+    query_key_norm: NormConfig | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
     mlp_bias: bool = True,
@@ -96,6 +97,7 @@ def gpt_block(
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             sliding_window=window,
+            query_key_norm=query_key_norm,
         ),
         feed_forward=FeedForwardConfig(
             kind="mlp",

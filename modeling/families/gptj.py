@@ -46,7 +46,6 @@ WEIGHTS = {
 
 def config(hf: ConfigReader) -> DecoderConfig:
     """A `GPTJConfig` of Hugging Face as a `DecoderConfig`."""
-    hf.require("scale_attn_weights")
     return gptj_like(hf, model_type="gptj")
 
 
@@ -54,7 +53,7 @@ def gptj_like(hf: ConfigReader, *, model_type: str) -> DecoderConfig:
     """A decoder with the keys of GPT-J."""
     hf.skip("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels")
     # Always so, whatever the config says.
-    hf.skip("rotary", "n_ctx")
+    hf.skip("rotary", "n_ctx", "scale_attn_weights")
     width = hf.size("n_embd")
     block = gpt_block(
         width,

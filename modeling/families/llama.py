@@ -3,19 +3,25 @@
 `llama_like` serves every family that differs from Llama by values alone.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
     FeedForwardConfig,
+    NoPositions,
     NormConfig,
     RotaryPositions,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.gpt_like import gpt_like
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotary, write_rotary
-from ortolan.modeling.weights import Target
+from ortolan.modeling.weights import Table, Target
 
 BASE_MODEL_PREFIX = "model"
 
@@ -55,7 +61,6 @@ def config(hf: ConfigReader) -> DecoderConfig:
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=hf.get("mlp_bias", bool, False),
-        windows=(None,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
     )
 
 
@@ -63,58 +68,126 @@ def llama_like(
     hf: ConfigReader,
     *,
     model_type: str,
-    qkv_bias: bool,
-    out_bias: bool,
-    mlp_bias: bool,
-    windows: tuple[int | None, ...],
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    windows: Sequence[int | None] | None = None,
+    positions: RotaryPositions | None = None,
+    theta: float = 10_000.0,
+    head_dim: int | None = None,
+    kind: Literal["gated", "mlp"] = "gated",
+    activation: str = "silu",
+    norm: NormConfig | None = None,
+    eps: float = 1e-6,
+    tied: bool = False,
 ) -> DecoderConfig:
-    """A pre-norm, rotary, gated decoder; `windows` has the sliding window of each layer."""
+    """A pre-norm, rotary decoder, gated unless its `kind` is another.
+
+    Args:
+        hf: the published config.
+        model_type: of the family.
+        qkv_bias: of queries, keys and values.
+        out_bias: of the readout of the heads.
+        mlp_bias: of the mlp.
+        windows: the sliding window of each layer; None for none in any.
+        positions: what the family makes of its keys; all channels rotated by default.
+        theta: their base where the config has none.
+        head_dim: channels of a head where the config does not say; an even share by default.
+        kind: of the mlp.
+        activation: its published name where the config has none.
+        norm: of every layer and before the head; the config's RMS norm by default.
+        eps: of that norm where the config has none.
+        tied: whether the head is the embedding where the config does not say.
+    """
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
-    head_dim = hf.size("head_dim", width // heads)
+    head_dim = hf.size("head_dim", width // heads if head_dim is None else head_dim)
+    norm = norm or NormConfig(kind="rms", eps=hf.get("rms_norm_eps", float, eps))
+    attention = AttentionConfig(
+        num_heads=heads,
+        num_kv_heads=hf.size("num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+    )
+    mlp = _mlp(hf, kind, activation, bias=mlp_bias)
+    block = BlockConfig(attention=attention, feed_forward=mlp, norm=norm)
+    return gpt_like(
+        hf,
+        model_type=model_type,
+        width=width,
+        context_length=hf.size("max_position_embeddings"),
+        positions=positions or _rotate_all(hf, head_dim=head_dim, theta=theta),
+        blocks=tuple(
+            replace(block, attention=replace(attention, sliding_window=window))
+            for window in windows or (None,) * hf.size("num_hidden_layers", most=MAX_LAYERS)
+        ),
+        tied=tied,
+    )
+
+
+def _mlp(
+    hf: ConfigReader, kind: Literal["gated", "mlp"], activation: str, *, bias: bool
+) -> FeedForwardConfig:
+    return FeedForwardConfig(
+        kind=kind,
+        intermediate_size=hf.size("intermediate_size"),
+        activation=read_activation(hf.get("hidden_act", str, activation)),
+        bias=bias,
+    )
+
+
+def _rotate_all(hf: ConfigReader, *, head_dim: int, theta: float) -> RotaryPositions:
+    """The positions of a config; all channels of a head are rotated."""
     context_length = hf.size("max_position_embeddings")
-    positions = read_rotary(hf, head_dim=head_dim, context_length=context_length)
+    positions = read_rotary(hf, head_dim=head_dim, context_length=context_length, theta=theta)
     if positions.dim != head_dim:
         raise ConfigError(
             f"config.json: expected all {head_dim} channels of a head rotated, got "
             f"{positions.dim}. transformers ignores partial_rotary_factor here; remove it."
         )
-    norm = NormConfig(kind="rms", eps=hf.get("rms_norm_eps", float, 1e-6))
-    feed_forward = FeedForwardConfig(
-        kind="gated",
-        intermediate_size=hf.size("intermediate_size"),
-        activation=read_activation(hf.get("hidden_act", str, "silu")),
-        bias=mlp_bias,
-    )
-    kv_heads = hf.size("num_key_value_heads", heads)
+    return positions
+
+
+def altered(
+    config: DecoderConfig,
+    *,
+    attention: Mapping[str, Any] | None = None,
+    feed_forward: Mapping[str, Any] | None = None,
+    block: Mapping[str, Any] | None = None,
+    rotaries: Sequence[RotaryPositions | NoPositions | None] | None = None,
+    **fields: Any,
+) -> DecoderConfig:
+    """The same decoder with other values of some fields.
+
+    Args:
+        config: what `llama_like` gives.
+        attention: fields of every layer's attention.
+        feed_forward: of every layer's mlp.
+        block: of every layer.
+        rotaries: the positions of each layer; None in it for the stack's.
+        fields: of the decoder.
+    """
+    own = rotaries or [layer.attention.rotary for layer in config.blocks]
     blocks = tuple(
-        BlockConfig(
-            attention=AttentionConfig(
-                num_heads=heads,
-                num_kv_heads=kv_heads,
-                head_dim=head_dim,
-                scale=head_dim**-0.5,
-                qkv_bias=qkv_bias,
-                out_bias=out_bias,
-                sliding_window=window,
-            ),
-            feed_forward=feed_forward,
-            norm=norm,
+        replace(
+            layer,
+            attention=replace(layer.attention, rotary=rotary, **(attention or {})),
+            feed_forward=replace(layer.dense, **(feed_forward or {})),
+            **(block or {}),
         )
-        for window in windows
+        for layer, rotary in zip(config.blocks, own, strict=True)
     )
-    return DecoderConfig(
-        model_type=model_type,
-        vocab_size=hf.size("vocab_size"),
-        hidden_size=width,
-        context_length=context_length,
-        positions=positions,
-        blocks=blocks,
-        final_norm=norm,
-        tied_head=hf.get("tie_word_embeddings", bool, False),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
-    )
+    return replace(config, blocks=blocks, **fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaFamily:
+    """A family that shares its file with others; see `families.Family`."""
+
+    config: Callable[[ConfigReader], DecoderConfig]
+    WEIGHTS: Table
+    BASE_MODEL_PREFIX: str = BASE_MODEL_PREFIX
 
 
 def hf_config(config: DecoderConfig) -> dict[str, object]:

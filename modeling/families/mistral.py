@@ -15,9 +15,6 @@ def config(hf: ConfigReader) -> DecoderConfig:
     return llama.llama_like(
         hf,
         model_type="mistral",
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
         windows=(window,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
     )
 

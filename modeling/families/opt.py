@@ -1,5 +1,7 @@
 """OPT (Zhang et al. 2022) and Galactica: pre-norm, learned positions, an mlp with relu."""
 
+from dataclasses import replace
+
 from ortolan.modeling.config import DecoderConfig, LearnedPositions, NormConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.gpt_like import (
@@ -41,8 +43,6 @@ WEIGHTS = {
 
 def config(hf: ConfigReader) -> DecoderConfig:
     """An `OPTConfig` of Hugging Face as a `DecoderConfig`."""
-    hf.refuse("_remove_final_layer_norm")
-    hf.require("layer_norm_elementwise_affine")
     width = hf.size("hidden_size")
     if hf.size("word_embed_proj_dim", width) != width:
         raise ConfigError(
@@ -50,18 +50,19 @@ def config(hf: ConfigReader) -> DecoderConfig:
             "This checkpoint cannot be loaded faithfully."
         )
     bias = hf.get("enable_bias", bool, True)
+    affine = hf.get("layer_norm_elementwise_affine", bool, True)
     block = gpt_block(
         width,
         heads=hf.size("num_attention_heads"),
         intermediate_size=hf.size("ffn_dim"),
         activation=hf.get("activation_function", str, "relu"),
-        norm=NormConfig(kind="layer", eps=1e-5),
+        norm=NormConfig(kind="layer", eps=1e-5, scale=affine, bias=affine),
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=bias,
         placement="pre" if hf.get("do_layer_norm_before", bool, True) else "post",
     )
-    return gpt_like(
+    decoder = gpt_like(
         hf,
         model_type="opt",
         width=width,
@@ -69,3 +70,6 @@ def config(hf: ConfigReader) -> DecoderConfig:
         positions=LearnedPositions(offset=2),
         blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
     )
+    if hf.get("_remove_final_layer_norm", bool, False):
+        return replace(decoder, final_norm=None)
+    return decoder

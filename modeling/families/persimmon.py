@@ -1,7 +1,5 @@
 """Persimmon (Adept 2023): norms of queries and keys, half of the channels rotated."""
 
-from dataclasses import replace
-
 from ortolan.modeling.config import DecoderConfig, NormConfig
 from ortolan.modeling.families.gpt_like import (
     DOWN,
@@ -58,9 +56,8 @@ def config(hf: ConfigReader) -> DecoderConfig:
         intermediate_size=hf.size("intermediate_size"),
         activation=hf.get("hidden_act", str, "relu2"),
         norm=norm,
+        query_key_norm=norm if hf.get("qk_layernorm", bool, True) else None,
     )
-    normed = norm if hf.get("qk_layernorm", bool, True) else None
-    block = replace(block, attention=replace(block.attention, query_key_norm=normed))
     return gpt_like(
         hf,
         model_type="persimmon",

@@ -28,6 +28,8 @@ WEIGHTS = {
             "self_attn.k_proj": QKV,
             "self_attn.v_proj": QKV,
             "self_attn.dense": OUT,
+            "self_attn.q_layernorm": "attention.query_norm",
+            "self_attn.k_layernorm": "attention.key_norm",
             "mlp.fc1": UP,
             "mlp.fc2": DOWN,
         },
@@ -42,16 +44,17 @@ WEIGHTS = {
 
 def config(hf: ConfigReader) -> DecoderConfig:
     """A `PhiConfig` of Hugging Face as a `DecoderConfig`."""
-    hf.refuse("qk_layernorm")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     context_length = hf.size("max_position_embeddings")
+    norm = NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5))
     block = gpt_block(
         width,
         heads=heads,
         kv_heads=hf.size("num_key_value_heads", heads),
         intermediate_size=hf.size("intermediate_size"),
         activation=hf.get("hidden_act", str, "gelu_new"),
-        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5)),
+        norm=norm,
+        query_key_norm=norm if hf.get("qk_layernorm", bool, False) else None,
         placement="parallel",
     )
     return gpt_like(

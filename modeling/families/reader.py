@@ -147,6 +147,19 @@ class ConfigReader:
             )
         return tuple(ids)
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """The list of finite numbers under `key`.
+
+        Raises:
+            ConfigError: absent, or not such a list.
+        """
+        values = self.get(key, list)
+        if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+            raise ConfigError(
+                f"{self.name}: expected {key} to be numbers, got {values!r:.80}. Correct it."
+            )
+        return tuple(map(float, values))
+
     def architecture(self, *known: str) -> str:
         """The class whose weights these are, which says what head the model has.
 
@@ -199,6 +212,10 @@ class ConfigReader:
     def skip(self, *keys: str) -> None:
         """Declare keys that this family knows to be irrelevant."""
         self._skipped.update(keys)
+
+    def understood(self, *keys: str) -> None:
+        """Declare keys that something else than this reader has read."""
+        self._read.update(key for key in keys if not is_inert(key, self._values.get(key)))
 
     def finish(self, accept_unknown: Collection[str] = ()) -> ConfigKeys:
         """What became of every key, those of nested objects included.

@@ -5,11 +5,13 @@ Old configs have `rope_theta` and `rope_scaling`; since transformers 5 both are 
 """
 
 import math
+from collections.abc import Mapping
 
 from ortolan.modeling.config import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RotaryPositions,
     RotaryScaling,
     YarnScaling,
@@ -26,6 +28,7 @@ def read_rotary(
     theta: float = 10_000.0,
     fraction: float = 1.0,
     interleaved: bool = False,
+    backward: bool = False,
 ) -> RotaryPositions:
     """The rotary positions that a config describes.
 
@@ -36,6 +39,7 @@ def read_rotary(
         theta: the base where the config has none.
         fraction: of a head's channels that are rotated where the config does not say.
         interleaved: whether the family turns neighbouring channels.
+        backward: whether it turns them the other way.
 
     Raises:
         ConfigError: a kind of scaling that Ortolan does not have.
@@ -51,20 +55,65 @@ def read_rotary(
             f"config.json: expected partial_rotary_factor above 0 and up to 1, got {fraction}. "
             "Correct it."
         )
-    scaling = _read_scaling(rope, context_length)
-    dim = int(head_dim * fraction)
-    return RotaryPositions(dim=dim, theta=theta, scaling=scaling, interleaved=interleaved)
+    return RotaryPositions(
+        dim=int(head_dim * fraction),
+        theta=theta,
+        # A length beside the scaling goes before the one in it.
+        scaling=_read_scaling(
+            rope, context_length, hf.size("original_max_position_embeddings", None)
+        ),
+        interleaved=interleaved,
+        backward=backward,
+    )
 
 
-def _read_scaling(rope: ConfigReader, context_length: int) -> RotaryScaling | None:
+def read_rotaries(
+    hf: ConfigReader,
+    kinds: Mapping[str, tuple[str, float]],
+    *,
+    head_dim: int,
+    context_length: int,
+) -> dict[str, RotaryPositions]:
+    """The rotary positions of each kind of layer.
+
+    Since transformers 5 `rope_parameters` has an object for each kind. Before, each kind had a key
+    for its base, and a scaling was that of the first kind alone.
+
+    Args:
+        hf: the config.
+        kinds: by its name, the key of the base and the base where the config has none.
+        head_dim: channels of a head, all of which are rotated.
+        context_length: tokens that fit.
+
+    Raises:
+        ConfigError: a kind of scaling that Ortolan does not have.
+    """
+    scaling, parameters = hf.nested("rope_scaling"), hf.nested("rope_parameters")
+    found = {}
+    for place, (kind, (key, default)) in enumerate(kinds.items()):
+        own = parameters.nested(kind) if parameters else scaling if place == 0 else None
+        rope = own or ConfigReader({})
+        theta = rope.get("rope_theta", float, hf.get(key, float, default))
+        found[kind] = RotaryPositions(
+            dim=head_dim, theta=theta, scaling=_read_scaling(rope, context_length)
+        )
+    return found
+
+
+def _read_scaling(
+    rope: ConfigReader, context_length: int, original_context: int | None = None
+) -> RotaryScaling | None:
     kind = rope.get("rope_type", str, None) or rope.get("type", str, "default")
     rope.skip("type")
     if kind == "default":
         return None
+    original = rope.size("original_max_position_embeddings", context_length)
+    original = original_context or original
+    if kind in ("longrope", "su"):
+        return _read_longrope(rope, context_length, original)
     factor = rope.get("factor", float)
     if kind == "linear":
         return LinearScaling(factor=factor)
-    original = rope.size("original_max_position_embeddings", context_length)
     if kind == "dynamic":
         # transformers ignores the original length here, so a faithful reader does too.
         return DynamicNTKScaling(factor=factor, original_context=context_length)
@@ -85,8 +134,22 @@ def _read_scaling(rope: ConfigReader, context_length: int) -> RotaryScaling | No
             truncate=rope.get("truncate", bool, True),
         )
     raise ConfigError(
-        "rope_scaling: expected one of default, linear, dynamic, llama3, yarn, "
+        "rope_scaling: expected one of default, linear, dynamic, llama3, longrope, yarn, "
         f"got {kind!r}. This checkpoint cannot be loaded faithfully."
+    )
+
+
+def _read_longrope(rope: ConfigReader, context_length: int, original: int) -> LongRopeScaling:
+    """Both lists of factors; the magnitude is what the paper recommends, if not given."""
+    stretch = rope.get("factor", float, context_length / original)
+    recommended = 1.0
+    if stretch > 1:
+        recommended = math.sqrt(1 + math.log(stretch) / math.log(original))
+    return LongRopeScaling(
+        short_factors=rope.numbers("short_factor"),
+        long_factors=rope.numbers("long_factor"),
+        original_context=original,
+        attention_factor=rope.get("attention_factor", float, recommended),
     )
 
 

@@ -41,8 +41,9 @@ WEIGHTS = {
 
 def config(hf: ConfigReader) -> DecoderConfig:
     """A `Starcoder2Config` of Hugging Face as a `DecoderConfig`."""
-    # Both say what the model has in any case.
-    hf.skip("norm_type", "mlp_type")
+    # What the model has in any case, and what is left of its predecessor's keys.
+    hf.skip("norm_type", "mlp_type", "activation_function", "layer_norm_epsilon")
+    hf.skip("scale_attn_weights")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     context_length = hf.size("max_position_embeddings")
     bias = hf.get("use_bias", bool, True)

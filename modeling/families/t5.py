@@ -1,5 +1,8 @@
 """T5 and its gated variant (Raffel et al. 2020; Shazeer 2020): relative positions, RMS norms."""
 
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
@@ -8,6 +11,7 @@ from ortolan.modeling.config import (
     EncoderDecoderConfig,
     FeedForwardConfig,
     NormConfig,
+    Positions,
     RelativeBiasPositions,
     TokenInput,
 )
@@ -16,40 +20,47 @@ from ortolan.modeling.families.activations import read_activation, write_activat
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 
-BASE_MODEL_PREFIX = "transformer"
-
-BASE, SEQ2SEQ = "T5Model", "T5ForConditionalGeneration"
-
 CONTEXT_LENGTH = 512
 """What T5 was trained with. Its positions reach further, and its config need not say."""
+
+SEQ2SEQ, ENCODER = "ForConditionalGeneration", "EncoderModel"
 
 _ATTENTION = {"q": "qkv", "k": "qkv", "v": "qkv", "o": "out"}
 
 _CROSS = {"q": "q", "k": "kv", "v": "kv", "o": "out"}
 
 
-def WEIGHTS(config: EncoderDecoderConfig) -> dict[str, Target | None]:  # noqa: N802 - the table
+def _weights(config: EncoderConfig | EncoderDecoderConfig) -> dict[str, Target | None]:
     """The table: a gated layer's `wi_1` is what another layer's `wi` is."""
+    if isinstance(config, EncoderConfig):
+        side = _side("encoder", config.blocks[0], config.positions)
+        ours = {name: Target(target.name.removeprefix("encoder.")) for name, target in side.items()}
+        # The embedding has two names, and a whole model has a decoder.
+        others: dict[str, Target | None] = {"encoder.embed_tokens.weight": None, "decoder.*": None}
+        return {"shared.weight": Target("embedding.weight"), **ours, **others}
     return {
         "shared.weight": Target("shared.weight"),
         "encoder.embed_tokens.weight": Target("encoder.embedding.weight"),
         "decoder.embed_tokens.weight": Target("decoder.embedding.weight"),
         "lm_head.weight": Target("decoder.head.weight"),
-        **_side("encoder", config.encoder.blocks[0]),
-        **_side("decoder", config.decoder.blocks[0]),
+        **_side("encoder", config.encoder.blocks[0], config.encoder.positions),
+        **_side("decoder", config.decoder.blocks[0], config.decoder.positions),
         # Old versions of transformers saved one that nothing read.
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": None,
     }
 
 
-def _side(side: str, block: BlockConfig) -> dict[str, Target | None]:
+def _side(side: str, block: BlockConfig, positions: Positions) -> dict[str, Target]:
     """The rows of the encoder, or of the decoder."""
     theirs, ours = f"{side}.block.{{}}.layer", f"{side}.blocks.{{}}"
     last = 1 if block.cross_attention is None else 2
     gated = {"wi_0": "gate", "wi_1": "up", "wo": "down"}
     dense = gated if block.dense.kind == "gated" else {"wi": "up", "wo": "down"}
+    layer, bias = f"{side}.block.0.layer", f"{side}.position_bias"
+    if isinstance(positions, RelativeBiasPositions) and positions.each_layer:
+        layer, bias = theirs, f"{ours}.attention.relative_bias"
     modules = {
-        f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias": f"{side}.position_bias",
+        f"{layer}.0.SelfAttention.relative_attention_bias": bias,
         f"{side}.final_layer_norm": f"{side}.final_norm",
         f"{theirs}.0.layer_norm": f"{ours}.attention_norm",
         **{
@@ -69,57 +80,115 @@ def _side(side: str, block: BlockConfig) -> dict[str, Target | None]:
     return {f"{name}.weight": Target(f"{part}.weight") for name, part in modules.items()}
 
 
-def config(hf: ConfigReader) -> EncoderDecoderConfig:
-    """A `T5Config` of Hugging Face as an `EncoderDecoderConfig`."""
-    hf.architecture(BASE, SEQ2SEQ)
-    hf.skip("dropout_rate", "classifier_dropout", "initializer_factor")
-    # What follows from feed_forward_proj, which new versions write too.
-    hf.skip("dense_act_fn", "is_gated_act")
-    hf.require("is_encoder_decoder")
-    width, vocab_size = hf.size("d_model"), hf.size("vocab_size")
-    layers = hf.size("num_layers", most=MAX_LAYERS)
-    encoder_block, decoder_block = _blocks(hf)
-    tied = hf.get("tie_word_embeddings", bool, True)
-    scaled = hf.get("scale_decoder_outputs", bool, tied)
-    pad = hf.get("pad_token_id", int, None)
-    context_length = hf.size("n_positions", CONTEXT_LENGTH)
-    positions = RelativeBiasPositions(
-        buckets=hf.size("relative_attention_num_buckets", 32),
-        max_distance=hf.size("relative_attention_max_distance", 128),
-    )
-    encoder = EncoderConfig(
-        model_type="t5",
-        input=TokenInput(vocab_size=vocab_size),
-        hidden_size=width,
-        context_length=context_length,
-        positions=positions,
-        blocks=(encoder_block,) * layers,
-        final_norm=encoder_block.norm,
-    )
-    decoder = DecoderConfig(
-        model_type="t5",
-        vocab_size=vocab_size,
-        hidden_size=width,
-        context_length=context_length,
-        positions=positions,
-        blocks=(decoder_block,) * hf.size("num_decoder_layers", layers, most=MAX_LAYERS),
-        final_norm=decoder_block.norm,
-        tied_head=tied,
-        head_scale=width**-0.5 if scaled else 1.0,
-    )
-    return EncoderDecoderConfig(
-        model_type="t5",
-        encoder=encoder,
-        decoder=decoder,
-        shared_embedding=True,
-        decoder_start_token_id=hf.get("decoder_start_token_id", int, pad or 0),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=pad,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class T5Like:
+    """A family that differs from T5 by values alone.
+
+    Attributes:
+        model_type: of its configs.
+        classes: what the names of its models begin with.
+        feed_forward: of a config that does not say.
+        scales_logits: the stream is scaled before a tied head.
+        each_layer: every layer has positions of its own.
+    """
+
+    BASE_MODEL_PREFIX: ClassVar[str] = "transformer"
+
+    model_type: str
+    classes: str
+    feed_forward: str = "gated-gelu"
+    scales_logits: bool = True
+    each_layer: bool = False
+
+    def WEIGHTS(  # noqa: N802 - the table
+        self, config: EncoderConfig | EncoderDecoderConfig
+    ) -> dict[str, Target | None]:
+        """Published weight names to ours."""
+        return _weights(config)
+
+    def config(self, hf: ConfigReader) -> EncoderConfig | EncoderDecoderConfig:
+        """A published config as an `EncoderDecoderConfig`, or of the encoder alone."""
+        base, seq2seq, encoder_alone = (
+            f"{self.classes}{kind}" for kind in ("Model", SEQ2SEQ, ENCODER)
+        )
+        architecture = hf.architecture(base, seq2seq, encoder_alone)
+        hf.skip("dropout_rate", "classifier_dropout", "initializer_factor")
+        # What follows from feed_forward_proj, which new versions write too.
+        hf.skip("dense_act_fn", "is_gated_act")
+        encoder_block, decoder_block = _blocks(hf, self.feed_forward)
+        layers = hf.size("num_layers", most=MAX_LAYERS)
+        encoder = self._encoder(hf, (encoder_block,) * layers)
+        tied = hf.get("tie_word_embeddings", bool, True)
+        scaled = hf.get("scale_decoder_outputs", bool, tied) and self.scales_logits
+        depth = hf.size("num_decoder_layers", layers, most=MAX_LAYERS)
+        if architecture == encoder_alone:
+            hf.skip("is_encoder_decoder")
+            return encoder
+        hf.require("is_encoder_decoder")
+        decoder = DecoderConfig(
+            model_type=self.model_type,
+            vocab_size=hf.size("vocab_size"),
+            hidden_size=encoder.hidden_size,
+            context_length=encoder.context_length,
+            positions=encoder.positions,
+            blocks=(decoder_block,) * depth,
+            final_norm=decoder_block.norm,
+            tied_head=tied,
+            head_scale=encoder.hidden_size**-0.5 if scaled else 1.0,
+        )
+        pad = encoder.pad_token_id
+        return EncoderDecoderConfig(
+            model_type=self.model_type,
+            encoder=replace(encoder, bos_token_id=None, eos_token_ids=(), pad_token_id=None),
+            decoder=decoder,
+            shared_embedding=True,
+            decoder_start_token_id=hf.get("decoder_start_token_id", int, pad or 0),
+            bos_token_id=encoder.bos_token_id,
+            eos_token_ids=encoder.eos_token_ids,
+            pad_token_id=pad,
+        )
+
+    def _encoder(self, hf: ConfigReader, blocks: tuple[BlockConfig, ...]) -> EncoderConfig:
+        """The encoder alone, with all tokens of the model."""
+        return EncoderConfig(
+            model_type=self.model_type,
+            input=TokenInput(vocab_size=hf.size("vocab_size")),
+            hidden_size=hf.size("d_model"),
+            context_length=hf.size("n_positions", CONTEXT_LENGTH),
+            positions=RelativeBiasPositions(
+                buckets=hf.size("relative_attention_num_buckets", 32),
+                max_distance=hf.size("relative_attention_max_distance", 128),
+                each_layer=self.each_layer,
+            ),
+            blocks=blocks,
+            final_norm=blocks[0].norm,
+            bos_token_id=hf.get("bos_token_id", int, None),
+            eos_token_ids=hf.token_ids("eos_token_id"),
+            pad_token_id=hf.get("pad_token_id", int, None),
+        )
+
+    def hf_config(self, config: EncoderConfig | EncoderDecoderConfig) -> dict[str, object]:
+        """The `config.json` of a model that computes what `config` says.
+
+        Raises:
+            ConfigError: positions that the format does not have.
+        """
+        if isinstance(config, EncoderConfig):
+            own = {"architectures": [f"{self.classes}{ENCODER}"], "is_encoder_decoder": False}
+            return _hf_config(config, config) | own
+        own = {
+            "architectures": [f"{self.classes}{SEQ2SEQ}"],
+            "is_encoder_decoder": True,
+            "num_decoder_layers": len(config.decoder.blocks),
+            "tie_word_embeddings": config.decoder.tied_head,
+            "decoder_start_token_id": config.decoder_start_token_id,
+        }
+        if self.scales_logits:
+            own["scale_decoder_outputs"] = config.decoder.head_scale != 1.0
+        return _hf_config(config, config.encoder) | own
 
 
-def _blocks(hf: ConfigReader) -> tuple[BlockConfig, BlockConfig]:
+def _blocks(hf: ConfigReader, default: str) -> tuple[BlockConfig, BlockConfig]:
     """A layer of the encoder and one of the decoder."""
 
     def attention(*, causal: bool) -> AttentionConfig:
@@ -129,7 +198,7 @@ def _blocks(hf: ConfigReader) -> tuple[BlockConfig, BlockConfig]:
             num_heads=heads, num_kv_heads=heads, head_dim=hf.size("d_kv"), scale=1.0, causal=causal
         )
 
-    projection = hf.get("feed_forward_proj", str, "relu")
+    projection = hf.get("feed_forward_proj", str, default)
     gate, _, activation = projection.rpartition("-")
     if gate not in ("", "gated"):
         raise ConfigError(
@@ -155,39 +224,31 @@ def _blocks(hf: ConfigReader) -> tuple[BlockConfig, BlockConfig]:
     )
 
 
-def hf_config(config: EncoderDecoderConfig) -> dict[str, object]:
-    """The `config.json` of a T5 that computes what `config` says.
-
-    Raises:
-        ConfigError: positions that the format does not have.
-    """
-    decoder, first = config.decoder, config.decoder.blocks[0]
-    if not isinstance(decoder.positions, RelativeBiasPositions):
+def _hf_config(
+    config: EncoderConfig | EncoderDecoderConfig, encoder: EncoderConfig
+) -> dict[str, object]:
+    """The keys that say what both sides are."""
+    first, positions, source = encoder.blocks[0], encoder.positions, encoder.input
+    if not isinstance(positions, RelativeBiasPositions) or not isinstance(source, TokenInput):
         raise ConfigError(
-            f"{config.model_type}: expected relative_bias positions, got "
-            f"{type(decoder.positions).__name__}. Save it as another family."
+            f"{config.model_type}: expected tokens at relative_bias positions, got "
+            f"{type(positions).__name__}. Save it as another family."
         )
     eos = list(config.eos_token_ids) or None
     activation = write_activation(first.dense.activation)
     return {
-        "architectures": [SEQ2SEQ],
-        "model_type": "t5",
-        "is_encoder_decoder": True,
-        "vocab_size": decoder.vocab_size,
-        "d_model": decoder.hidden_size,
+        "model_type": config.model_type,
+        "vocab_size": source.vocab_size,
+        "d_model": encoder.hidden_size,
         "d_kv": first.attention.head_dim,
         "d_ff": first.dense.intermediate_size,
-        "num_layers": len(config.encoder.blocks),
-        "num_decoder_layers": len(decoder.blocks),
+        "num_layers": len(encoder.blocks),
         "num_heads": first.attention.num_heads,
-        "n_positions": decoder.context_length,
-        "relative_attention_num_buckets": decoder.positions.buckets,
-        "relative_attention_max_distance": decoder.positions.max_distance,
+        "n_positions": encoder.context_length,
+        "relative_attention_num_buckets": positions.buckets,
+        "relative_attention_max_distance": positions.max_distance,
         "feed_forward_proj": _write_projection(first.dense.kind, activation),
         "layer_norm_epsilon": first.norm.eps,
-        "tie_word_embeddings": decoder.tied_head,
-        "scale_decoder_outputs": decoder.head_scale != 1.0,
-        "decoder_start_token_id": config.decoder_start_token_id,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": eos[0] if eos and len(eos) == 1 else eos,
         "pad_token_id": config.pad_token_id,
@@ -198,3 +259,12 @@ def _write_projection(kind: str, activation: str) -> str:
     if kind == "mlp":
         return activation
     return "gated-gelu" if activation == "gelu_new" else f"gated-{activation}"
+
+
+T5 = T5Like(model_type="t5", classes="T5", feed_forward="relu")
+
+MT5 = T5Like(model_type="mt5", classes="MT5", scales_logits=False)
+"""mT5 (Xue et al. 2021)."""
+
+UMT5 = T5Like(model_type="umt5", classes="UMT5", each_layer=True)
+"""umT5 (Chung et al. 2023)."""

@@ -9,7 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.config import (
+    AttentionConfig,
+    Positions,
+    RelativeBiasPositions,
+    RelativeKeyPositions,
+)
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.linear import PackedLinear
 from ortolan.modeling.layers.norms import norm
@@ -39,11 +44,11 @@ class SelfAttention(nn.Module):
     Args:
         config: its shape and scores.
         width: of the stream.
-        distances: rows of a table of vectors added to the keys; None without one.
+        positions: of the stack; some kinds have a table in every layer.
     """
 
     def __init__(
-        self, config: AttentionConfig, width: int, *, distances: int | None = None
+        self, config: AttentionConfig, width: int, *, positions: Positions | None = None
     ) -> None:
         super().__init__()
         self.config = config
@@ -61,9 +66,13 @@ class SelfAttention(nn.Module):
         )
         self.out = readout(config, width)
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
-        self.relative_key: nn.Embedding | None = (
-            None if distances is None else nn.Embedding(distances, config.head_dim)
-        )
+        self.relative_key: nn.Embedding | None = None
+        self.relative_bias: nn.Embedding | None = None
+        match positions:
+            case RelativeKeyPositions(max_distance=most):
+                self.relative_key = nn.Embedding(2 * most + 1, config.head_dim)
+            case RelativeBiasPositions(buckets=buckets, each_layer=True):
+                self.relative_bias = nn.Embedding(buckets, config.num_heads)
 
     def forward(
         self,
@@ -157,9 +166,11 @@ class SelfAttention(nn.Module):
 
     def _own(self, relative: Relative | None) -> Relative | None:
         """The stack's relative positions, with this layer's table."""
-        if relative is None or self.relative_key is None:
-            return relative
-        return relative._replace(keys=self.relative_key.weight)
+        if relative is None:
+            return None
+        if self.relative_key is not None:
+            return relative._replace(keys=self.relative_key.weight)
+        return relative if self.relative_bias is None else relative.by(self.relative_bias)
 
 
 class CrossAttention(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ortolan.modeling.config import BlockConfig, MixtureConfig
+from ortolan.modeling.config import BlockConfig, MixtureConfig, Positions
 from ortolan.modeling.layers.attention import CrossAttention, SelfAttention, same
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.feed_forward import feed_forward
@@ -23,10 +23,12 @@ class Block(nn.Module):
     Args:
         config: its parts.
         width: of the stream.
-        distances: rows of its attention's table of distances; None without one.
+        positions: of the stack; some kinds have a table in every layer.
     """
 
-    def __init__(self, config: BlockConfig, width: int, *, distances: int | None = None) -> None:
+    def __init__(
+        self, config: BlockConfig, width: int, *, positions: Positions | None = None
+    ) -> None:
         super().__init__()
         self.placement = config.placement
         self.parallel = config.parallel
@@ -37,7 +39,7 @@ class Block(nn.Module):
 
         both_sides = config.placement == "sandwich"
         self.attention_norm = normalise(when=config.attention_norm)
-        self.attention = SelfAttention(config.attention, width, distances=distances)
+        self.attention = SelfAttention(config.attention, width, positions=positions)
         self.attention_post_norm = normalise(when=both_sides)
         self.cross_attention: CrossAttention | None = None
         if config.cross_attention is not None:

@@ -12,6 +12,7 @@ from ortolan.modeling.config import (
     EncoderConfig,
     LearnedPositions,
     PatchInput,
+    RelativeBiasPositions,
     StackConfig,
 )
 
@@ -61,8 +62,11 @@ def input_embedding(config: EncoderConfig) -> nn.Module:
 def position_embedding(config: StackConfig) -> nn.Embedding | None:
     """The trained table of positions, if they are rows of one."""
     match config.positions:
-        case LearnedPositions(offset=offset):
-            return nn.Embedding(offset + config.context_length, config.hidden_size)
+        case (
+            LearnedPositions(offset=offset)
+            | RelativeBiasPositions(absolute=LearnedPositions(offset=offset))
+        ):
+            return nn.Embedding(offset + config.context_length, config.input_width)
         case ConcatenatedPositions(dim=dim, table=LearnedPositions(offset=offset)):
             return nn.Embedding(offset + config.context_length, dim)
         case _:

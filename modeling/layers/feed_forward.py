@@ -32,12 +32,34 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+class XIELU(nn.Module):
+    """A parabola on the right, an exponential less a line on the left (Huang and Schlag 2024).
+
+    Attributes:
+        right: `(1,)`; its softplus is how much the parabola bends.
+        left: `(1,)`; its softplus, and the slope besides, is how much the exponential does.
+    """
+
+    SLOPE, EPSILON = 0.5, -1e-6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = nn.Parameter(torch.zeros(1))
+        self.left = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        right, left = F.softplus(self.right), self.SLOPE + F.softplus(self.left)
+        below = torch.expm1(x.clamp(max=self.EPSILON)) - x
+        return self.SLOPE * x + torch.where(x > 0, right * x.square(), left * below)
+
+
 class MLP(nn.Module):
     """down(act(up(x))), or down(act(middle(act(up(x))))), `(..., E)` to `(..., E)`."""
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = activation(config)
         hidden = config.intermediate_size
         self.up = nn.Linear(width, hidden, bias=config.bias)
         self.middle: nn.Linear | None = (
@@ -60,7 +82,7 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = activation(config)
         # Two matrices, not one packed: a wide result would have to be cut apart again.
         self.gate = nn.Linear(width, config.intermediate_size, bias=config.bias)
         self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
@@ -72,6 +94,11 @@ class GatedMLP(nn.Module):
         hidden = self.activation(self.gate(x)) * self.up(x)
         out: Tensor = self.down(self.inner_norm(hidden))
         return out
+
+
+def activation(config: FeedForwardConfig) -> Callable[[Tensor], Tensor]:
+    """What bends the hidden channels."""
+    return XIELU() if config.activation == "xielu" else ACTIVATIONS[config.activation]
 
 
 def inner_norm(config: FeedForwardConfig) -> nn.Module:

@@ -61,7 +61,8 @@ class LanguageModel(nn.Module):
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
         if config.activation is not None and config.norm is not None:
-            self.transform = nn.Linear(width, width)
+            self.transform = nn.Linear(width, config.width or width)
+            width = config.width or width
             self.activation = ACTIVATIONS[config.activation]
             self.norm = norm(config.norm, width)
         if not config.tied:

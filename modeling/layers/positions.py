@@ -17,6 +17,7 @@ from ortolan.modeling.config import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RelativeBiasPositions,
     RotaryPositions,
     SinusoidalPositions,
@@ -143,8 +144,10 @@ def rotary_tables(positions: RotaryPositions, length: int) -> tuple[Tensor, Tens
     """Cosines and sines, `(length, R/2)` each."""
     frequencies = rotary_frequencies(positions, length)
     angles_PR = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    if positions.backward:
+        angles_PR = -angles_PR
     match positions.scaling:
-        case YarnScaling(attention_factor=factor):
+        case YarnScaling(attention_factor=factor) | LongRopeScaling(attention_factor=factor):
             return angles_PR.cos() * factor, angles_PR.sin() * factor
         case _:
             return angles_PR.cos(), angles_PR.sin()
@@ -163,6 +166,11 @@ def rotary_frequencies(positions: RotaryPositions, length: int) -> Tensor:
             return _llama3(positions, scaling)
         case YarnScaling() as scaling:
             return _yarn(positions, scaling)
+        case LongRopeScaling() as scaling:
+            short = length <= scaling.original_context
+            factors = torch.tensor(scaling.short_factors if short else scaling.long_factors)
+            exponents = torch.arange(0, positions.dim, 2, dtype=torch.int64).float()
+            return 1.0 / (factors * positions.theta ** (exponents / positions.dim))
 
 
 def _inverse_frequencies(dim: int, theta: float) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers import lowering
@@ -19,13 +19,26 @@ class Relative(NamedTuple):
 
     Attributes:
         bias: added to the scaled scores, `(B, H, S, T)` or `(1, H, S, T)`.
-        rows: of `keys`, by query and key, int64 `(B, S, T)` or `(1, S, T)`.
+        rows: of a table of distances, by query and key, int64 `(B, S, T)` or `(1, S, T)`.
         keys: vectors added to the keys, `(M, D)`.
+        buckets: of each distance, the row of a table of biases, int64 `(M,)`.
     """
 
     bias: Tensor | None = None
     rows: Tensor | None = None
     keys: Tensor | None = None
+    buckets: Tensor | None = None
+
+    def by(self, table: nn.Embedding) -> "Relative":
+        """The same with the bias that a table `(buckets, heads)` gives each distance.
+
+        Raises:
+            TypeError: these are no positions of buckets.
+        """
+        if self.rows is None or self.buckets is None:
+            raise TypeError("a table of biases needs the bucket of each distance")
+        by_distance_MH = table(self.buckets)
+        return Relative(bias=F.embedding(self.rows, by_distance_MH).permute(0, 3, 1, 2))
 
 
 def attend(

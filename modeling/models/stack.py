@@ -53,20 +53,22 @@ class Stack(TransformerModel):
         self.embedding = embedding
         self.position_embedding = position_embedding(config)
         self.embedding_norm = (
-            norm(config.embedding_norm, config.hidden_size)
+            norm(config.embedding_norm, config.input_width)
             if config.embedding_norm
             else nn.Identity()
         )
-        self.position_bias: nn.Embedding | None = None
-        distances: int | None = None
-        match config.positions:
-            case RelativeBiasPositions(buckets=buckets):
-                self.position_bias = nn.Embedding(buckets, config.blocks[0].attention.num_heads)
-            case RelativeKeyPositions(max_distance=most):
-                distances = 2 * most + 1
-        self.blocks = nn.ModuleList(
-            Block(block, config.hidden_size, distances=distances) for block in config.blocks
+        self.embedding_projection = (
+            nn.Linear(config.embedding_dim, config.hidden_size)
+            if config.embedding_dim
+            else nn.Identity()
         )
+        self.position_bias: nn.Embedding | None = None
+        match config.positions:
+            case RelativeBiasPositions(buckets=buckets, each_layer=False):
+                self.position_bias = nn.Embedding(buckets, config.blocks[0].attention.num_heads)
+        kinds = config.blocks[:1] if config.shared_block else config.blocks
+        blocks = [Block(kind, config.hidden_size, positions=config.positions) for kind in kinds]
+        self.blocks = nn.ModuleList(blocks)
         self.final_norm = (
             norm(config.final_norm, config.hidden_size) if config.final_norm else nn.Identity()
         )
@@ -83,8 +85,9 @@ class Stack(TransformerModel):
 
     @property
     def layers(self) -> Iterable[Block]:
-        """The blocks, by their type."""
-        return cast(Iterable[Block], self.blocks)
+        """The blocks in the order in which they run; one may run again and again."""
+        blocks = list(cast(Iterable[Block], self.blocks))
+        return blocks * (len(self.config.blocks) // len(blocks))
 
     def relative(self, positions_BS: Tensor, keys: int) -> Relative | None:
         """What distances change in the scores, if the positions are relative.
@@ -94,10 +97,10 @@ class Stack(TransformerModel):
             keys: tokens attended to; their positions are 0, 1, ...
         """
         match self.config.positions:
-            case RelativeBiasPositions(max_distance=most) if self.position_bias is not None:
-                index_BST = relative_index(positions_BS, keys, most)
-                by_distance_MH = self.position_bias(self._buffers["relative_buckets"])
-                return Relative(bias=F.embedding(index_BST, by_distance_MH).permute(0, 3, 1, 2))
+            case RelativeBiasPositions(max_distance=most):
+                rows_BST = relative_index(positions_BS, keys, most)
+                relative = Relative(rows=rows_BST, buckets=self._buffers["relative_buckets"])
+                return relative if self.position_bias is None else relative.by(self.position_bias)
             case RelativeKeyPositions(max_distance=most):
                 return Relative(rows=relative_index(positions_BS, keys, most))
             case AlibiPositions(rounded=True):
@@ -132,7 +135,7 @@ class Stack(TransformerModel):
                 x_BSE = torch.cat((x_BSE, position_BSE), -1)
             else:
                 x_BSE = x_BSE + position_BSE
-        out: Tensor = self.embedding_norm(x_BSE)
+        out: Tensor = self.embedding_projection(self.embedding_norm(x_BSE))
         return out
 
     def _position_vectors(self, positions: Tensor) -> Tensor | None:
@@ -142,6 +145,8 @@ class Stack(TransformerModel):
                 case LearnedPositions(offset=offset) if offset:
                     positions = positions + offset
                 case ConcatenatedPositions(table=LearnedPositions(offset=offset)) if offset:
+                    positions = positions + offset
+                case RelativeBiasPositions(absolute=LearnedPositions(offset=offset)) if offset:
                     positions = positions + offset
             learned: Tensor = self.position_embedding(positions)
             return learned

@@ -114,7 +114,7 @@ class DecoderModel(Stack):
                 source=states,
                 source_lengths=lengths,
                 # After the keys and values of the last layer, only these tokens are needed.
-                pick=pick if number == len(self.blocks) - 1 else same,
+                pick=pick if number == len(self.config.blocks) - 1 else same,
             )
             present.append(extended)
         return self.logits(x_BSE), present
@@ -134,7 +134,7 @@ class DecoderModel(Stack):
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """The keys and values of the source for each layer."""
-        return [None] * len(self.blocks) if source is None else source.layers
+        return [None] * len(self.config.blocks) if source is None else source.layers
 
 
 class EncoderModel(Stack):

@@ -94,7 +94,7 @@ def test_missing_files_are_listed_with_what_the_bundle_lacks(folder: Path) -> No
 
 
 def test_weights_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortolan.modeling.checkpoint.unpacked import Unpacked
+    from ortolan.modeling.checkpoint.packed.unpacked import Unpacked
 
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("weights were read")

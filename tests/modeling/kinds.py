@@ -122,6 +122,7 @@ BLOCKS: dict[str, BlockConfig] = {
             ("weightless", replace(RMS, scale=False), {"norm_after_rotary": True}),
         )
     },
+    "xielu": replace(BLOCK, feed_forward=replace(MLP, activation="xielu")),
     "gelu-tanh": replace(BLOCK, feed_forward=replace(MLP, activation="gelu_tanh")),
 }
 

@@ -306,6 +306,17 @@ def bucket(distance: int, buckets: int, most: int, *, causal: bool) -> int:
     return first + min(side - 1, exact + int(growth * (side - exact)))
 
 
+def xielu(right: float, left: float) -> Callable[[float], float]:
+    """Huang and Schlag 2024, section 3, with both numbers before their softplus."""
+    bend_right, bend_left = math.log1p(math.exp(right)), 0.5 + math.log1p(math.exp(left))
+
+    def bent(x: float) -> float:
+        curve = bend_right * x**2 if x > 0 else bend_left * (math.expm1(x) - x)
+        return curve + 0.5 * x
+
+    return bent
+
+
 ACTIVATIONS: dict[str, Callable[[float], float]] = {
     "relu": lambda x: max(x, 0.0),
     "relu2": lambda x: max(x, 0.0) ** 2,
@@ -319,7 +330,11 @@ ACTIVATIONS: dict[str, Callable[[float], float]] = {
 
 def feed_forward(weights: Weights, block: BlockConfig, row: Array) -> Array:
     below, config = weights.below("feed_forward"), block.dense
-    act = np.vectorize(ACTIVATIONS[config.activation], otypes=[np.float64])
+    if config.activation == "xielu":
+        activation = xielu(*(float(below[f"activation.{side}"][0]) for side in ("right", "left")))
+    else:
+        activation = ACTIVATIONS[config.activation]
+    act = np.vectorize(activation, otypes=[np.float64])
     if config.kind == "gated":
         hidden = act(below.linear("gate", row)) * below.linear("up", row)
     else:

@@ -86,6 +86,13 @@ BERT_LIKE = {
 }
 """Families of encoders, and what the names of their models begin with."""
 
+NARROW: dict[str, tuple[str, dict[str, Any]]] = {
+    "albert": ("Albert", {"embedding_size": 16}),
+    "electra": ("Electra", {"embedding_size": 16}),
+    "mpnet": ("MPNet", {}),
+}
+"""Encoders with a field more than BERT has."""
+
 BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}
 
 T5: dict[str, Any] = {
@@ -123,9 +130,11 @@ class EncoderCase:
         return reference_model(self.values, architecture=self.architecture, spread=self.spread)
 
 
-def t5_case(values: dict[str, Any]) -> EncoderCase:
+def t5_case(
+    values: dict[str, Any], architecture: str = "T5ForConditionalGeneration"
+) -> EncoderCase:
     """A T5, whose scores have no scale: large weights would make them a choice of one token."""
-    return EncoderCase(architecture="T5ForConditionalGeneration", values=values, spread=0.17)
+    return EncoderCase(architecture=architecture, values=values, spread=0.17)
 
 
 ENCODERS = {
@@ -165,6 +174,19 @@ ENCODERS = {
         for name, classes in BERT_LIKE.items()
         for head in HEADS
     },
+    **{
+        f"{name}-{head or 'base'}": EncoderCase(
+            architecture=f"{classes}{HEADS[head]}", values=BERT | {"model_type": name} | values
+        )
+        for name, (classes, values) in NARROW.items()
+        for head in HEADS
+    },
+    "electra-wide": EncoderCase(
+        architecture="ElectraForMaskedLM",
+        values=BERT | {"model_type": "electra", "embedding_size": 32},
+    ),
+    "t5-encoder": t5_case(T5, "T5EncoderModel"),
+    "umt5-encoder": t5_case(T5 | {"model_type": "umt5"}, "UMT5EncoderModel"),
 }
 
 IMAGES = {
@@ -212,6 +234,8 @@ SEQ2SEQ = {
     "t5-gated-silu": t5_case(
         GATED | {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 0.2}
     ),
+    "mt5": t5_case(T5 | {"model_type": "mt5"}, "MT5ForConditionalGeneration"),
+    "umt5": t5_case(T5 | {"model_type": "umt5"}, "UMT5ForConditionalGeneration"),
 }
 """Encoder-decoders; the two sides differ in depth, heads and widths where their family allows."""
 

@@ -10,9 +10,11 @@ from typing import Any
 from tests.tiny.classics import CLASSICS
 from tests.tiny.decoders import DECODERS
 from tests.tiny.encoders import ENCODERS
+from tests.tiny.modern import MODERN
 
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     **CLASSICS,
     **DECODERS,
     **ENCODERS,
+    **MODERN,
 }

@@ -56,6 +56,10 @@ STARCODER2: dict[str, Any] = {
 STABLELM = STARCODER2 | {"model_type": "stablelm", "partial_rotary_factor": 1.0}
 del STABLELM["sliding_window"]
 
+APERTUS: dict[str, Any] = {
+    key: value for key, value in LLAMA.items() if key not in ("model_type", "head_dim")
+} | {"model_type": "apertus", "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+
 GPT_BIGCODE = GPT2 | {"model_type": "gpt_bigcode"}
 
 PHI = STABLELM | {"model_type": "phi"}
@@ -127,7 +131,7 @@ CTRL = GPT2 | {"model_type": "ctrl", "dff": 48}
 
 _ALL: tuple[dict[str, Any], ...] = (
     *(OPT, BIOGPT, XGLM, GPT_NEO, STARCODER2, STABLELM, GPT_BIGCODE, PHI, GPT_NEOX),
-    *(GPT_NEOX_JAPANESE, GPTJ, CODEGEN, BLOOM, FALCON, MPT, PERSIMMON, OPENAI_GPT, CTRL),
+    *(GPT_NEOX_JAPANESE, GPTJ, CODEGEN, BLOOM, FALCON, MPT, PERSIMMON, OPENAI_GPT, CTRL, APERTUS),
 )
 
 CLASSICS: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

@@ -91,6 +91,15 @@ _ALL: tuple[dict[str, Any], ...] = (
     },
     BERT | {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForMaskedLM"]},
     BERT | {"model_type": "xlm-roberta-xl", "architectures": ["XLMRobertaXLForMaskedLM"]},
+    BERT
+    | {
+        "model_type": "albert",
+        "architectures": ["AlbertForMaskedLM"],
+        "embedding_size": 16,
+        "num_hidden_groups": 1,
+    },
+    BERT | {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], "embedding_size": 16},
+    BERT | {"model_type": "mpnet", "architectures": ["MPNetForMaskedLM"]},
     DISTILBERT,
     VIT,
     MARIAN,
@@ -113,6 +122,8 @@ _ALL: tuple[dict[str, Any], ...] = (
         "decoder_start_token_id": 2,
     },
     T5,
+    T5 | {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]},
+    T5 | {"model_type": "umt5", "architectures": ["UMT5ForConditionalGeneration"]},
 )
 
 ENCODERS: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

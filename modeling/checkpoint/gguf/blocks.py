@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.modeling.errors import CheckpointError
+from ortolan.modeling.weights import CodedRows, CodeFormat
 
 
 class BlockFormat(NamedTuple):
@@ -37,6 +38,12 @@ class BlockFormat(NamedTuple):
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Formats that are types of PyTorch."""
+
+CODE_FORMATS = {"Q4_0": CodeFormat(4, 32, True), "Q8_0": CodeFormat(8, 32, True)}
+"""Formats whose codes kernels take as they are: a scale for each block, and no minimum."""
+
+SCALE_BYTES = 2
+"""At the start of a block of these formats: a float of 16 bits."""
 
 NO_PACKAGE = 'GGUF: expected the package gguf, got none. Run: pip install "ortolan[export,gguf]"'
 
@@ -99,3 +106,22 @@ def dequantize(data: NDArray[np.uint8], form: BlockFormat) -> Tensor:
         return torch.from_numpy(data).view(FLOATS[form.name])
     values: NDArray[np.float32] = by_library(data, GGMLQuantizationType(form.kind))
     return torch.from_numpy(values)
+
+
+def read_codes(data: NDArray[np.uint8], form: BlockFormat) -> CodedRows:
+    """The codes of some rows in one of `CODE_FORMATS`.
+
+    Args:
+        data: uint8 `(rows, bytes of a row)`.
+        form: of the blocks.
+    """
+    blocks = torch.from_numpy(data).view(len(data), -1, form.block_bytes)
+    scales = blocks[..., :SCALE_BYTES].contiguous().view(torch.float16)[..., 0].float()
+    stored = blocks[..., SCALE_BYTES:]
+    if CODE_FORMATS[form.name].bits == 4:
+        # The first half of a block is in the low halves of its bytes.
+        values, middle = torch.cat([stored & 15, stored >> 4], dim=-1), 8
+    else:
+        values, middle = stored ^ 128, 128  # signed, as counted from 0
+    zeros = torch.full(scales.shape, middle, dtype=torch.uint8)
+    return CodedRows(values.flatten(1), scales, zeros)

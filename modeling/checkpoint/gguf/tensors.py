@@ -1,18 +1,20 @@
 """The tensors of a GGUF file under the names of Hugging Face, read a few rows at a time."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.gguf.architectures import Architecture
-from ortolan.modeling.checkpoint.gguf.blocks import dequantize
+from ortolan.modeling.checkpoint.gguf.blocks import CODE_FORMATS, dequantize, read_codes
 from ortolan.modeling.checkpoint.gguf.header import Header
 from ortolan.modeling.checkpoint.gguf.names import FALCON_ONE_NORM, FALCON_TWO_NORMS, Names
-from ortolan.modeling.weights import name_template
+from ortolan.modeling.weights import CodedRows, CodeFormat, join_codes, name_template
 
 FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are values of a config."""
@@ -94,18 +96,49 @@ class GgufTensors:
             found = self._rows(placed, start, stop)
         return (found.T if placed.transposed else found).contiguous()
 
+    def code_format(self, name: str) -> CodeFormat | None:
+        """The format of a matrix whose codes kernels take as they are."""
+        placed = self._placed[name]
+        stored = self._header.tensors[placed.name]
+        is_matrix = len(stored.shape) == 2 and not placed.transposed and not placed.offset
+        return CODE_FORMATS.get(stored.format.name) if is_matrix else None
+
+    def codes(self, name: str, start: int, stop: int) -> CodedRows:
+        """The codes of rows `[start:stop]` of a matrix that has some."""
+        parts = [
+            CodedRows(*(part[rows] for part in self._codes(name, first, last)))
+            for first, last, rows in self._spans(self._placed[name], start, stop)
+        ]
+        return join_codes(parts)
+
+    def _codes(self, name: str, start: int, stop: int) -> CodedRows:
+        placed = self._placed[name]
+        return read_codes(
+            _bytes(self._header, placed.name, start, stop),
+            self._header.tensors[placed.name].format,
+        )
+
     def _rows(self, placed: Placed, start: int, stop: int) -> Tensor:
         """Rows of a matrix, in the order of the checkpoint."""
+        spans = [
+            _rows(self._header, placed.name, first, last)[rows]
+            for first, last, rows in self._spans(placed, start, stop)
+        ]
+        return spans[0] if len(spans) == 1 else torch.cat(spans)
+
+    def _spans(
+        self, placed: Placed, start: int, stop: int
+    ) -> Iterator[tuple[int, int, Tensor | slice]]:
+        """Rows of the file to read, and which of them are those of the checkpoint."""
         if placed.order is None:
-            return _rows(self._header, placed.name, start, stop)
+            yield start, stop, slice(None)
+            return
         wanted = placed.order[start:stop]
         step = wanted.diff()
         cuts = ((step < 1) | (step > GAP)).nonzero().flatten() + 1
-        spans = []
         for span in torch.tensor_split(wanted, cuts):
             first, last = int(span[0]), int(span[-1]) + 1
-            spans.append(_rows(self._header, placed.name, first, last)[span - first])
-        return torch.cat(spans)
+            yield first, last, span - first
 
 
 def published_name(name: str, architecture: Architecture, header: Header) -> str:
@@ -159,9 +192,16 @@ def _grouped(rows: int, heads: Heads) -> Tensor:
 
 def _rows(header: Header, name: str, start: int, stop: int) -> Tensor:
     """Rows of a tensor, `(rows, columns)`."""
+    return dequantize(_bytes(header, name, start, stop), header.tensors[name].format)
+
+
+def _bytes(header: Header, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+    """The bytes of some rows, uint8 `(rows, bytes of a row)`."""
     stored = header.tensors[name]
-    count = (stop - start) * stored.row_bytes
     data = np.fromfile(
-        header.path, np.uint8, count, offset=stored.offset + start * stored.row_bytes
+        header.path,
+        np.uint8,
+        (stop - start) * stored.row_bytes,
+        offset=stored.offset + start * stored.row_bytes,
     )
-    return dequantize(data.reshape(stop - start, stored.row_bytes), stored.format)
+    return data.reshape(stop - start, stored.row_bytes)

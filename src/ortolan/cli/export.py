@@ -133,16 +133,27 @@ _OF_INTEGERS = (
     help="How to read the model: as one of our families, or as transformers computes it. By "
     "default as a family where there is one.",
 )
+@click.option(
+    "--adapter",
+    type=click.Path(path_type=Path),
+    help="Folder of a LoRA of PEFT to merge into the checkpoint.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="A tokenizer.json; the checkpoint's own by default.",
+)
 @click.option("--force", is_flag=True, help="Replace the bundle at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     source: Path, out: Path, *, as_json: bool, precision: str, force: bool, **given: Any
 ) -> None:
-    """Make the bundle OUT from the checkpoint folder SOURCE, and prove its parity.
+    """Make the bundle OUT from the checkpoint SOURCE, and prove its parity.
 
-    SOURCE is in Hugging Face format: config.json and safetensors. Nothing is kept at OUT unless
-    the bundle computes what PyTorch computes. No CPU computes bf16: such a bundle is proved on the
-    device, by ortolan verify.
+    SOURCE is a folder in Hugging Face format (config.json and safetensors or pytorch_model.bin), a
+    folder of the hub's cache, or a GGUF file. Nothing is kept at OUT unless the bundle computes
+    what PyTorch computes. No CPU computes bf16: such a bundle is proved on the device, by ortolan
+    verify.
     """
     with export_packages("export"):
         from ortolan.export.pipeline import export

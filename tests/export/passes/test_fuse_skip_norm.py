@@ -83,3 +83,11 @@ def test_a_second_time_changes_nothing() -> None:
     model = residual(shape_b=["batch", 3, WIDTH])
     FuseSkipNorm()(model)
     assert not FuseSkipNorm()(model).modified
+
+
+def test_a_norm_of_heads_stays() -> None:
+    model = residual(shape_b=["batch", 3, WIDTH])
+    for value in model.graph[0].inputs:
+        assert value is not None
+        value.shape = ir.Shape(["batch", 3, 2, WIDTH // 2])
+    assert not FuseSkipNorm()(model).modified

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ortolan.export.derived import DerivedWeights, Recipe
 from ortolan.export.inputs.tensors import Inputs
-from ortolan.export.precision import Method
+from ortolan.export.precision import StoredMethod
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
 from ortolan.export.quantize.calibrate import calibrated_weights
@@ -55,7 +55,7 @@ def products(module: TransformerModel) -> list[str]:
 
 
 class Found(NamedTuple):
-    method: Method
+    method: StoredMethod
     codes: Codes
 
 

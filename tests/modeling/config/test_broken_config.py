@@ -57,7 +57,7 @@ def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "expected one of bart, bert, .*, t5, vit, got 'mamba'"),
+        ({"model_type": "mamba"}, "expected one of .*bart, bert, .*, t5, .*vit.*got 'mamba'"),
         ({"model_type": None}, "expected model_type, got nothing"),
         ({"model_type": ["llama"]}, "expected model_type of type str"),
         ({"attention_sinks": 4}, "whose effect is known, got attention_sinks"),
@@ -108,10 +108,9 @@ def test_a_config_that_is_not_understood_is_an_error(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx false"),
         ({"add_cross_attention": True}, "add_cross_attention false"),
-        ({"n_head": 5}, "n_embd divisible by n_head, got 32 and 5"),
-        ({"n_head": 64}, "n_embd divisible by n_head, got 32 and 64"),
+        ({"n_head": 5}, "a width that the heads share evenly, got 32 and 5"),
+        ({"n_head": 64}, "a width that the heads share evenly, got 32 and 64"),
         ({"activation_function": "gelu_fast"}, "got 'gelu_fast'"),
     ],
 )

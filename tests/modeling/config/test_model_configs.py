@@ -75,7 +75,7 @@ def test_a_decoder_that_cannot_be_is_an_error() -> None:
         decoder_config(NoPositions(), bidirectional(BLOCK))
     with pytest.raises(ConfigError, match="a head of its own beside concatenated positions"):
         decoder_config(POSITIONS["concatenated-learned"], tied_head=True)
-    with pytest.raises(ConfigError, match=f"fewer channels than the {WIDTH} of the stream"):
+    with pytest.raises(ConfigError, match=f"fewer channels than the {WIDTH} of the embedding"):
         decoder_config(ConcatenatedPositions(dim=WIDTH, table=POSITIONS["learned"]))  # type: ignore[arg-type]
     narrow = replace(BLOCKS["readout-sum"].attention, value_dim=WIDTH - 1)
     with pytest.raises(ConfigError, match=f"values of the stream's {WIDTH} channels"):

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.tiny.classics import (
+    APERTUS,
     BIOGPT,
     BLOOM,
     CLASSICS,
@@ -30,6 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
     **CLASSICS,
     "opt-post-norm": OPT | {"do_layer_norm_before": False},
     "opt-unbiased": OPT | {"enable_bias": False, "activation_function": "gelu"},
+    "opt-plain-norms": OPT | {"layer_norm_elementwise_affine": False},
+    "opt-no-last-norm": OPT | {"_remove_final_layer_norm": True},
     "opt-untied": OPT | {"tie_word_embeddings": False},
     "biogpt-unscaled": BIOGPT | {"scale_embedding": False, "hidden_act": "relu"},
     "xglm-unscaled": XGLM | {"scale_embedding": False, "activation_function": "relu"},
@@ -44,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_bigcode-unscaled": GPT_BIGCODE | {"scale_attn_weights": False, "n_head": 4},
     "phi-grouped": PHI | _HEADS | {"num_key_value_heads": 2, "partial_rotary_factor": 0.5},
     "phi-values": PHI | {"layer_norm_eps": 0.3, "hidden_act": "gelu"},
+    "phi-normed": PHI | {"qk_layernorm": True},
     "gpt_neox-sequential": GPT_NEOX | {"use_parallel_residual": False, "attention_bias": False},
     "gpt_neox-quarter": GPT_NEOX | _HEADS | {"rotary_pct": 0.25, "rotary_emb_base": 500},
     "gpt_neox-values": GPT_NEOX
@@ -65,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mpt-clipped": MPT | {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.6}},
     "persimmon-plain": PERSIMMON | {"qk_layernorm": False, "partial_rotary_factor": 1.0},
     "persimmon-values": PERSIMMON | {"layer_norm_eps": 0.3, "hidden_act": "silu"},
+    "apertus-values": APERTUS | {"attention_bias": True, "rms_norm_eps": 0.3},
     "openai-gpt-silu": OPENAI_GPT | {"afn": "silu", "layer_norm_epsilon": 0.3},
     "ctrl-norm": CTRL | {"layer_norm_epsilon": 0.3},
 }

@@ -22,8 +22,14 @@ from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderModel, load, save
 from ortolan.modeling.config import EmbeddingHead, LanguageModelHead, Pooling
+from ortolan.modeling.families import family_of
 
 TEXTS = ragged(9, 1, 16, 4)
+
+
+def is_saved(case: EncoderCase) -> bool:
+    """Whether a model can be saved in the format of its family."""
+    return hasattr(family_of(case.values["model_type"]), "hf_config")
 
 
 def written(case: EncoderCase, folder: Path) -> PreTrainedModel:
@@ -66,7 +72,7 @@ def test_a_vision_checkpoint_gives_the_same_outputs(name: str, tmp_path: Path) -
     assert float(expected.std()) > 0.1
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", [name for name in ENCODERS if is_saved(ENCODERS[name])])
 def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     case = ENCODERS[name]
     written(case, tmp_path / "source")

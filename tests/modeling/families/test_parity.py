@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.modeling.families import cases_classics
+from tests.modeling.families import cases_classics, cases_modern
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
@@ -103,6 +103,7 @@ CASES = {
     "gpt2-untied": Case(values=GPT2 | {"tie_word_embeddings": False}),
     "gpt2-inner": Case(values=GPT2 | {"n_inner": 56, "activation_function": "relu"}),
     "gpt2-unscaled": Case(values=GPT2 | {"scale_attn_weights": False}),
+    "gpt2-by-layer": Case(values=GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
     "gpt2-short": Case(values=GPT2, length=40, max_context=40),
     "mistral": Case(values=MISTRAL),
     "mistral-window": Case(values=MISTRAL | {"sliding_window": 7}),
@@ -122,6 +123,7 @@ CASES = {
         }
     ),
     **{name: Case(values=values) for name, values in cases_classics.CASES.items()},
+    **{name: Case(**case) for name, case in cases_modern.CASES.items()},
     # The other adds the biases twice.
     "falcon-alibi": Case(values=cases_classics.FALCON_ALIBI, attention="sdpa"),
     # families of the tests

@@ -194,11 +194,17 @@ def test_theta_beside_and_inside_the_scaling_reads_the_same() -> None:
     assert read_rotary(ConfigReader({}), head_dim=8, context_length=8).theta == 10_000.0
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+
+
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "longrope", "factor": 2.0}, "got 'longrope'"),
-        ({"rope_type": "su", "factor": 2.0}, "got 'su'"),
+        ({"rope_type": "mrope", "factor": 2.0}, "got 'mrope'"),
+        ({"rope_type": "su", "factor": 2.0}, "expected short_factor"),
+        (LONGROPE | {"short_factor": [1.0] * 31}, "two lists of 32 positive factors"),
+        (LONGROPE | {"long_factor": [0.0] * 32}, "of at least 0.0"),
+        (LONGROPE | {"long_factor": ["1"] * 32}, "expected long_factor to be numbers"),
         ({"rope_type": "linear"}, "expected factor, got nothing"),
         ({"rope_type": "linear", "factor": "2"}, "expected factor of type float"),
         ({"rope_type": "linear", "factor": 0.0}, "positive factor"),

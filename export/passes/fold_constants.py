@@ -1,0 +1,57 @@
+"""What a graph computes from numbers alone is computed once, at export."""
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+from onnxscript import optimizer
+from torch import Tensor
+
+LARGEST = 64
+"""Elements of a constant that is written into the graph itself."""
+
+
+class FoldConstants(ir.passes.InPlacePass):
+    """Constants are folded, nodes that change nothing are dropped, equal ones become one.
+
+    The exporter writes a module as its author did: casts of numbers, sizes computed again for
+    every view, transpositions there and back.
+
+    Args:
+        tables: fixed tensors by the names of their initializers. They are numbers that are known;
+            all other initializers are weights, whose data is elsewhere.
+    """
+
+    def __init__(self, tables: Mapping[str, Tensor]) -> None:
+        self.tables = tables
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the graph in place."""
+        for name, value in model.graph.initializers.items():
+            table = self.tables.get(name)
+            value.const_value = None if table is None else ir.tensor(table, name=name)
+        optimizer.optimize(model)
+        return ir.passes.PassResult(model, modified=True)
+
+
+class InlineConstants(ir.passes.InPlacePass):
+    """Numbers and short vectors among the initializers that have data become constants.
+
+    Others stay: they are written beside the weights.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the graph in place."""
+        graph, modified = model.graph, False
+        for name, value in list(graph.initializers.items()):
+            tensor = value.const_value
+            if tensor is None or len(tensor.shape) > 1 or tensor.size > LARGEST:
+                continue
+            constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
+            graph.insert_before(graph[0], constant)
+            del graph.initializers[name]
+            made = constant.outputs[0]
+            made.shape, made.type = value.shape, value.type
+            value.replace_all_uses_with(made, replace_graph_outputs=True)
+            made.name = name
+            modified = True
+        return ir.passes.PassResult(model, modified)

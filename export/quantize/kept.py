@@ -1,0 +1,38 @@
+"""Codes that a checkpoint stores, as they are: nothing is rounded a second time."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from ortolan.export.quantize.blocks import Codes, Scheme
+from ortolan.export.quantize.plan import stored_scheme
+from ortolan.export.quantize.rounding import CHUNK_ELEMENTS, Part, QuantizedWeight
+from ortolan.modeling.weights import Coded, Weights
+
+
+def kept(weights: Weights, plan: Mapping[str, Scheme]) -> dict[str, Scheme]:
+    """The part of a plan that is what a checkpoint stores."""
+    return {name: scheme for name, scheme in plan.items() if stored_scheme(weights, name) == scheme}
+
+
+def kept_weights(weights: Weights, plan: Mapping[str, Scheme]) -> Iterable[QuantizedWeight]:
+    """Every weight of a plan that is what a checkpoint stores; see `kept`."""
+    for name, scheme in plan.items():
+        parts = _parts(weights, name, scheme)
+        yield QuantizedWeight(name=name, scheme=scheme, method="kept", parts=parts)
+
+
+def _parts(weights: Weights, name: str, scheme: Scheme) -> Iterator[Part]:
+    """One weight, a few rows at a time."""
+    if not isinstance(weights, Coded):
+        raise TypeError(f"{name}: its checkpoint stores no codes")
+    count, columns = weights.shape(name)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        found = weights.codes(name, start, stop)
+        codes = Codes(
+            values=found.values.contiguous(),
+            scales=found.scales.contiguous(),
+            zeros=None if scheme.symmetric else found.zeros.contiguous(),
+            scheme=scheme,
+        )
+        yield Part(rows=weights.rows(name, start, stop).float(), codes=codes)

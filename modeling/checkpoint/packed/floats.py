@@ -1,0 +1,152 @@
+"""Weights as floats of 8 or 4 bits with scales: FP8, MXFP4, NF4; and integers of 8 bits by rows.
+
+Shape letters: N outputs, K inputs, E experts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ortolan.modeling.checkpoint.packed.packing import Uncoded
+from ortolan.modeling.weights import TensorSource
+
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The numbers of 4 bits of the Open Compute Project's format E2M1, by their codes."""
+
+SCALE_BIAS = 127
+"""Of a scale of MXFP4, which is an exponent of 2."""
+
+
+def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Numbers of 4 bits in blocks of 32 that share a scale.
+
+    Args:
+        blocks: uint8 `(..., G, 16)`, two codes a byte, the first in the low half.
+        scales: uint8 `(..., G)`, exponents of 2 plus 127.
+
+    Returns:
+        float32 `(..., G * 32)`.
+
+    Spec: https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf
+    """
+    table = torch.tensor(FP4)
+    pairs = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
+    factors = torch.exp2(scales.float() - SCALE_BIAS)
+    return (table[pairs.long()] * factors.unsqueeze(-1)).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Scaled(Uncoded):
+    """A matrix of floats or integers of 8 bits, with a scale for each block.
+
+    Attributes:
+        name: of the stored numbers.
+        scale: name of the scales: `(N / block, K / block)`, rounded up; `(N, 1)`, or one.
+        shape: `(N, K)`.
+        block: rows and columns that share a scale.
+        beside: other tensors that belong to it, which are not read.
+    """
+
+    name: str
+    scale: str
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    beside: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made of."""
+        return (self.name, self.scale, *self.beside)
+
+    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]`, float32."""
+        values = source.read(self.name, start, stop).float()
+        high, wide = self.block
+        first, last = start // high, -(-stop // high)
+        scales = source.read(self.scale, first, last).float()
+        if scales.dim() < 2:
+            scales = scales.view(-1, 1)
+        by_row = scales.repeat_interleave(high, 0)[start - first * high :][: stop - start]
+        return values * by_row.repeat_interleave(wide, 1)[:, : self.shape[1]]
+
+
+@dataclass(frozen=True)
+class Mxfp4(Uncoded):
+    """Products of experts as MXFP4, each `(N, K)` as stored and `(K, N)` as published.
+
+    Attributes:
+        stem: of the names.
+        shape: `(E, K, N)`.
+    """
+
+    stem: str
+    shape: tuple[int, int, int]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made of."""
+        return f"{self.stem}_blocks", f"{self.stem}_scales"
+
+    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Experts `[start:stop]`, float32."""
+        blocks, scales = (source.read(name, start, stop) for name in self.parts)
+        return dequantize_mxfp4(blocks, scales).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Blockwise(Uncoded):
+    """A matrix of bitsandbytes: codes of 4 bits, and the largest number of each block.
+
+    Attributes:
+        name: of the codes, uint8 `(N * K / 2, 1)`; the names of the others begin with it.
+        shape: `(N, K)`.
+        size: values of a block, in the order of the matrix.
+        state: name of the tensor that says so.
+        nested_size: blocks whose largest numbers are stored together; None where they are floats.
+        nested_offset: of those numbers.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    size: int
+    state: str
+    nested_size: int | None
+    nested_offset: float
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made of."""
+        nested = ("nested_absmax", "nested_quant_map") if self.nested_size else ()
+        return (
+            self.name,
+            self.state,
+            *(f"{self.name}.{part}" for part in ("absmax", "quant_map", *nested)),
+        )
+
+    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]`, float32."""
+        columns = self.shape[1]
+        first, last = start * columns, stop * columns
+        block, end = first // self.size, -(-last // self.size)
+        # Two codes a byte, the first in the high half.
+        half = self.shape[0] * columns // 2
+        stored = source.read(self.name, block * self.size // 2, min(end * self.size // 2, half))
+        pairs = stored.flatten()
+        codes = torch.stack([pairs >> 4, pairs & 15], dim=-1).flatten().long()
+        table = source.read(f"{self.name}.quant_map", 0, 16).float()
+        factors = self._largest(source, block, end).repeat_interleave(self.size)
+        values = table[codes] * factors[: len(codes)]
+        skipped = first - block * self.size
+        return values[skipped : skipped + last - first].view(stop - start, columns)
+
+    def _largest(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """The largest number of blocks `[start:stop]`."""
+        stored = source.read(f"{self.name}.absmax", start, stop)
+        if self.nested_size is None:
+            return stored.float()
+        table = source.read(f"{self.name}.nested_quant_map", 0, 256).float()
+        first, last = start // self.nested_size, -(-stop // self.nested_size)
+        outer = source.read(f"{self.name}.nested_absmax", first, last).float()
+        factors = outer.repeat_interleave(self.nested_size)[start - first * self.nested_size :]
+        return table[stored.long()] * factors[: stop - start] + self.nested_offset

@@ -1,0 +1,186 @@
+"""Weights as integers of 32 bits that hold several codes each: GPTQ, AWQ and compressed-tensors.
+
+A weight is `(code - zero) * scale`, with a scale and a zero for each group of inputs.
+
+Shape letters: N outputs, K inputs, G groups of inputs.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ortolan.modeling.weights import CODE_BITS, CODE_GROUPS, CodedRows, CodeFormat, TensorSource
+
+WORD_BITS = 32
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Column of each code of a word."""
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """The codes in words, the lowest bits first: int32 `(..., W)` to uint8 `(..., W * 32/bits)`."""
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    codes = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return codes.flatten(-2).to(torch.uint8)
+
+
+def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor) -> Tensor:
+    """Values `(N, K)` float32, for scales and zeros `(N, G)` and the group of each input."""
+    return (codes.float() - zeros.float()[:, groups]) * scales.float()[:, groups]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A weight of GPTQ or AWQ: inputs first, under names that begin with `stem`.
+
+    Attributes:
+        stem: of the names.
+        shape: `(N, K)`.
+        bits: of a code.
+        order: column of each code of a word of outputs; None where codes of inputs share a word.
+        less_one: stored zeros are one less than what they stand for.
+        has_order: inputs have their groups in `g_idx`.
+    """
+
+    stem: str
+    shape: tuple[int, int]
+    bits: int
+    groups: int
+    order: tuple[int, ...] | None
+    less_one: bool
+    has_order: bool
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made of."""
+        names = ("qweight", "qzeros", "scales", *(("g_idx",) if self.has_order else ()))
+        return tuple(f"{self.stem}{name}" for name in names)
+
+    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]`, float32."""
+        codes, scales, zeros = self._read(source, start, stop)
+        return dequantize(codes, scales, zeros, self._groups(source))
+
+    def code_format(self, source: TensorSource) -> CodeFormat | None:
+        """The format of its codes, where groups are of neighbouring inputs."""
+        size = -(-self.shape[1] // self.groups)
+        is_plain = self.bits in CODE_BITS and size in CODE_GROUPS
+        if not is_plain or not torch.equal(
+            self._groups(source), torch.arange(self.shape[1]) // size
+        ):
+            return None
+        zeros = self._zeros(source, 0, self.shape[0])
+        if int(zeros.max()) >= 1 << self.bits:
+            return None
+        is_symmetric = bool((zeros == 1 << (self.bits - 1)).all())
+        return CodeFormat(self.bits, size, is_symmetric)
+
+    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
+        """The codes of rows `[start:stop]`."""
+        codes, scales, zeros = self._read(source, start, stop)
+        return CodedRows(codes, scales.float(), zeros.to(torch.uint8))
+
+    def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes `(n, K)`, scales and zeros `(n, G)`."""
+        scales = source.read(f"{self.stem}scales", start, stop, axis=1).T
+        zeros = self._zeros(source, start, stop)
+        if self.order is None:
+            words = source.read(f"{self.stem}qweight", start, stop, axis=1).T
+            return unpack(words.contiguous(), self.bits)[:, : self.shape[1]], scales, zeros
+        return self._outputs(source, "qweight", start, stop).T, scales, zeros
+
+    def _zeros(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """What zeros stand for, int16 `(n, G)`: one more than the largest code at most."""
+        stored = self._outputs(source, "qzeros", start, stop)
+        return stored.T.to(torch.int16) + int(self.less_one)
+
+    def _outputs(self, source: TensorSource, name: str, start: int, stop: int) -> Tensor:
+        """Codes of outputs `[start:stop]` where those share words, `(inputs or groups, n)`."""
+        share = WORD_BITS // self.bits
+        first, last = start // share, -(-stop // share)
+        words = source.read(f"{self.stem}{name}", first, last, axis=1)
+        codes = unpack(words.contiguous(), self.bits)
+        if self.order is not None:
+            places = torch.tensor(self.order).argsort()
+            codes = codes.view(len(codes), -1, share)[..., places].flatten(1)
+        return codes[:, start - first * share : stop - first * share]
+
+    def _groups(self, source: TensorSource) -> Tensor:
+        """The group of each input, int64 `(K,)`."""
+        inputs = self.shape[1]
+        if self.has_order:
+            return source.read(f"{self.stem}g_idx", 0, inputs).long()
+        return torch.arange(inputs) // -(-inputs // self.groups)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A weight of compressed-tensors: outputs first, codes of inputs in a word.
+
+    Attributes:
+        stem: of the names, such as `model.layers.0.mlp.up_proj.weight`.
+        shape: `(N, K)`.
+        bits: of a code.
+        groups: of inputs.
+        symmetric: zeros are not stored.
+        has_order: inputs have their groups in `weight_g_idx`.
+        beside: other tensors that belong to it, which are not read.
+    """
+
+    stem: str
+    shape: tuple[int, int]
+    bits: int
+    groups: int
+    symmetric: bool
+    has_order: bool
+    beside: tuple[str, ...]
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made of."""
+        names = ["_packed", "_scale"]
+        names += [] if self.symmetric else ["_zero_point"]
+        names += ["_g_idx"] if self.has_order else []
+        return (*(f"{self.stem}{name}" for name in names), *self.beside)
+
+    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]`, float32."""
+        codes, scales, zeros = self._read(source, start, stop)
+        return dequantize(codes, scales, zeros, self._groups(source))
+
+    def code_format(self, source: TensorSource) -> CodeFormat | None:
+        """The format of its codes, where groups are of neighbouring inputs."""
+        size = -(-self.shape[1] // self.groups)
+        if self.bits not in CODE_BITS or size not in CODE_GROUPS:
+            return None
+        is_plain = torch.equal(self._groups(source), torch.arange(self.shape[1]) // size)
+        return CodeFormat(self.bits, size, self.symmetric) if is_plain else None
+
+    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
+        """The codes of rows `[start:stop]`."""
+        codes, scales, zeros = self._read(source, start, stop)
+        return CodedRows(codes, scales.float(), zeros)
+
+    def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes `(n, K)`, scales and zeros `(n, G)`."""
+        words = source.read(f"{self.stem}_packed", start, stop)
+        codes = unpack(words, self.bits)[:, : self.shape[1]]
+        scales = source.read(f"{self.stem}_scale", start, stop)
+        if self.symmetric:
+            middle = torch.full(scales.shape, 1 << (self.bits - 1), dtype=torch.uint8)
+            return codes, scales, middle
+        # Zeros of outputs share words.
+        share = WORD_BITS // self.bits
+        first, last = start // share, -(-stop // share)
+        words = source.read(f"{self.stem}_zero_point", first, last)
+        zeros = unpack(words.T.contiguous(), self.bits).T
+        return codes, scales, zeros[start - first * share : stop - first * share].contiguous()
+
+    def _groups(self, source: TensorSource) -> Tensor:
+        """The group of each input, int64 `(K,)`."""
+        inputs = self.shape[1]
+        if self.has_order:
+            return source.read(f"{self.stem}_g_idx", 0, inputs).long()
+        return torch.arange(inputs) // -(-inputs // self.groups)

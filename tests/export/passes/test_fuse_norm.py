@@ -1,0 +1,132 @@
+import numpy as np
+import onnx_ir as ir
+import pytest
+from tests.export.passes.graphs import normal, operators, parsed, run
+
+from ortolan.export.passes.fuse_norm import FuseNorm
+
+X = normal(2, 3, 8, seed=1).numpy()
+W = normal(8)
+
+RMS = """
+g (float[batch, 3, 8] x, WEIGHTS) => (float[batch, 3, 8] y)
+<int64[1] last = {-1}, float two = {2.0}, float eps = {1e-4}> {
+    square = SQUARE
+    mean = ReduceMean <keepdims = 1> (square, last)
+    sum = Add (mean, eps)
+    root = Sqrt (sum)
+    NORMED
+    y = Mul (SCALED)
+}
+"""
+
+INVERSE = "inverse = Reciprocal (root)"
+
+SPELLINGS = {
+    "power and reciprocal": ("Pow (x, two)", f"{INVERSE} normed = Mul (x, inverse)"),
+    "product and quotient": ("Mul (x, x)", "normed = Div (x, root)"),
+    "factors turned": ("Pow (x, two)", f"{INVERSE} normed = Mul (inverse, x)"),
+}
+
+
+def rms(square: str, normed: str, scaled: str = "w, normed") -> ir.Model:
+    text = RMS.replace("SQUARE", square).replace("NORMED", normed).replace("SCALED", scaled)
+    return parsed(text, w=W)
+
+
+def fused(model: ir.Model) -> ir.Model:
+    assert FuseNorm()(model).modified
+    return ir.passes.common.RemoveUnusedNodesPass()(model).model
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("scaled", ["w, normed", "normed, w"])
+def test_a_norm_that_is_spelled_out_becomes_one_node(spelling: str, scaled: str) -> None:
+    model = rms(*SPELLINGS[spelling], scaled)
+    before = run(model, {"w": W}, x=X)
+    model = fused(model)
+    assert operators(model) == ["RMSNormalization"]
+    assert model.graph[0].attributes.get_float("epsilon") == pytest.approx(1e-4)
+    np.testing.assert_allclose(run(model, {"w": W}, x=X)[0], before[0], atol=1e-6)
+
+
+LAYER = """
+g (float[batch, 3, 8] z, WEIGHTS) => (float[batch, 3, 8] y)
+<int64[1] last = {-1}, float two = {2.0}, float eps = {1e-4}> {
+    first = ReduceMean <keepdims = 1> (z, last)
+    x = Sub (z, first)
+    square = Pow (x, two)
+    mean = ReduceMean <keepdims = 1> (square, last)
+    sum = Add (mean, eps)
+    root = Sqrt (sum)
+    inverse = Reciprocal (root)
+    normed = Mul (x, inverse)
+    y = Mul (w, normed)
+}
+"""
+
+
+def test_a_norm_without_the_mean_becomes_a_layer_norm_without_a_bias() -> None:
+    model = parsed(LAYER, w=W)
+    before = run(model, {"w": W}, z=X)
+    model = fused(model)
+    assert operators(model) == ["LayerNormalization"]
+    np.testing.assert_allclose(run(model, {"w": W}, z=X)[0], before[0], atol=1e-6)
+
+
+HALF = """
+g (float16[batch, 3, 8] narrow, WEIGHTS) => (float16[batch, 3, 8] y)
+<int64[1] last = {-1}, float two = {2.0}, float eps = {1e-4}> {
+    x = Cast <to = 1> (narrow)
+    square = Pow (x, two)
+    mean = ReduceMean <keepdims = 1> (square, last)
+    sum = Add (mean, eps)
+    root = Sqrt (sum)
+    inverse = Reciprocal (root)
+    wide = Mul (x, inverse)
+    normed = Cast <to = 10> (wide)
+    y = Mul (w, normed)
+}
+"""
+
+
+def test_casts_around_a_norm_are_part_of_the_node() -> None:
+    model = parsed(HALF, w=W.half())
+    model = fused(model)
+    assert operators(model) == ["RMSNormalization"]
+    node = model.graph[0]
+    assert [value.dtype for value in node.inputs if value] == [ir.DataType.FLOAT16] * 2
+
+
+KEPT = {
+    "another power": ("Pow (x, eps)", SPELLINGS["power and reciprocal"][1], "w, normed"),
+    "square of something else": ("Mul (x, w)", SPELLINGS["product and quotient"][1], "w, normed"),
+    "quotient turned": ("Mul (x, x)", "normed = Div (root, x)", "w, normed"),
+    "no weight": ("Mul (x, x)", "normed = Div (x, root)", "normed, two"),
+    "scaled by what is computed": ("Mul (x, x)", "normed = Div (x, root)", "normed, root"),
+    "root has another reader": (
+        "Mul (x, x)",
+        "normed = Div (x, root) other = Neg (root) unread = Neg (other)",
+        "normed, w",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_what_is_another_formula_stays(case: str) -> None:
+    model = rms(*KEPT[case])
+    before = operators(model)
+    assert not FuseNorm()(model).modified
+    assert operators(model) == before
+
+
+@pytest.mark.parametrize(("old", "new"), [("-1", "1"), ("keepdims = 1", "keepdims = 0")])
+def test_a_mean_over_another_axis_stays(old: str, new: str) -> None:
+    text = RMS.replace("SQUARE", "Mul (x, x)").replace("NORMED", "normed = Div (x, root)")
+    model = parsed(text.replace("SCALED", "w, normed").replace(old, new), w=W)
+    assert not FuseNorm()(model).modified
+
+
+def test_a_second_time_changes_nothing() -> None:
+    model = fused(rms(*SPELLINGS["product and quotient"]))
+    assert not FuseNorm()(model).modified

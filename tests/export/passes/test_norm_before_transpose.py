@@ -1,0 +1,45 @@
+import numpy as np
+import onnx_ir as ir
+import pytest
+from tests.export.passes.graphs import normal, operators, parsed, run
+
+from ortolan.export.passes.norm_before_transpose import NormBeforeTranspose
+
+X = normal(2, 3, 2, 4, seed=1).numpy()
+W = normal(4)
+
+TEXT = """
+g (float[b, s, 2, 4] x, WEIGHTS) => (float[A, C, D, E] y) {
+    turned = Transpose <perm = [PERM]> (x)
+    normed = NORM (turned, w)
+    y = Neg (normed)
+}
+"""
+
+
+def graph(perm: str = "0, 2, 1, 3", norm: str = "RMSNormalization <axis = -1>") -> str:
+    return TEXT.replace("PERM", perm).replace("NORM", norm)
+
+
+@pytest.mark.parametrize(
+    "norm", ["RMSNormalization <axis = -1>", "LayerNormalization <axis = 3>", "RMSNormalization"]
+)
+def test_the_norm_of_moved_heads_comes_before_the_move(norm: str) -> None:
+    model = parsed(graph(norm=norm), w=W)
+    before = run(model, {"w": W}, x=X)
+    assert NormBeforeTranspose()(model).modified
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    assert operators(model) == [norm.split()[0], "Transpose", "Neg"]
+    assert [*map(str, model.graph[0].outputs[0].shape or ())] == ["b", "s", "2", "4"]
+    np.testing.assert_allclose(run(model, {"w": W}, x=X)[0], before[0], atol=1e-6)
+    assert not NormBeforeTranspose()(model).modified
+
+
+@pytest.mark.parametrize(
+    "text",
+    [graph(perm="3, 1, 2, 0"), graph(norm="RMSNormalization <axis = 2>")],
+    ids=["the last axis moves", "the norm is over two axes"],
+)
+def test_what_does_not_commute_stays(text: str) -> None:
+    model = parsed(text, w=W)
+    assert not NormBeforeTranspose()(model).modified

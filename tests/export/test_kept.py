@@ -1,0 +1,76 @@
+"""Bundles from checkpoints in few bits: their codes are kept, and nothing is rounded again."""
+
+from pathlib import Path
+
+import pytest
+from tests.modeling.checkpoint.gguf_cases import CASES
+from tests.modeling.checkpoint.gguf_files import llama_metadata, turned, write_gguf
+from tests.modeling.checkpoint.packed_files import METHODS, WIDE, write_packed
+from tests.modeling.tiny_models import reference_model
+from torch import Tensor
+
+from ortolan.export.options import ExportOptions
+from ortolan.export.pipeline import export
+from ortolan.export.precision import Int4, Int8
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.certificate import read
+
+
+def kept(bundle: Bundle) -> dict[str, tuple[int, int | None, bool]]:
+    """Bits, group and symmetry of the weights whose codes are those of the checkpoint."""
+    found = [weight for weight in bundle.manifest.quantized if weight.method == "kept"]
+    # What the codes stand for is what PyTorch computed with.
+    assert all(weight.error < 1e-6 for weight in found)
+    return {weight.name: (weight.bits, weight.group, weight.symmetric) for weight in found}
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "awq", "compressed-4"])
+def test_codes_of_packed_checkpoints_are_kept(name: str, tmp_path: Path) -> None:
+    write_packed(tmp_path / "source", METHODS[name])
+    bundle = export(tmp_path / "source", tmp_path / "bundle", precision=Int4(group_size=64))
+    found = kept(bundle)
+    symmetric = name == "compressed-4"
+    assert len(found) == 2 * 5  # qkv, out, gate, up, down
+    assert set(found.values()) == {(4, 32, symmetric)}
+    others = {w.name: w.method for w in bundle.manifest.quantized if w.name not in found}
+    assert others == {"embedding.weight": "hqq", "head.weight": "hqq"}
+    measured = read(bundle).measured
+    assert measured is not None
+    assert measured.verdict == "PASS"
+
+
+def test_codes_of_more_bits_than_asked_for_are_rounded(tmp_path: Path) -> None:
+    write_packed(tmp_path / "source", METHODS["gptq-8"])
+    # Random weights of 4 bits compute something else.
+    options = ExportOptions(max_kl=9.0)
+    counts = {}
+    for precision in (Int4(), Int8()):
+        out = tmp_path / precision.name
+        bundle = export(tmp_path / "source", out, precision=precision, options=options)
+        counts[precision.name] = len(kept(bundle))
+    assert counts == {"int4": 0, "int8": 10}
+
+
+def test_codes_of_a_gguf_file_are_kept_in_their_formats(tmp_path: Path) -> None:
+    arch, _, keys, _, _ = CASES["llama"]
+    model = reference_model(WIDE)
+    products = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up")
+    kinds = {f"blk.{i}.{part}.weight": "Q4_0" for i in (0, 1) for part in products}
+    kinds |= {"token_embd.weight": "Q8_0", "output.weight": "Q8_0"}
+    kinds |= {f"blk.{i}.ffn_down.weight": "Q4_1" for i in (0, 1)}
+
+    def change(name: str, tensor: Tensor) -> Tensor:
+        heads = {"attn_q": 4, "attn_k": 2}.get(name.split(".")[-2])
+        return tensor if heads is None else turned(tensor, heads)
+
+    metadata = llama_metadata(model, keys) | {"attention.key_length": 16}
+    file = tmp_path / "model.gguf"
+    write_gguf(file, arch, model, metadata, change=change, kinds=kinds)
+    bundle = export(file, tmp_path / "bundle", precision="int4")
+    found = kept(bundle)
+    assert found.pop("embedding.weight") == found.pop("head.weight") == (8, 32, True)
+    assert len(found) == 2 * 4
+    assert set(found.values()) == {(4, 32, True)}
+    # A minimum for each block is no zero point: these are rounded.
+    others = {w.name for w in bundle.manifest.quantized if w.name not in kept(bundle)}
+    assert others == {f"blocks.{i}.feed_forward.down.weight" for i in (0, 1)}

@@ -1,0 +1,134 @@
+"""Bundles of mixtures of experts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from tests.export.tiny_models import llama
+from torch import nn
+
+import ortolan
+from ortolan.export.errors import OptionError
+from ortolan.export.options import ExportOptions
+from ortolan.export.precision import GroupSize
+from ortolan.export.quantize import rounding
+from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.plan import Quantization, plan
+from ortolan.export.quantize.rounding import row_chunks
+from ortolan.modeling import DecoderModel
+from ortolan.modeling.config import MixtureConfig
+from ortolan.modeling.weights import ModuleWeights
+from ortolan.runtime import Bundle
+
+MIXTURE = MixtureConfig(
+    experts=4, per_token=4, intermediate_size=32, shared_size=32, shared_gate=True
+)
+
+EXPERTS = [f"blocks.0.feed_forward.experts.{name}" for name in ("gate_up", "down")]
+
+
+@pytest.fixture(scope="module")
+def model() -> DecoderModel:
+    torch.manual_seed(0)
+    config = llama(layers=1)
+    block = replace(config.blocks[0], feed_forward=MIXTURE)
+    return DecoderModel(replace(config, blocks=(block,))).eval()
+
+
+def operators(bundle: Bundle, role: str) -> list[str]:
+    file = bundle.file(bundle.manifest.graphs[role].file)
+    return [node.op_type for node in onnx.load(str(file), load_external_data=False).graph.node]
+
+
+def test_experts_are_stored_in_few_bits_and_routers_are_not(
+    model: DecoderModel, tmp_path: Path
+) -> None:
+    options = ExportOptions(graphs="split", prefill_precision="int8", max_kl=0.01)
+    bundle = ortolan.export(model, tmp_path / "bundle", precision="int4", options=options)
+    # Products of integers have no form for experts.
+    for role in bundle.manifest.graphs:
+        assert "QMoE" in operators(bundle, role)
+        assert "MoE" not in operators(bundle, role)
+    stored = {tensor.name: tensor for tensor in bundle.manifest.quantized}
+    assert [stored[name].bits for name in EXPERTS] == [4, 4]
+    assert {stored[name].method for name in EXPERTS} == {"hqq"}
+    assert all(0.01 < stored[name].error < 0.1 for name in EXPERTS)
+    assert not any("router" in name or "shared_gate" in name for name in stored)
+
+
+def test_a_float_bundle_of_experts_is_exact(model: DecoderModel, tmp_path: Path) -> None:
+    bundle = ortolan.export(model, tmp_path / "bundle")
+    assert "MoE" in operators(bundle, "decoder")
+    ids = np.arange(9)
+    with torch.inference_mode():
+        wanted = model(torch.from_numpy(ids)[None])[0].numpy()
+    got = ortolan.load(bundle.path, ortolan.Decoder).logits(ids.tolist())
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+def test_portable_graphs_of_experts_are_refused(model: DecoderModel, tmp_path: Path) -> None:
+    options = ExportOptions(attention="portable")
+    with pytest.raises(OptionError, match="attention: expected fused for a mixture of experts"):
+        ortolan.export(model, tmp_path / "bundle", options=options)
+    assert not (tmp_path / "bundle").exists()
+
+
+def graph(width: int = 96, size: int = 64) -> ir.Model:
+    """A router and experts of these sizes."""
+    model = ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>
+        g (float[T, {width}] x) => (float[T, {width}] y) {{
+            r = com.microsoft.FusedMatMul <transB = 1> (x, router)
+            y = com.microsoft.MoE <k = 2> (x, r, first, , second)
+        }}
+    """)
+    values = {value.name: value for node in model.graph for value in node.inputs if value}
+    for name, full, shape in (
+        ("router", "blocks.0.feed_forward.router.weight", (4, width)),
+        ("first", EXPERTS[0], (4, 2 * size, width)),
+        ("second", EXPERTS[1], (4, width, size)),
+    ):
+        value = values[name]
+        value.name, value.shape = full, ir.Shape(shape)
+        model.graph.initializers.add(value)
+    return model
+
+
+def quantization(group: GroupSize = 128, *, fits: bool = True, **fields: Any) -> Quantization:
+    scheme = Scheme(bits=4, group=group)
+    return Quantization(scheme=scheme, head=scheme, method="rtn", fits=fits, **fields)
+
+
+def test_both_weights_of_experts_have_the_largest_groups_that_divide_them() -> None:
+    planned = plan([graph()], quantization())
+    assert {name: scheme.group for name, scheme in planned.items()} == dict.fromkeys(EXPERTS, 32)
+    assert {s.group for s in plan([graph(256, 512)], quantization()).values()} == {128}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_where_one_weight_of_experts_is_excluded_both_are(name: str) -> None:
+    assert plan([graph()], quantization(exclude=(name,))) == {}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"), [((40, 64), quantization()), ((96, 64), quantization(128, fits=False))]
+)
+def test_rows_of_experts_that_no_groups_divide_are_refused(
+    sizes: tuple[int, int], options: Quantization
+) -> None:
+    with pytest.raises(OptionError, match=r"experts\.gate_up: expected rows .* --exclude"):
+        plan([graph(*sizes)], options)
+
+
+def test_no_chunk_of_rows_is_of_two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Module()
+    module.experts = nn.Parameter(torch.randn(3, 5, 4))
+    monkeypatch.setattr(rounding, "CHUNK_ELEMENTS", 3 * 4)
+    chunks = list(row_chunks(ModuleWeights(module), "experts"))
+    assert [len(chunk) for chunk in chunks] == [3, 2] * 3
+    assert torch.equal(torch.cat(chunks), module.experts.detach().flatten(0, 1))

@@ -1,0 +1,185 @@
+"""Checkpoints in few bits: what is read is what their codes stand for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.modeling.checkpoint.packed_files import GROUP, METHODS, write_packed
+
+from ortolan.modeling import CheckpointError, WeightError, load
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.checkpoint.folder import open_weights, read_config
+from ortolan.modeling.checkpoint.packed.floats import dequantize_mxfp4
+from ortolan.modeling.checkpoint.packed.unpacked import Unpacked
+from ortolan.modeling.checkpoint.safetensors import Safetensors
+from ortolan.modeling.weights import Coded, CodeFormat
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+KEPT = {
+    "gptq-4": CodeFormat(4, GROUP, False),
+    "gptq-4-symmetric": CodeFormat(4, GROUP, True),
+    "gptq-8": CodeFormat(8, GROUP, True),
+    "gptq-v2": CodeFormat(4, GROUP, False),
+    "awq": CodeFormat(4, GROUP, False),
+    "compressed-4": CodeFormat(4, GROUP, True),
+    "compressed-4-asymmetric": CodeFormat(4, GROUP, False),
+    "compressed-8": CodeFormat(8, GROUP, True),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_tensor_is_what_its_codes_stand_for(name: str, tmp_path: Path) -> None:
+    meant = write_packed(tmp_path, METHODS[name])
+    source = open_checkpoint(tmp_path).tensors
+    assert source.shapes() == {tensor: tuple(value.shape) for tensor, value in meant.items()}
+    for tensor, value in meant.items():
+        read = source.read(tensor, 0, value.shape[0])
+        torch.testing.assert_close(read, value, rtol=1e-6, atol=1e-7, msg=tensor)
+    for start, stop in ((0, 1), (5, 19), (33, 64)):
+        part = source.read(DOWN, start, stop)
+        torch.testing.assert_close(part, meant[DOWN][start:stop], rtol=1e-6, atol=1e-7)
+    columns = source.read(DOWN, 7, 40, axis=1)
+    torch.testing.assert_close(columns, meant[DOWN][:, 7:40], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_codes_are_given_where_kernels_take_them(name: str, tmp_path: Path) -> None:
+    meant = write_packed(tmp_path, METHODS[name])
+    source = open_checkpoint(tmp_path).tensors
+    assert isinstance(source, Coded)
+    found = source.code_format(DOWN)
+    assert found == KEPT.get(name)
+    assert source.code_format("model.norm.weight") is None
+    if found is None:
+        return
+    codes = source.codes(DOWN, 5, 21)
+    assert codes.values.shape == (16, 96)
+    groups = torch.arange(96) // GROUP
+    values = codes.values.float() - codes.zeros.float()[:, groups]
+    torch.testing.assert_close(values * codes.scales[:, groups], meant[DOWN][5:21])
+    assert found.symmetric == bool((codes.zeros == 1 << (found.bits - 1)).all())
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "awq", "compressed-4"])
+def test_the_codes_of_joined_projections_are_joined_by_rows(name: str, tmp_path: Path) -> None:
+    meant = write_packed(tmp_path, METHODS[name])
+    config = read_config(tmp_path)
+    weights = open_weights(tmp_path, config)
+    qkv = "blocks.0.attention.qkv.weight"
+    assert weights.code_format(qkv) == KEPT[name]
+    parts = [meant[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
+    rows = torch.cat(parts)
+    codes = weights.codes(qkv, 50, 110)
+    groups = torch.arange(64) // GROUP
+    values = (codes.values.float() - codes.zeros.float()[:, groups]) * codes.scales[:, groups]
+    torch.testing.assert_close(values, rows[50:110])
+    assert weights.code_format("embedding.weight") is None
+
+
+def test_a_packed_model_computes_what_its_weights_stand_for(tmp_path: Path) -> None:
+    meant = write_packed(tmp_path, METHODS["awq"])
+    packed = load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({k: v.contiguous() for k, v in meant.items()}, tmp_path / "model.safetensors")
+    plain = load(tmp_path)
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(ids), plain(ids))
+
+
+def test_experts_in_mxfp4_are_as_published(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (3, 10, 2, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(110, 140, (3, 10, 2), dtype=torch.uint8, generator=generator)
+    stem = "model.layers.0.mlp.experts.gate_up_proj"
+    file = tmp_path / "model.safetensors"
+    save_file({f"{stem}_blocks": blocks, f"{stem}_scales": scales}, file)
+    source = Unpacked(Safetensors([file]), {"quant_method": "mxfp4"})
+    assert source.shapes() == {stem: (3, 64, 10)}
+
+    table = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    expected = torch.empty(3, 64, 10)
+    for expert in range(3):
+        for row in range(10):
+            for column in range(64):
+                byte = int(blocks[expert, row, column // 32, column % 32 // 2])
+                code = byte >> 4 if column % 2 else byte & 15
+                value = table[code & 7] * (-1 if code & 8 else 1)
+                expected[expert, column, row] = value * 2.0 ** (
+                    int(scales[expert, row, column // 32]) - 127
+                )
+    assert torch.equal(source.read(stem, 0, 3), expected)
+    assert torch.equal(source.read(stem, 1, 2), expected[1:2])
+    assert torch.equal(dequantize_mxfp4(blocks, scales).mT, expected)
+
+
+# --- refused ------------------------------------------------------------------------------------
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gptq-4", {"quant_method": "hqq"}, "expected quant_method to be gptq, awq, .*, got 'hqq'"),
+        ("gptq-4", {"quant_method": None}, "got None"),
+        ("gptq-4", {"bits": 3}, "expected bits to be one of 2, 4, 8, got 3"),
+        ("gptq-4", {"checkpoint_format": "marlin"}, "gptq or gptq_v2, got 'marlin'"),
+        ("awq", {"version": "gemv"}, "expected version to be gemm, got 'gemv'"),
+        ("compressed-4", {"config_groups": {}}, "groups of one width"),
+    ],
+)
+def test_a_method_that_is_not_known_is_refused(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_packed(tmp_path, METHODS[name])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+    assert "Export the checkpoint that this one was quantized from" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("gptq-4", "qzeros"),
+        ("gptq-4", "scales"),
+        ("awq", "scales"),
+        ("compressed-4", "weight_scale"),
+        ("compressed-4", "weight_shape"),
+        ("nf4", "weight.absmax"),
+        ("nf4", "weight.quant_map"),
+    ],
+)
+def test_an_absent_part_is_named(name: str, part: str, tmp_path: Path) -> None:
+    write_packed(tmp_path, METHODS[name])
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[f"model.layers.0.mlp.up_proj.{part}"]
+    save_file(tensors, file)
+    message = refused(tmp_path)
+    assert f"model.layers.0.mlp.up_proj.{part}" in message
+    assert "The download is incomplete" in message
+
+
+def test_codes_without_a_config_that_says_so_are_unexpected(tmp_path: Path) -> None:
+    write_packed(tmp_path, METHODS["gptq-4"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightError, match=r"unexpected model.layers.0.mlp.down_proj.qweight"):
+        load(tmp_path)

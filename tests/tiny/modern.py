@@ -1,0 +1,111 @@
+"""Decoders since 2023: two layers of two heads, one with a window where a family has windows."""
+
+from typing import Any
+
+from tests.tiny.decoders import LLAMA
+
+EVEN: dict[str, Any] = {key: value for key, value in LLAMA.items() if key != "head_dim"}
+
+MIXED: dict[str, Any] = {
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
+
+CAPS: dict[str, Any] = {
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 3.0,
+}
+
+FACTORS: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+
+QWEN3 = LLAMA | {"model_type": "qwen3"}
+SMOLLM3 = EVEN | {"model_type": "smollm3", "no_rope_layers": [1, 0]}
+GEMMA = LLAMA | {"model_type": "gemma"}
+GEMMA2 = LLAMA | MIXED | CAPS | {"model_type": "gemma2"}
+VAULTGEMMA = GEMMA2 | {"model_type": "vaultgemma"}
+GEMMA3 = (
+    LLAMA
+    | MIXED
+    | {
+        "model_type": "gemma3_text",
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }
+)
+OLMO = EVEN | {"model_type": "olmo", "clip_qkv": 0.8}
+OLMO2 = EVEN | {"model_type": "olmo2"}
+OLMO3 = (
+    EVEN
+    | MIXED
+    | {
+        "model_type": "olmo3",
+        "rope_parameters": {
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    }
+)
+EXAONE4 = EVEN | MIXED | {"model_type": "exaone4", "rope_parameters": LLAMA3}
+GRANITE = EVEN | FACTORS | {"model_type": "granite"}
+GRANITE_SWA = EVEN | MIXED | FACTORS | {"model_type": "granite_swa", "layer_rope_theta": [100.0, 0]}
+HYPERCLOVAX = LLAMA | FACTORS | {"model_type": "hyperclovax"}
+COHERE = EVEN | {"model_type": "cohere"}
+COHERE2 = EVEN | MIXED | {"model_type": "cohere2"}
+GLM = LLAMA | {"model_type": "glm", "head_dim": 32}
+GLM4 = GLM | {"model_type": "glm4"}
+PHI3 = EVEN | {"model_type": "phi3"}
+SEED_OSS = LLAMA | {"model_type": "seed_oss"}
+CWM = (
+    LLAMA
+    | MIXED
+    | {"model_type": "cwm", "rope_parameters": LLAMA3, "bos_token_id": 1, "eos_token_id": 96}
+)
+MINISTRAL = LLAMA | MIXED | {"model_type": "ministral"}
+MINISTRAL3 = LLAMA | {
+    "model_type": "ministral3",
+    "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 96},
+}
+INTERNLM3 = LLAMA | {"model_type": "internlm3"}
+IQUESTCODER = LLAMA | {"model_type": "iquestcoder"}
+ERNIE4_5 = LLAMA | {"model_type": "ernie4_5"}
+HELIUM = LLAMA | {"model_type": "helium"}
+HUNYUAN = LLAMA | {"model_type": "hunyuan_v1_dense"}
+NEMOTRON = LLAMA | {"model_type": "nemotron", "head_dim": 32}
+ARCEE = LLAMA | {"model_type": "arcee"}
+JAIS2 = LLAMA | {"model_type": "jais2"}
+NANOCHAT = EVEN | {"model_type": "nanochat", "final_logit_softcapping": 3.0}
+BITNET = EVEN | {"model_type": "bitnet"}
+
+_ALL = (
+    *(QWEN3, SMOLLM3, GEMMA, GEMMA2, VAULTGEMMA, GEMMA3, OLMO, OLMO2, OLMO3, EXAONE4),
+    *(GRANITE, GRANITE_SWA, HYPERCLOVAX, COHERE, COHERE2, GLM, GLM4, PHI3, SEED_OSS, CWM),
+    *(MINISTRAL, MINISTRAL3, INTERNLM3, IQUESTCODER, ERNIE4_5, HELIUM, HUNYUAN, NEMOTRON),
+    *(ARCEE, JAIS2, NANOCHAT, BITNET),
+)
+
+MODERN: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}
