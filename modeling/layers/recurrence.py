@@ -88,7 +88,7 @@ def _node(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
         shapes=((batch, length, heads * width), state_BHDU.shape),
         version=1,
     )
-    return out.unflatten(-1, (heads, width)).transpose(1, 2), state
+    return torch.unflatten(out, -1, (heads, width)).transpose(1, 2), state
 
 
 def _joined(x: Tensor) -> Tensor:

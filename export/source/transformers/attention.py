@@ -115,9 +115,11 @@ def unpadded() -> Iterator[None]:
     from transformers import masking_utils
 
     own = masking_utils.chunked_overlay
-    masking_utils.chunked_overlay = lambda chunk_size, _: (
-        lambda batch, head, query, key: key // chunk_size == query // chunk_size
-    )
+
+    def overlay(chunk_size: int, left_padding: Tensor) -> Callable[..., Tensor]:
+        return lambda batch, head, query, key: key // chunk_size == query // chunk_size
+
+    masking_utils.chunked_overlay = overlay
     try:
         yield
     finally:

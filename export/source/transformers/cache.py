@@ -71,11 +71,12 @@ class StateCache(Cache):
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
-    ) -> None:
+    ) -> Tensor:
         """What `recurrence` has kept already."""
         if not self._step.recurrences:
             raise NotImplementedError("a recurrence that no node computes")
         self._step.keeps = True
+        return recurrent_states
 
 
 def _name(kind: str, layer: int, number: int) -> str:

@@ -24,17 +24,28 @@ from ortolan.export.source.transformers.attention import STEP
 NORM_EPSILON = 1e-6
 
 
-def _recur(query: Tensor, key: Tensor, value: Tensor, **gates: Any) -> Tensor:
+def _recur(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    decay: Tensor,
+    rate: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
     """In the state of the layer whose recurrence was asked for last; all `(B, S, H, ...)`."""
     step = STEP.get()
-    turned = {
-        name: gate.transpose(1, 2) if isinstance(gate, Tensor) else gate
-        for name, gate in gates.items()
-    }
     inputs = (each.transpose(1, 2).float() for each in (query, key, value))
     name = step.recurrence + (f".{step.recurrences}" if step.recurrences else "")
     step.recurrences += 1
-    return step.state.recur(name, *inputs, **turned).transpose(1, 2)
+    out = step.state.recur(
+        name,
+        *inputs,
+        decay=decay.transpose(1, 2),
+        rate=None if rate is None else rate.transpose(1, 2),
+        scale=scale,
+    )
+    return out.transpose(1, 2)
 
 
 def delta_rule(
