@@ -3,8 +3,6 @@
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> None:
@@ -43,12 +41,6 @@ def share_initializer(graph: ir.Graph, name: str, original: str) -> None:
         graph.initializers.add(value)
         return
     value.replace_all_uses_with(graph.initializers[original])
-
-
-def own_data(value: ir.Value) -> Tensor | None:
-    """The values of an initializer that a trace made of numbers in the code; None for a weight."""
-    raw = getattr(value.const_value, "raw", None)
-    return raw if isinstance(raw, Tensor) and not isinstance(raw, FakeTensor) else None
 
 
 def static_shape(value: ir.Value) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """What is exported: a checkpoint of a family, any model of transformers, or a user's own module."""
 
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 from torch import nn
@@ -16,7 +17,7 @@ from ortolan.export.source.transformers.skeleton import INSTALL, is_installed, k
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ortolan.modeling.checkpoint.folder import unknown_keys
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import FAMILIES
+from ortolan.modeling.families import FAMILIES, unknown_family
 from ortolan.modeling.models.stack import TransformerModel
 
 __all__ = ["Source", "open_exportable", "unknown_keys_of"]
@@ -78,13 +79,14 @@ def _has_family(checkpoint: Checkpoint) -> bool:
         return True
     if not is_installed():
         raise ConfigError(
-            f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r:.80}. If it is "
-            f"a causal language model of transformers, install that: {INSTALL}."
+            f"{unknown_family(model_type)}. If it is a causal language model of transformers, "
+            f"install that: {INSTALL}."
         )
     if not knows(model_type):
+        others = f" or a causal language model of transformers {version('transformers')}"
         raise ConfigError(
-            f"model_type: expected one of {', '.join(FAMILIES)}, or a causal language model of "
-            f"transformers, got {model_type!r:.80}. CONTRIBUTING.md shows how to add a family."
+            f"{unknown_family(model_type, or_else=others)}. `ortolan families` lists what was "
+            "tried; a newer transformers may have it; or export the module itself from Python."
         )
     return False
 
