@@ -22,6 +22,7 @@ from ortolan.modeling.families import (
     ctrl,
     distilbert,
     electra,
+    eurobert,
     falcon,
     fused_gate,
     gemma,
@@ -37,6 +38,7 @@ from ortolan.modeling.families import (
     marian,
     mistral,
     mixtures,
+    modernbert,
     modernbert_decoder,
     mpnet,
     mpt,
@@ -48,6 +50,7 @@ from ortolan.modeling.families import (
     qwen2,
     qwen3,
     roberta,
+    rotary_bert,
     smollm3,
     squared_relu,
     stablelm,
@@ -57,7 +60,7 @@ from ortolan.modeling.families import (
     xglm,
 )
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.weights import Table, Target
+from ortolan.modeling.weights import HEAD, HEAD_BIAS, Entry, Table, Target
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -91,8 +94,8 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
-    "apertus": apertus,
     "albert": albert,
+    "apertus": apertus,
     "arcee": squared_relu.ARCEE,
     "bart": bart.BART,
     "bert": bert.BERT,
@@ -113,6 +116,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "ernie": bert.ERNIE,
     "ernie4_5": llama_values.ERNIE4_5,
     "ernie4_5_moe": mixtures.ERNIE4_5_MOE,
+    "eurobert": eurobert,
     "exaone4": olmo.EXAONE4,
     "falcon": falcon,
     "flex_olmo": mixtures.FLEX_OLMO,
@@ -133,6 +137,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "granite_swa": granite.GRANITE_SWA,
     "granitemoe": mixtures.GRANITEMOE,
     "granitemoeshared": mixtures.GRANITEMOESHARED,
+    "gte": rotary_bert.GTE,
     "helium": llama_values.HELIUM,
     "hunyuan_v1_dense": llama_values.HUNYUAN_V1_DENSE,
     "hunyuan_v1_moe": mixtures.HUNYUAN_V1_MOE,
@@ -140,6 +145,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "internlm3": llama_values.INTERNLM3,
     "iquestcoder": llama_values.IQUESTCODER,
     "jais2": squared_relu.JAIS2,
+    "jina_embeddings_v3": rotary_bert.JINA_EMBEDDINGS_V3,
     "llama": llama,
     "m2m_100": bart.M2M_100,
     "marian": marian,
@@ -148,14 +154,16 @@ FAMILIES: dict[str, Family[Any]] = {
     "ministral": llama_values.MINISTRAL,
     "ministral3": llama_values.MINISTRAL3,
     "mistral": mistral,
-    "modernbert-decoder": modernbert_decoder,
     "mixtral": mixtures.MIXTRAL,
+    "modernbert": modernbert,
+    "modernbert-decoder": modernbert_decoder,
     "mpnet": mpnet,
     "mpt": mpt,
     "mt5": t5.MT5,
     "mvp": bart.MVP,
     "nanochat": squared_relu.NANOCHAT,
     "nemotron": squared_relu.NEMOTRON,
+    "nomic_bert": rotary_bert.NOMIC_BERT,
     "olmo": olmo.OLMO,
     "olmo2": olmo.OLMO2,
     "olmo3": olmo.OLMO3,
@@ -197,10 +205,18 @@ def weights_of(config: ModelConfig) -> Table:
     weights = family_of(config.model_type).WEIGHTS
     table: Table = weights(config) if callable(weights) else weights
     match config:
-        case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
-            return {**table, **PROJECTIONS}
+        case EncoderConfig(head=EmbeddingHead()):
+            # A language model that embeds texts does without its head.
+            spared = {name: _spare(target) for name, target in table.items()}
+            return {**spared, **PROJECTIONS}
         case _:
             return table
+
+
+def _spare(target: Entry) -> Entry:
+    """A row of a table; where it is a head's weight, the checkpoint may hold it for nothing."""
+    is_head = isinstance(target, Target) and target.name in (HEAD, HEAD_BIAS)
+    return target._replace(spare=True) if isinstance(target, Target) and is_head else target
 
 
 def published_config(config: ModelConfig) -> dict[str, object]:
