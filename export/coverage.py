@@ -5,18 +5,18 @@ and compares its bundle with transformers.
 """
 
 from importlib.resources import files
-from typing import Literal, get_args
+from typing import get_args
 
 import msgspec
+
+from ortolan.export.options import Via
 
 DATA = "coverage.json"
 
 BOUND = 1e-4
 """The largest error of a type that counts as supported, relative to the largest logit."""
 
-Way = Literal["family", "transformers"]
-
-WAYS: tuple[Way, ...] = get_args(Way)
+WAYS: tuple[Via, ...] = get_args(Via)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     model_type: str
-    way: Way
+    way: Via
     kind: str
     error: float | None
     tokens_equal: bool | None
@@ -57,7 +57,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     transformers: str
     rows: tuple[Row, ...]
 
-    def counts(self) -> dict[Way, int]:
+    def counts(self) -> dict[Via, int]:
         """How many types are supported, by each way."""
         return {way: sum(r.supported for r in self.rows if r.way == way) for way in WAYS}
 

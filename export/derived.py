@@ -4,6 +4,7 @@ A pass that wants rows joined, axes swapped or a number added gives the new init
 Nothing is computed until the rows are read.
 """
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,8 +23,9 @@ from ortolan.modeling.weights import (
     joint_format,
 )
 
-_KEY = "ortolan.recipe"
-"""Of an initializer's recipe among what the graph knows of it in memory; no file has it."""
+_KEY = "ortolan.recipes"
+"""Of an initializer's recipe, and those of its parts, among what the graph knows of it in memory;
+no file has them."""
 
 
 class Recipe(NamedTuple):
@@ -77,21 +79,18 @@ def derive(
     shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     name = _name(names, transposed=transposed, offset=offset)
     value = add_initializer(graph, name, type_of(parts[0]), shape)
-    value.meta[_KEY] = Recipe(names, transposed, offset)
+    made = {name: Recipe(names, transposed, offset)}
+    value.meta[_KEY] = dict(ChainMap(made, *(part.meta.get(_KEY, {}) for part in parts)))
     return value
 
 
 def recipes_of(models: Iterable[ir.Model]) -> dict[str, Recipe]:
-    """The recipe of every initializer that has one, those of their parts included.
-
-    Args:
-        models: graphs as `derive` left them: parts that no node reads any more are still there.
-    """
+    """The recipe of every initializer that has one, and those of its parts."""
     return {
-        name: value.meta[_KEY]
+        name: recipe
         for model in models
-        for name, value in model.graph.initializers.items()
-        if _KEY in value.meta
+        for value in model.graph.initializers.values()
+        for name, recipe in value.meta.get(_KEY, {}).items()
     }
 
 

@@ -27,6 +27,7 @@ class ExportOptions:
             where there is one.
         accept_unknown: keys of config.json to ignore although nothing is known of them. What they
             change is not seen by the certificate, whose reference ignores them as well.
+        adapter: a folder of PEFT to merge into the checkpoint.
     """
 
     graphs: Graphs = "unified"
@@ -38,6 +39,7 @@ class ExportOptions:
     tokenizer: str | Path | None = None
     accept_unknown: tuple[str, ...] = ()
     via: Via | None = None
+    adapter: str | Path | None = None
 
 
 DEFAULTS = ExportOptions()

@@ -77,6 +77,7 @@ def export(
         tokenizer=options.tokenizer,
         max_context=max_context,
         accept_unknown=options.accept_unknown,
+        adapter=options.adapter,
         via=options.via,
     )
     file = own_calibration(model) if calibration is None else Path(calibration)

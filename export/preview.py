@@ -6,18 +6,18 @@ from pathlib import Path
 import msgspec
 from torch import nn
 
-from ortolan.export.coverage import Row, Way, read_coverage
+from ortolan.export.coverage import Row, read_coverage
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import own_calibration, own_name
+from ortolan.export.options import Via
 from ortolan.export.precision import Method, PrecisionName
 from ortolan.export.quantize.plan import Quantization, scheme_of
 from ortolan.export.settings import resolve
-from ortolan.export.source import Source, open_exportable
+from ortolan.export.source import Source, open_exportable, unknown_keys_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.weights.blob import ALIGNMENT
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.modeling.checkpoint.folder import unknown_keys
 from ortolan.modeling.families import FAMILIES
 
 TABLES = ("embedding", "shared")
@@ -32,7 +32,7 @@ LAYERS_AT_ONCE: Mapping[Method | None, float] = {None: 1.5, "rtn": 1.5, "hqq": 1
 START_S = 12.0
 """Seconds of an export beside the weights: starting, tracing, and the first of each kernel."""
 
-WEIGHT_NS: Mapping[Method | None, float] = {None: 180.0, "rtn": 130.0, "hqq": 160.0, "gptq": 1500.0}
+WEIGHT_NS: Mapping[Method | None, float] = {None: 180.0, "rtn": 130.0, "hqq": 160.0, "gptq": 950.0}
 """Nanoseconds of one core for a weight, reference and verification included; see `Cost.seconds`."""
 
 FLOAT_BYTES = 4
@@ -81,7 +81,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model_type: str
-    way: Way
+    way: Via
     measured: Row | None
     kind: str
     layers: dict[str, int]
@@ -110,9 +110,9 @@ def preview(source: Source) -> Preview:
     if isinstance(source, nn.Module):
         raise OptionError("preview: expected a checkpoint, got a live model. Export it.")
     checkpoint = open_checkpoint(source)
-    way: Way = "family" if str(checkpoint.values.get("model_type")) in FAMILIES else "transformers"
-    unknown = unknown_keys(checkpoint) if way == "family" else ()
+    unknown = unknown_keys_of(checkpoint)
     model = open_exportable(checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown)
+    way: Via = "family" if model.model_type in FAMILIES else "transformers"
     calibration = own_calibration(model)
     measured = [row for row in read_coverage().of(model.model_type) if row.way == way]
     return Preview(

@@ -18,7 +18,7 @@ from ortolan.modeling.errors import WeightError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-HEAD, EMBEDDING = "head.weight", "embedding.weight"
+HEAD, HEAD_BIAS, EMBEDDING = "head.weight", "head_bias", "embedding.weight"
 
 READ_ELEMENTS = 1 << 21
 """Elements of a weight that are in flight while it is read."""
@@ -82,7 +82,10 @@ class Target(NamedTuple):
     halves: bool = False
 
 
-Table = Mapping[str, Target | tuple[Target, ...] | str | None]
+Entry = Target | tuple[Target, ...] | str | None
+"""What becomes of a published tensor; see `Table`."""
+
+Table = Mapping[str, Entry]
 """From a published name (`{}` for the layer) to ours; None for dropped on purpose.
 
 A second `{}` stands for the expert of a layer, where each is stored by itself.

@@ -1,11 +1,14 @@
 """Measure what can be exported: each model type, tiny and random, against transformers.
 
-    python scripts/families_table.py                    # every type of tests/tiny
+    python scripts/families_table.py                    # every type, by each way
+    python scripts/families_table.py --way family       # by one way
     python scripts/families_table.py --only qwen2       # some; repeatable
+    python scripts/families_table.py --missing          # those without a row of a supported type
     python scripts/families_table.py --render           # only docs/families.md, from the data
 
 A type takes some seconds. What is measured takes the place of that type's row in
 `export/coverage.json`, from which docs/families.md is written. Several processes may run at once.
+Where git finds conflicts in the two files, --render resolves them: a later row wins.
 Exit status 1 if a type is not supported.
 """
 
@@ -14,7 +17,7 @@ import fcntl
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +25,17 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-import torch  # noqa: E402 - the paths come first
+import msgspec  # noqa: E402 - the paths come first
+import torch  # noqa: E402
 import transformers  # noqa: E402
 from tests.tiny import FAMILY_CONFIGS  # noqa: E402
+from tests.tiny.transformers_types import TYPES as CAUSAL_TYPES  # noqa: E402
+from tests.tiny.transformers_types import tiny_config  # noqa: E402
 
 import ortolan  # noqa: E402
 from family_checks import compare, save_tiny  # noqa: E402
-from ortolan.export.coverage import BOUND, DATA, Coverage, Row, Way, decode, encode  # noqa: E402
+from ortolan.export.coverage import BOUND, DATA, Coverage, Row, encode  # noqa: E402
+from ortolan.export.options import Via  # noqa: E402
 
 DATA_FILE, DOCUMENT = ROOT / "export" / DATA, ROOT / "docs" / "families.md"
 
@@ -38,21 +45,30 @@ SPREAD = 0.2
 SPREADS = {"t5": 0.1}
 """Of types whose scores are not divided: with large weights attention chooses a single token."""
 
-SOURCES: dict[Way, Callable[[Path], Any]] = {"family": lambda folder: folder}
-"""By each way, what is exported of a checkpoint folder."""
+TYPES: dict[Via, tuple[str, ...]] = {"family": tuple(FAMILY_CONFIGS), "transformers": CAUSAL_TYPES}
+"""Model types by the way in which they are exported."""
 
 NOTE_LENGTH = 160
 
 
-def measure(model_type: str, way: Way) -> Row:
+def tiny_values(model_type: str, way: Via) -> dict[str, Any]:
+    """The config of a tiny model; the same for both ways, if it is of a causal language model."""
+    values = FAMILY_CONFIGS.get(model_type, {"architectures": []})
+    if way == "family" or "architectures" not in values:
+        return values
+    return tiny_config(model_type).to_dict() | {"model_type": model_type, "architectures": [None]}
+
+
+def measure(model_type: str, way: Via) -> Row:
     """Export a tiny model of a type, and compare its bundle with transformers."""
     kind, error, tokens_equal, note = "", None, None, ""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
             spread = SPREADS.get(model_type, SPREAD)
-            model = save_tiny(FAMILY_CONFIGS[model_type], folder / "source", spread=spread)
-            ortolan.export(SOURCES[way](folder / "source"), folder / "bundle")
+            model = save_tiny(tiny_values(model_type, way), folder / "source", spread=spread)
+            options = ortolan.ExportOptions(via=way)
+            ortolan.export(folder / "source", folder / "bundle", options=options)
             found = compare(model, folder / "bundle")
         except Exception as failure:  # whatever it is, it is why this type is not supported
             traceback.print_exc()
@@ -78,14 +94,20 @@ def _locked() -> Iterator[None]:
         yield
 
 
-def merge(row: Row) -> None:
-    """Put a row in the place of an older one, and write the document anew."""
+def merge(*rows: Row) -> None:
+    """Put rows in the place of older ones, and write the document anew."""
     with _locked():
-        old = decode(DATA_FILE.read_bytes()).rows if DATA_FILE.exists() else ()
-        kept = [r for r in old if (r.model_type, r.way) != (row.model_type, row.way)]
-        coverage = Coverage(transformers=transformers.__version__, rows=(*kept, row))
+        latest = {(row.model_type, row.way): row for row in (*read_rows(), *rows)}
+        coverage = Coverage(transformers=transformers.__version__, rows=tuple(latest.values()))
         DATA_FILE.write_bytes(encode(coverage))
         DOCUMENT.write_text(markdown(coverage))
+
+
+def read_rows() -> list[Row]:
+    """The rows of the data, a line each, between whatever marks git has left."""
+    lines = DATA_FILE.read_text().splitlines() if DATA_FILE.exists() else []
+    rows = [line.strip().removesuffix(",") for line in lines if line.startswith("  {")]
+    return [msgspec.json.decode(row, type=Row) for row in rows]
 
 
 HEAD = """# Model types
@@ -113,7 +135,7 @@ def markdown(coverage: Coverage) -> str:
     for model_type in sorted({row.model_type for row in coverage.rows}):
         rows = {row.way: row for row in coverage.of(model_type)}
         cells = [_cell(rows.get(way)) for way in ("family", "transformers")]
-        kind = max(row.kind for row in rows.values())  # empty where there is no bundle
+        kind = next((r.kind for r in rows.values() if r.kind), "")
         notes = "; ".join(row.note for row in rows.values() if row.note).replace("|", "\\|")
         lines.append(f"| `{model_type}` | {kind} | {' | '.join(cells)} | {notes} |".rstrip())
     counts = coverage.counts()
@@ -135,19 +157,26 @@ def _cell(row: Row | None) -> str:
 def main() -> int:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", choices=FAMILY_CONFIGS, metavar="TYPE")
-    parser.add_argument("--way", choices=SOURCES, action="append")
+    types = sorted({model_type for each in TYPES.values() for model_type in each})
+    parser.add_argument("--only", action="append", choices=types, metavar="TYPE")
+    parser.add_argument("--way", choices=TYPES, action="append")
+    parser.add_argument("--missing", action="store_true", help="only what is not supported yet")
     parser.add_argument("--render", action="store_true", help="only write docs/families.md")
     given = parser.parse_args()
     if given.render:
-        DOCUMENT.write_text(markdown(decode(DATA_FILE.read_bytes())))
+        merge()
         return 0
     torch.set_num_threads(1)
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()
     unsupported = 0
-    for model_type in given.only or FAMILY_CONFIGS:
-        for way in given.way or SOURCES:
+    done = {(r.model_type, r.way) for r in read_rows() if r.supported}
+    for way in given.way or TYPES:
+        for model_type in TYPES[way]:
+            if given.only and model_type not in given.only:
+                continue
+            if given.missing and (model_type, way) in done:
+                continue
             row = measure(model_type, way)
             merge(row)
             print(row.model_type, row.way, row.error, row.tokens_equal, row.note, flush=True)

@@ -54,7 +54,7 @@ def save_tiny(values: dict[str, Any], folder: Path, *, spread: float) -> Any:
         folder: of the checkpoint.
         spread: the standard deviation of its weights.
     """
-    (architecture,) = values.get("architectures", (None,))
+    (architecture,) = values.get("architectures", [None])
     rest = {key: value for key, value in values.items() if key != "architectures"}
     model = reference_model(rest, architecture=architecture, spread=spread)
     model.save_pretrained(folder)

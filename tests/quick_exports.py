@@ -52,7 +52,10 @@ def _trace_once(
         unfinished = folder / f"{os.getpid()}"
         unfinished.write_bytes(_without_weights(traced).SerializeToString())
         unfinished.rename(file)
-    return ir.from_proto(onnx.load(file, load_external_data=False))
+    model = ir.from_proto(onnx.load(file, load_external_data=False))
+    for value in model.graph.initializers.values():
+        value.const_value = None
+    return model
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:

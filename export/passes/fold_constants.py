@@ -17,8 +17,8 @@ class FoldConstants(ir.passes.InPlacePass):
     every view, transpositions there and back.
 
     Args:
-        tables: fixed tensors by the names of their initializers. They are numbers that are known;
-            all other initializers are weights, whose data is elsewhere.
+        tables: fixed tensors by the names of their initializers, which have no data yet. Those
+            without a table are weights.
     """
 
     def __init__(self, tables: Mapping[str, Tensor]) -> None:
@@ -26,9 +26,9 @@ class FoldConstants(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the graph in place."""
-        for name, value in model.graph.initializers.items():
-            table = self.tables.get(name)
-            value.const_value = None if table is None else ir.tensor(table, name=name)
+        for name, table in self.tables.items():
+            if name in model.graph.initializers:
+                model.graph.initializers[name].const_value = ir.tensor(table, name=name)
         optimizer.optimize(model)
         return ir.passes.PassResult(model, modified=True)
 

@@ -37,6 +37,7 @@ def simplify(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: i
         FoldOffsets(),
         FuseNorm(),
         FuseGelu(),
+        DropReshapes(),
         FuseLinear(),
         TransposeWeights(),
         NormBeforeTranspose(),

@@ -212,7 +212,10 @@ def _session(
     graph: ir.Graph, start: ir.Value, end: ir.Value, nodes: Iterable[ir.Node], sizes: list[str]
 ) -> ort.InferenceSession:
     """What computes `end` from `start`, in float32."""
-    protos = [_widened(ir.serde.serialize_node(node)) for node in nodes]
+    out, protos = name_of(end), [_widened(ir.serde.serialize_node(node)) for node in nodes]
+    if start is end:
+        out = "same"
+        protos = [helper.make_node("Identity", [name_of(start)], [out])]
     given = {name for proto in protos for name in proto.output}
     read = {name for proto in protos for name in proto.input if name} - given
     inputs = [
@@ -227,10 +230,9 @@ def _session(
     ]
     names = {name for name, _ in inputs}
     tensors = [_constant(graph.initializers[name]) for name in sorted(read - names)]
-    out = name_of(end) if protos else "same"
     proto = helper.make_model(
         helper.make_graph(
-            protos or [helper.make_node("Identity", [name_of(start)], ["same"])],
+            protos,
             "map",
             [helper.make_tensor_value_info(name, dtype, None) for name, dtype in inputs],
             [helper.make_tensor_value_info(out, TensorProto.FLOAT, None)],

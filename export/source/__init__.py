@@ -1,6 +1,7 @@
 """What is exported: a checkpoint of a family, any model of transformers, or a user's own module."""
 
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 from torch import nn
@@ -11,13 +12,15 @@ from ortolan.export.options import Via
 from ortolan.export.source.family import open_family, open_model
 from ortolan.export.source.module import open_module
 from ortolan.export.source.transformers import open_transformers
+from ortolan.export.source.transformers.keys import unread_keys
 from ortolan.export.source.transformers.skeleton import INSTALL, is_installed, knows
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ortolan.modeling.checkpoint.folder import unknown_keys
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import FAMILIES
+from ortolan.modeling.families import FAMILIES, unknown_family
 from ortolan.modeling.models.stack import TransformerModel
 
-__all__ = ["Source", "open_exportable"]
+__all__ = ["Source", "open_exportable", "unknown_keys_of"]
 
 Source = str | Path | Checkpoint | nn.Module
 """A checkpoint (see `open_checkpoint`), a model of `ortolan.modeling`, or a user's own module."""
@@ -30,6 +33,7 @@ def open_exportable(
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
     via: Via | None = None,
+    adapter: str | Path | None = None,
 ) -> Exportable:
     """Open a source of any kind; see `open_family` for the arguments and what is raised.
 
@@ -39,23 +43,28 @@ def open_exportable(
         max_context: see `open_family`.
         accept_unknown: see `open_family`.
         via: how to open a checkpoint; by default as a family, or else by transformers.
+        adapter: a folder of PEFT to merge into a checkpoint.
     """
     if isinstance(source, nn.Module):
-        _refuse_options(accept_unknown, via)
+        _refuse_options(accept_unknown, via, adapter)
         own = isinstance(source, TransformerModel)
         open_live: Callable[..., Exportable] = open_model if own else open_module
         return open_live(source, tokenizer=tokenizer, max_context=max_context)
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, adapter=adapter)
     if via == "transformers" or (via is None and not _has_family(checkpoint)):
-        if accept_unknown:
-            raise OptionError(
-                f"accept_unknown: expected a family of Ortolan, which reads every key, got a model "
-                f"of transformers with {', '.join(accept_unknown)}. Leave it out."
-            )
-        return open_transformers(checkpoint, tokenizer=tokenizer, max_context=max_context)
-    return open_family(
+        open_published: Callable[..., Exportable] = open_transformers
+    else:
+        open_published = open_family
+    return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
+
+
+def unknown_keys_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The keys of a checkpoint's config that an export refuses unless they are accepted."""
+    if _has_family(checkpoint):
+        return unknown_keys(checkpoint)
+    return unread_keys(checkpoint.values)
 
 
 def _has_family(checkpoint: Checkpoint) -> bool:
@@ -70,18 +79,21 @@ def _has_family(checkpoint: Checkpoint) -> bool:
         return True
     if not is_installed():
         raise ConfigError(
-            f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r:.80}. If it is "
-            f"a causal language model of transformers, install that: {INSTALL}."
+            f"{unknown_family(model_type)}. If it is a causal language model of transformers, "
+            f"install that: {INSTALL}."
         )
     if not knows(model_type):
+        others = f" or a causal language model of transformers {version('transformers')}"
         raise ConfigError(
-            f"model_type: expected one of {', '.join(FAMILIES)}, or a causal language model of "
-            f"transformers, got {model_type!r:.80}. CONTRIBUTING.md shows how to add a family."
+            f"{unknown_family(model_type, or_else=others)}. `ortolan families` lists what was "
+            "tried; a newer transformers may have it; or export the module itself from Python."
         )
     return False
 
 
-def _refuse_options(accept_unknown: tuple[str, ...], via: Via | None) -> None:
+def _refuse_options(
+    accept_unknown: tuple[str, ...], via: Via | None, adapter: str | Path | None
+) -> None:
     if accept_unknown:
         raise OptionError(
             f"accept_unknown: expected a checkpoint with {', '.join(accept_unknown)} in its "
@@ -89,3 +101,7 @@ def _refuse_options(accept_unknown: tuple[str, ...], via: Via | None) -> None:
         )
     if via is not None:
         raise OptionError(f"via: expected none for a live module, got {via}. Leave it out.")
+    if adapter is not None:
+        raise OptionError(
+            f"adapter: expected none for a live module, got {adapter}. Merge it with PEFT first."
+        )

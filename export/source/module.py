@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
+from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.special_tokens import special_tokens
@@ -108,7 +109,11 @@ def open_empty(
         source_vocab_size=carried.vocab_size,
         module=module,
         forward=lambda _, ids: _forward(module, ids),
-        trace=lambda role, graph, dtype: _trace(module, carried, role, graph, dtype),
+        trace=lambda role, graph, dtype: simplify(
+            _trace(module, carried, role, graph, dtype),
+            tables=dict(module.named_buffers()),
+            context_length=described.context_length,
+        ),
         states=carried.states,
         maps=(),
         weights=weights,

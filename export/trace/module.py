@@ -87,7 +87,7 @@ class _ModuleGraph(Entry):
         total: Tensor,
         logit_positions: Tensor,
         cache: Pairs,
-        memory: Sequence[Tensor],
+        memory: Sequence[Tensor] = (),
     ) -> tuple[Tensor, list[LayerCache], list[Tensor]]:
         capacity = cache[0][0].shape[2] if cache else None
         seen = None if capacity is None else seen_of(total, capacity)
@@ -198,7 +198,8 @@ def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Si
             torch.zeros((), dtype=torch.int32),
             torch.zeros(batch, sequence or 3, dtype=torch.int64),
             cache,
-            memory,
+            # An empty list would keep the exporter from naming any axis.
+            *((memory,) if memory else ()),
         ),
         axes=(
             {0: "batch", **length},
@@ -206,7 +207,7 @@ def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Si
             {},
             {0: "batch", **rows},
             [(buffer, buffer) for _ in cache],
-            [{0: "batch"} for _ in memory],
+            *(([{0: "batch"} for _ in memory],) if memory else ()),
         ),
         inputs=[
             *STEP_INPUTS,

@@ -15,7 +15,7 @@ from io import StringIO
 import onnx_ir as ir
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ortolan.export.values import share_initializer
 from ortolan.modeling.config import ModelConfig
@@ -100,8 +100,10 @@ def trace_entry(entry: Entry, io: Signature, tied: Mapping[str, str]) -> ir.Mode
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
     traced: ir.Model = program.model
-    for name in list(traced.graph.initializers):
-        traced.graph.initializers[name].name = name.removeprefix(PREFIX)
+    for name, value in list(traced.graph.initializers.items()):
+        value.name = name.removeprefix(PREFIX)
+        if value.const_value is not None and isinstance(value.const_value.raw, FakeTensor):
+            value.const_value = None
     for name, original in tied.items():
         share_initializer(traced.graph, name, original)
     return traced

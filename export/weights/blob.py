@@ -13,10 +13,11 @@ from typing import Self
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
 from ortolan.export.errors import ExportError
-from ortolan.export.values import static_shape
+from ortolan.export.values import static_shape, type_of
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.manifest import File
 
@@ -122,10 +123,10 @@ def write_rest(
 
     Args:
         writer: where to.
-        models: graphs whose other initializers carry names of `weights` or `tables`.
+        models: graphs whose other initializers have data, or names of `weights` or `tables`.
         weights: the checkpoint's weights.
         tables: computed tensors.
-        dtype: what to store.
+        dtype: of weights as they are stored; tables have the type that the graph reads.
 
     Raises:
         ExportError: a value that is finite in the checkpoint is not in `dtype`.
@@ -133,10 +134,10 @@ def write_rest(
     for model in models:
         for name, value in model.graph.initializers.items():
             if name not in writer:
-                table = tables.get(name)
+                own = _own_table(value)
+                table = tables.get(name) if own is None else own
                 rows = partial(weights.rows, name) if table is None else partial(_slice, table)
-                # Tables of integers keep their type.
-                kept = dtype if table is None or table.is_floating_point() else table.dtype
+                kept = dtype if table is None else to_torch_dtype(type_of(value))
                 writer.add(name, _chunks(name, static_shape(value), rows, kept))
 
 
@@ -170,6 +171,15 @@ def bind(model: ir.Model, blob: Blob) -> None:
         value.const_value = ir.ExternalTensor(
             blob.file.name, offset, length, value.dtype, shape=value.shape, name=name
         )
+
+
+def _own_table(value: ir.Value) -> Tensor | None:
+    """The data that an initializer has of its own."""
+    data = value.const_value
+    if data is None:
+        return None
+    flat = torch.frombuffer(bytearray(data.tobytes()), dtype=to_torch_dtype(data.dtype))
+    return flat.reshape(static_shape(value))
 
 
 def _slice(table: Tensor, start: int, stop: int) -> Tensor:

@@ -11,6 +11,7 @@ from ortolan.modeling.config.head import (
     ClassifierHead,
     EmbeddingHead,
     Head,
+    HeadLayer,
     LanguageModelHead,
     NormConfig,
     Pooling,
@@ -25,6 +26,7 @@ from ortolan.modeling.config.model import (
     PatchInput,
     StackConfig,
     TokenInput,
+    as_encoder,
 )
 from ortolan.modeling.config.positions import (
     AlibiPositions,
@@ -60,6 +62,7 @@ __all__ = [
     "EncoderDecoderConfig",
     "FeedForwardConfig",
     "Head",
+    "HeadLayer",
     "LanguageModelHead",
     "LearnedPositions",
     "LinearScaling",
@@ -84,4 +87,5 @@ __all__ = [
     "TablePositions",
     "TokenInput",
     "YarnScaling",
+    "as_encoder",
 ]

@@ -6,11 +6,12 @@ from its published config to one of these; nothing else in Ortolan knows a famil
 behaviour is a new value of a field.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig
 from ortolan.modeling.config.head import (
     Head,
+    HeadLayer,
     LanguageModelHead,
     NormConfig,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "PatchInput",
     "StackConfig",
     "TokenInput",
+    "as_encoder",
 ]
 
 
@@ -173,6 +175,7 @@ class DecoderConfig(StackConfig):
     Attributes:
         tied_head: the head is the embedding's table.
         head_bias: the logits have one.
+        head_layer: between the last norm and the logits; None without one.
         head_scale: multiplies the input of the head.
         final_softcap: logits become `final_softcap * tanh(logits / final_softcap)`; None for
             plain logits.
@@ -181,6 +184,7 @@ class DecoderConfig(StackConfig):
     vocab_size: int
     tied_head: bool
     head_bias: bool = False
+    head_layer: HeadLayer | None = None
     head_scale: float = 1.0
     final_softcap: float | None = None
 
@@ -229,6 +233,24 @@ class EncoderConfig(StackConfig):
                 "head: expected a language model's over tokens, tied only to an embedding as "
                 "wide as what enters it, got another. Choose another head."
             )
+
+
+def as_encoder(
+    config: DecoderConfig, *, causal: bool = True, head: Head | None = None
+) -> EncoderConfig:
+    """The blocks of a language model as an encoder, with another head.
+
+    Args:
+        config: the language model.
+        causal: tokens still see those before them alone.
+        head: see `EncoderConfig`.
+    """
+    shared = {field.name: getattr(config, field.name) for field in fields(StackConfig)}
+    blocks = tuple(
+        replace(block, attention=replace(block.attention, causal=causal)) for block in config.blocks
+    )
+    source = TokenInput(vocab_size=config.vocab_size)
+    return EncoderConfig(**shared | {"blocks": blocks}, input=source, head=head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

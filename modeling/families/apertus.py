@@ -61,7 +61,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
             f"config.json: expected hidden_act 'xielu', got {activation!r:.40}. "
             "This checkpoint cannot be loaded faithfully."
         )
-    if "rope_scaling" not in hf and "rope_parameters" not in hf:
+    if not (hf.nested("rope_scaling") or hf.nested("rope_parameters")):
         raise ConfigError(
             "config.json: expected rope_scaling or rope_parameters, got neither. "
             "Is this the model's own config?"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ortolan.modeling.config import DecoderConfig, RotaryPositions
+from ortolan.modeling.config import DecoderConfig, EncoderConfig, RotaryPositions, as_encoder
 from ortolan.modeling.families import llama
 from ortolan.modeling.families.layer_kinds import (
     FULL,
@@ -60,7 +60,6 @@ def _gemma_like(
     positions: RotaryPositions | None = None,
     activation: str,
 ) -> DecoderConfig:
-    hf.refuse("use_bidirectional_attention")
     bias = hf.get("attention_bias", bool, False)
     made = llama.llama_like(
         hf,
@@ -82,6 +81,7 @@ def _activation(hf: ConfigReader) -> str:
 
 
 def _gemma(hf: ConfigReader) -> DecoderConfig:
+    hf.refuse("use_bidirectional_attention")
     # Configs say gelu and mean its approximation; the key of later ones is not read.
     hf.skip("hidden_activation")
     made = _gemma_like(hf, model_type="gemma", activation="gelu_pytorch_tanh")
@@ -91,6 +91,7 @@ def _gemma(hf: ConfigReader) -> DecoderConfig:
 
 
 def _gemma2_like(hf: ConfigReader, model_type: str, **block: Any) -> DecoderConfig:
+    hf.refuse("use_bidirectional_attention")
     window = hf.size("sliding_window", None) if "sliding_window" in hf else 4096
     kinds = read_layer_kinds(hf, every(hf, 2))
     made = _gemma_like(
@@ -113,10 +114,14 @@ def _vaultgemma(hf: ConfigReader) -> DecoderConfig:
     return _gemma2_like(hf, "vaultgemma")
 
 
-def _gemma3(hf: ConfigReader) -> DecoderConfig:
+def _gemma3(hf: ConfigReader) -> DecoderConfig | EncoderConfig:
+    """A language model, or EmbeddingGemma (Vera et al. 2025), which sees both sides."""
     # A copy of the other key, which transformers writes.
     hf.skip("_sliding_window_pattern")
     window = hf.size("sliding_window", None) if "sliding_window" in hf else 4096
+    sees_both_sides = hf.get("use_bidirectional_attention", bool, False)
+    if sees_both_sides and window is not None:
+        window = window // 2 + 1  # half of it lies on each side
     kinds = read_layer_kinds(hf, every(hf, hf.size("sliding_window_pattern", 6)))
     rotaries = read_rotaries(
         hf,
@@ -138,7 +143,8 @@ def _gemma3(hf: ConfigReader) -> DecoderConfig:
         rotaries=[None if kind == FULL else rotaries[SLIDING] for kind in kinds],
     )
     # transformers ignores a cap of the scores here: one that is given stays unread, an error.
-    return _scored(hf, made, final_softcap=None)
+    scored = _scored(hf, made, final_softcap=None)
+    return as_encoder(scored, causal=False) if sees_both_sides else scored
 
 
 def _scored(hf: ConfigReader, made: DecoderConfig, *, final_softcap: float | None) -> DecoderConfig:

@@ -213,6 +213,10 @@ class ConfigReader:
         """Declare keys that this family knows to be irrelevant."""
         self._skipped.update(keys)
 
+    def understood(self, *keys: str) -> None:
+        """Declare keys that something else than this reader has read."""
+        self._read.update(key for key in keys if not is_inert(key, self._values.get(key)))
+
     def finish(self, accept_unknown: Collection[str] = ()) -> ConfigKeys:
         """What became of every key, those of nested objects included.
 

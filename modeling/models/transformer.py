@@ -23,7 +23,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.layers.attention import CrossAttention, same
 from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths
 from ortolan.modeling.layers.embeddings import input_embedding
-from ortolan.modeling.layers.heads import LanguageModel, encoder_head
+from ortolan.modeling.layers.heads import DenseLayer, LanguageModel, encoder_head
 from ortolan.modeling.layers.ops import select
 from ortolan.modeling.models.stack import Stack, TransformerModel
 from ortolan.modeling.weights import EMBEDDING, HEAD
@@ -46,6 +46,11 @@ class DecoderModel(Stack):
     def __init__(self, config: DecoderConfig, embedding: nn.Embedding | None = None) -> None:
         super().__init__(
             config, embedding or nn.Embedding(config.vocab_size, config.embedding_width)
+        )
+        self.head_layer = (
+            DenseLayer(config.head_layer, config.hidden_size)
+            if config.head_layer
+            else nn.Identity()
         )
         self.head: nn.Linear | None = (
             None
@@ -126,6 +131,7 @@ class DecoderModel(Stack):
     def project(self, x_BSE: Tensor) -> Tensor:
         """The normed stream, `(B, S, E)`, to logits `(B, S, V)`."""
         head = self.embedding if self.head is None else self.head
+        x_BSE = self.head_layer(x_BSE)
         if self.config.head_scale != 1.0:
             x_BSE = x_BSE * self.config.head_scale
         logits_BSV = F.linear(x_BSE, head.weight, self.head_bias)
@@ -203,8 +209,8 @@ class EncoderModel(Stack):
         length = self._length(inputs)
         positions = torch.arange(length, device=inputs.device)[None]
         x_BTE = self.embed(inputs, positions, added)
-        relative = self.relative(positions, length)
-        for number, block in enumerate(self.layers):
+        relatives = self.relatives(positions, length, x_BTE.dtype)
+        for number, (block, relative) in enumerate(zip(self.layers, relatives, strict=True)):
             x_BTE = block(x_BTE, self.rotary(number), relative, lengths=lengths)
         out: Tensor = self.final_norm(x_BTE)
         return out

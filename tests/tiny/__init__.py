@@ -10,11 +10,13 @@ from typing import Any
 from tests.tiny.classics import CLASSICS
 from tests.tiny.decoders import DECODERS
 from tests.tiny.encoders import ENCODERS
+from tests.tiny.mixtures import MIXTURES
 from tests.tiny.modern import MODERN
 
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     **CLASSICS,
     **DECODERS,
     **ENCODERS,
+    **MIXTURES,
     **MODERN,
 }

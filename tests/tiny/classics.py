@@ -60,6 +60,21 @@ APERTUS: dict[str, Any] = {
     key: value for key, value in LLAMA.items() if key not in ("model_type", "head_dim")
 } | {"model_type": "apertus", "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 
+MODERNBERT_DECODER: dict[str, Any] = {
+    "model_type": "modernbert-decoder",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 96,
+    "local_attention": 14,
+    "local_rope_theta": 500.0,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+}
+
 GPT_BIGCODE = GPT2 | {"model_type": "gpt_bigcode"}
 
 PHI = STABLELM | {"model_type": "phi"}
@@ -132,6 +147,7 @@ CTRL = GPT2 | {"model_type": "ctrl", "dff": 48}
 _ALL: tuple[dict[str, Any], ...] = (
     *(OPT, BIOGPT, XGLM, GPT_NEO, STARCODER2, STABLELM, GPT_BIGCODE, PHI, GPT_NEOX),
     *(GPT_NEOX_JAPANESE, GPTJ, CODEGEN, BLOOM, FALCON, MPT, PERSIMMON, OPENAI_GPT, CTRL, APERTUS),
+    MODERNBERT_DECODER,
 )
 
 CLASSICS: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

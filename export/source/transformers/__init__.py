@@ -10,6 +10,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.module import Described, open_empty
 from ortolan.export.source.transformers.adapter import TransformersModule, context_length_of
+from ortolan.export.source.transformers.keys import read_keys
 from ortolan.export.source.transformers.skeleton import build_skeleton
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
@@ -23,7 +24,11 @@ __all__ = ["open_transformers"]
 
 
 def open_transformers(
-    checkpoint: Checkpoint, *, tokenizer: str | Path | None, max_context: int | None
+    checkpoint: Checkpoint,
+    *,
+    tokenizer: str | Path | None,
+    max_context: int | None,
+    accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
     """Open a checkpoint of a causal language model that transformers has.
 
@@ -34,6 +39,7 @@ def open_transformers(
         checkpoint: as it was published.
         tokenizer: a tokenizer.json for it; the checkpoint's own by default.
         max_context: tokens that have to fit; the model's own by default.
+        accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
         CheckpointError: the files cannot be read.
@@ -44,6 +50,7 @@ def open_transformers(
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     reference = build_skeleton(checkpoint.values)
+    keys = read_keys(checkpoint.values, reference.config, accept_unknown)
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)
     for model in (reference, traced):
@@ -66,7 +73,9 @@ def open_transformers(
             f"{model_type}: expected a model that can be computed a step at a time over a State, "
             f"got: {error} It needs a family of its own."
         ) from error
-    return replace(opened, module=reference, forward=lambda _, ids: _forward(reference, ids))
+    return replace(
+        opened, module=reference, forward=lambda _, ids: _forward(reference, ids), keys=keys
+    )
 
 
 def _forward(model: "PreTrainedModel", ids: Tensor | None) -> Tensor:

@@ -61,9 +61,8 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
             f"model_type: expected a causal language model of transformers, got {model_type!r:.80}."
             " Check config.json."
         )
-    kept = {key: _plain(value) for key, value in values.items() if key not in IGNORED}
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(kept)
+        config = CONFIG_MAPPING[model_type].from_dict(kept(values))
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
@@ -76,6 +75,11 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
         ) from error
     model.eval()
     return model
+
+
+def kept(values: Mapping[str, object]) -> dict[str, object]:
+    """What transformers is given of a config.json."""
+    return {key: _plain(value) for key, value in values.items() if key not in IGNORED}
 
 
 def _plain(value: object) -> object:

@@ -133,16 +133,27 @@ _OF_INTEGERS = (
     help="How to read the model: as one of our families, or as transformers computes it. By "
     "default as a family where there is one.",
 )
+@click.option(
+    "--adapter",
+    type=click.Path(path_type=Path),
+    help="Folder of a LoRA of PEFT to merge into the checkpoint.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="A tokenizer.json; the checkpoint's own by default.",
+)
 @click.option("--force", is_flag=True, help="Replace the bundle at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     source: Path, out: Path, *, as_json: bool, precision: str, force: bool, **given: Any
 ) -> None:
-    """Make the bundle OUT from the checkpoint folder SOURCE, and prove its parity.
+    """Make the bundle OUT from the checkpoint SOURCE, and prove its parity.
 
-    SOURCE is in Hugging Face format: config.json and safetensors. Nothing is kept at OUT unless
-    the bundle computes what PyTorch computes. No CPU computes bf16: such a bundle is proved on the
-    device, by ortolan verify.
+    SOURCE is a folder in Hugging Face format (config.json and safetensors or pytorch_model.bin), a
+    folder of the hub's cache, or a GGUF file. Nothing is kept at OUT unless the bundle computes
+    what PyTorch computes. No CPU computes bf16: such a bundle is proved on the device, by ortolan
+    verify.
     """
     with export_packages("export"):
         from ortolan.export.pipeline import export
@@ -173,6 +184,7 @@ def command(
                 "bundle": str(bundle.path),
                 "bytes": total,
                 "unverified": unverified,
+                "left_out": list(bundle.manifest.provenance.left_out),
                 **{name: getattr(measured, name, None) for name in _FIGURES},
             }
         )
@@ -181,6 +193,11 @@ def command(
         [
             ("bundle", f"{out} ({size(total)}, {bundle.manifest.precision})"),
             *_weights(bundle.manifest),
+            *[
+                ("left out", ", ".join(names))
+                for names in [bundle.manifest.provenance.left_out]
+                if names
+            ],
             (
                 "parity",
                 f"not verified: {unverified}"
@@ -223,3 +240,9 @@ def _weights(manifest: Manifest) -> list[tuple[str, str]]:
     counts = Counter((tensor.bits, tensor.method) for tensor in manifest.quantized)
     kinds = [f"{count} in {bits} bits by {method}" for (bits, method), count in counts.items()]
     return [("weights", ", ".join(kinds))] if kinds else []
+
+
+def _left_out(manifest: Manifest) -> list[tuple[str, str]]:
+    """Towers for other inputs than texts, of a checkpoint that has some."""
+    names = manifest.provenance.left_out
+    return [("left out", ", ".join(names))] if names else []

@@ -34,13 +34,6 @@ def test_numbers_and_tables_are_computed_and_weights_are_not() -> None:
     np.testing.assert_allclose(run(model, {"w": W}, x=x)[0], before[0], rtol=1e-6)
 
 
-def test_the_data_that_a_trace_left_in_a_weight_is_forgotten() -> None:
-    model = parsed("g (float[4] x, WEIGHTS) => (float[4] y) { y = Mul (x, w) }", w=W)
-    model.graph.initializers["w"].const_value = ir.tensor(np.zeros(4, np.float32))
-    FoldConstants({})(model)
-    assert model.graph.initializers["w"].const_value is None
-
-
 def test_large_tables_and_those_of_several_axes_stay_beside_the_weights() -> None:
     tables = {"long": torch.ones(LARGEST + 1), "wide": torch.ones(2, 2), "short": torch.ones(2)}
     text = "g (float[1] x, WEIGHTS) => (float[1] y) { y = Sum (x, long, wide, short) }"

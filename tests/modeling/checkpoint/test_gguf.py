@@ -60,7 +60,10 @@ def test_a_file_holds_the_model_that_it_was_made_from(name: str, tmp_path: Path)
         assert shape == tuple(own.shape), tensor
         torch.testing.assert_close(source.read(tensor, 0, shape[0]), own, msg=tensor)
     # By the reference's own forward: the config is whole, and no key is unknown to it.
-    assert_same_logits(reference_logits(rebuilt(checkpoint), IDS), reference_logits(model, IDS))
+    expected = reference_logits(model, IDS)
+    assert_same_logits(reference_logits(rebuilt(checkpoint), IDS), expected)
+    with torch.inference_mode():
+        assert_same_logits(load(checkpoint)(IDS), expected)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])

@@ -57,12 +57,11 @@ def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "expected one of .*bart, bert, .*, t5, .*vit.*got 'mamba'"),
+        ({"model_type": "mamba"}, r"expected one of the \d+ families of Ortolan, got 'mamba'"),
         ({"model_type": None}, "expected model_type, got nothing"),
         ({"model_type": ["llama"]}, "expected model_type of type str"),
         ({"attention_sinks": 4}, "whose effect is known, got attention_sinks"),
         ({"a": 1, "b": 2}, "whose effect is known, got a, b"),
-        ({"quantization_config": {"bits": 4}}, "got quantization_config"),
         ({"add_cross_attention": True}, "add_cross_attention false, got true"),
         ({"hidden_size": "32"}, "hidden_size of type int, got '32'"),
         ({"hidden_size": 32.0}, "hidden_size of type int"),
@@ -88,7 +87,7 @@ def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
         ({"eos_token_id": [1, True]}, "eos_token_id to be token ids"),
         ({"bos_token_id": [1]}, "bos_token_id of type int"),
         ({"rope_scaling": "linear"}, "rope_scaling of type dict"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "got 'longrope'"),
+        ({"rope_scaling": {"type": "mrope", "factor": 2.0}}, "got 'mrope'"),
         ({"partial_rotary_factor": 0.5}, "expected all 8 channels of a head rotated, got 4"),
         ({"rope_interleaved": True}, "rope_interleaved false, got true"),
         ({"model_type": "qwen2", "use_mrope": True}, "use_mrope false, got true"),

@@ -47,7 +47,6 @@ def test_patches_that_do_not_fit_are_an_error(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"causal": False, "sliding_window": 3}, "a sliding window where tokens see those before"),
         ({"readout": "sum"}, "no out_bias where the heads are added up"),
         ({"value_dim": 0}, "at least one channel"),
     ],

@@ -15,6 +15,7 @@ from tests.tiny.classics import (
     GPT_NEOX,
     GPT_NEOX_JAPANESE,
     GPTJ,
+    MODERNBERT_DECODER,
     MPT,
     OPENAI_GPT,
     OPT,
@@ -70,6 +71,17 @@ CASES: dict[str, dict[str, Any]] = {
     "persimmon-plain": PERSIMMON | {"qk_layernorm": False, "partial_rotary_factor": 1.0},
     "persimmon-values": PERSIMMON | {"layer_norm_eps": 0.3, "hidden_act": "silu"},
     "apertus-values": APERTUS | {"attention_bias": True, "rms_norm_eps": 0.3},
+    "modernbert-decoder-biased": MODERNBERT_DECODER
+    | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True},
+    "modernbert-decoder-values": MODERNBERT_DECODER
+    | {
+        "classifier_activation": "silu",
+        "decoder_bias": False,
+        "hidden_activation": "relu",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "norm_eps": 0.3,
+        "tie_word_embeddings": False,
+    },
     "openai-gpt-silu": OPENAI_GPT | {"afn": "silu", "layer_norm_epsilon": 0.3},
     "ctrl-norm": CTRL | {"layer_norm_epsilon": 0.3},
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.modeling.families import cases_classics, cases_modern
+from tests.modeling.families import cases_classics, cases_mixtures, cases_modern
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
@@ -124,6 +124,7 @@ CASES = {
     ),
     **{name: Case(values=values) for name, values in cases_classics.CASES.items()},
     **{name: Case(**case) for name, case in cases_modern.CASES.items()},
+    **{name: Case(values=values) for name, values in cases_mixtures.CASES.items()},
     # The other adds the biases twice.
     "falcon-alibi": Case(values=cases_classics.FALCON_ALIBI, attention="sdpa"),
     # families of the tests

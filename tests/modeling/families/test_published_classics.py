@@ -3,12 +3,14 @@
 import pytest
 import torch
 import transformers
-from tests.modeling.families.published_classics import PUBLISHED
+from tests.modeling.families import published_classics, published_newer
 from transformers import AutoConfig, PreTrainedConfig
 
 from ortolan.modeling import ConfigError, DecoderConfig
 from ortolan.modeling.checkpoint.folder import config_from_hf, empty_model
 from ortolan.modeling.config import AlibiPositions, LearnedPositions, RotaryPositions
+
+PUBLISHED = published_classics.PUBLISHED | published_newer.PUBLISHED
 
 
 def read(name: str, **changes: object) -> DecoderConfig:
@@ -65,6 +67,8 @@ def test_what_the_configs_say() -> None:
         ("mpt-7b", {"attn_config": {"alibi": False}}, "alibi true"),
         ("mpt-7b", {"attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max 8"),
         ("mpt-7b", {"attn_config": {"kv_n_heads": 8}}, "attn_config.kv_n_heads"),
+        ("apertus-8b", {"hidden_act": "silu"}, "hidden_act 'xielu'"),
+        ("apertus-8b", {"rope_scaling": None}, "rope_parameters"),
         ("stablelm-2-1_6b", {"qk_layernorm": True}, "qk_layernorm false"),
     ],
 )
