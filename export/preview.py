@@ -205,9 +205,10 @@ def _blob_bytes(model: Exportable, quantization: Quantization | None) -> int:
             if quantization is None or not _is_matrix(prefix, owner, weight):
                 sizes.append(FLOAT_BYTES * weight.numel())
                 continue
-            scheme = scheme_of(name, weight.shape[-1], quantization)
+            scheme = scheme_of(name, weight.shape[-1], quantization, model.weights)
             groups = scheme.groups(weight.shape[-1]) * weight.numel() // weight.shape[-1]
             sizes += [groups * scheme.group * scheme.bits // 8, groups * FLOAT_BYTES]
+            sizes += [] if scheme.symmetric else [groups * scheme.bits // 8]
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 

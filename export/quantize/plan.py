@@ -72,7 +72,7 @@ def plan(
             f"There are {', '.join(_examples(names))}."
         )
     planned = {
-        name: _kept(weights, name, scheme_of(name, columns, options))
+        name: scheme_of(name, columns, options, weights)
         for name, (_, columns) in matrices.items()
         if not _is_excluded(name, options)
     }
@@ -99,10 +99,13 @@ def _dividing(name: str, widths: tuple[int, int], options: Quantization) -> Sche
     return replace(options.scheme, group=max(groups))
 
 
-def scheme_of(name: str, columns: int, options: Quantization) -> Scheme:
-    """The scheme of a weight with rows of so many columns."""
+def scheme_of(
+    name: str, columns: int, options: Quantization, weights: Weights | None = None
+) -> Scheme:
+    """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if _is_block(name) else options.head
-    return _fewest_bytes(scheme, columns) if options.fits else scheme
+    fitting = _fewest_bytes(scheme, columns) if options.fits else scheme
+    return _kept(weights, name, fitting)
 
 
 def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:

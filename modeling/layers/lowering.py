@@ -160,6 +160,18 @@ def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     )
 
 
+def split_channels(x: Tensor, width: int) -> Tensor:
+    """`(B, S, N * D)` as `(B, S, N, D)`, whatever the sizes of the first two axes."""
+    count = int(x.shape[-1]) // width
+    return _reshape(x, _constant([0, 0, count, width]), (*x.shape[:2], count, width))
+
+
+def join_channels(x: Tensor) -> Tensor:
+    """`(B, S, N, D)` as `(B, S, N * D)`."""
+    width = int(x.shape[-2]) * int(x.shape[-1])
+    return _reshape(x, _constant([0, 0, width]), (*x.shape[:2], width))
+
+
 def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
     """A buffer `(B, K, C, D)` with `(B, K, S, D)` written from slots `start`, int64 `(B,)`."""
     return torch.onnx.ops.symbolic(

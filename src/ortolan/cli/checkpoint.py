@@ -57,9 +57,8 @@ def _context(about: Preview) -> list[tuple[str, str]]:
 
 
 def _keys(about: Preview) -> str:
-    ignored = f"{len(about.ignored_keys)} keys that change nothing"
     if not about.unknown_keys:
-        return f"understood, with {ignored}"
+        return f"understood; ignored, since they change nothing: {len(about.ignored_keys)} keys"
     flags = " ".join(f"--accept-unknown {key}" for key in about.unknown_keys)
     return (
         f"unknown: {', '.join(about.unknown_keys)}. If they do not change what the model computes, "

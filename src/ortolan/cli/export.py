@@ -193,11 +193,7 @@ def command(
         [
             ("bundle", f"{out} ({size(total)}, {bundle.manifest.precision})"),
             *_weights(bundle.manifest),
-            *[
-                ("left out", ", ".join(names))
-                for names in [bundle.manifest.provenance.left_out]
-                if names
-            ],
+            *_left_out(bundle.manifest),
             (
                 "parity",
                 f"not verified: {unverified}"
