@@ -154,8 +154,7 @@ def _gemma3(hf: ConfigReader) -> DecoderConfig | EncoderConfig:
 
 def _scored(hf: ConfigReader, made: DecoderConfig, *, final_softcap: float | None) -> DecoderConfig:
     """With the scale of the scores and the cap of the logits."""
-    scalar = hf.get("query_pre_attn_scalar", float, 256.0)
-    if not scalar > 0:
+    if not (scalar := hf.get("query_pre_attn_scalar", float, 256.0)) > 0:
         raise ConfigError(
             f"{hf.name}: expected query_pre_attn_scalar above 0, got {scalar}. Correct it."
         )
