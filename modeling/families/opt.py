@@ -47,7 +47,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
     if hf.size("word_embed_proj_dim", width) != width:
         raise ConfigError(
             f"config.json: expected word_embed_proj_dim {width}, the hidden_size, got another. "
-            "Its embeddings are projected, which --via transformers exports."
+            "This checkpoint cannot be loaded faithfully."
         )
     bias = hf.get("enable_bias", bool, True)
     affine = hf.get("layer_norm_elementwise_affine", bool, True)
