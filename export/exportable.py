@@ -68,6 +68,7 @@ class Exportable:
         takes: what the encoder takes; None for a decoder by itself.
         gives: what an encoder by itself gives; None for the other kinds.
         keys: what became of the keys of its config.json; none of a live module.
+        left_out: towers of the checkpoint for other inputs than texts.
     """
 
     kind: str
@@ -90,6 +91,7 @@ class Exportable:
     takes: TextSource | ImageSource | None
     gives: Output | None
     keys: ConfigKeys = NO_KEYS
+    left_out: tuple[str, ...] = ()
 
     @property
     def output(self) -> str:

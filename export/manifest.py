@@ -46,6 +46,7 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
             versions={"ortolan": __version__, **{name: version(name) for name in packages}},
             accepted_keys=model.keys.accepted,
             ignored_keys=model.keys.ignored,
+            left_out=model.left_out,
         ),
         prefill_precision=settings.options.prefill_precision,
         quantized=stored.quantized,

@@ -2,9 +2,9 @@
 
 A module of the user's own has `forward(ids, state)` and asks the state for everything that reaches
 across tokens: `attend` for attention, `recall` and `keep` for what is replaced at every step,
-`convolve` for a causal convolution. Given `State.whole()`, these are plain PyTorch over a whole
-text, and gradients flow. Given a `CachedState`, they continue texts; while `torch.onnx.export`
-traces, an attention becomes one node.
+`convolve` for a causal convolution, `recur` for linear attention. Given `State.whole()`, these are
+plain PyTorch over a whole text, and gradients flow. Given a `CachedState`, they continue texts;
+while `torch.onnx.export` traces, an attention becomes one node.
 
 Shape letters: B batch, S new tokens, C channels, W taps of a convolution, H query heads, K
 key/value heads, D head width, U value width, P rows of the rotary tables, R rotated channels.
@@ -23,6 +23,7 @@ from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers import ops
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.ops import Heads, Rotary
+from ortolan.modeling.layers.recurrence import Recurrence, recur
 
 
 class State(ABC):
@@ -167,6 +168,37 @@ class State(ABC):
         reach_BCX = torch.cat((before_BCX, x), -1)
         self.keep(name, reach_BCX[..., x.shape[-1] :])
         return F.conv1d(reach_BCX, weight[:, None], bias, groups=channels)
+
+    def recur(
+        self,
+        name: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        decay: Tensor | None = None,
+        rate: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """Linear attention over the text so far, with a decay, the delta rule, or both.
+
+        Args:
+            name: of the state that it keeps, `(B, H, D, U)`.
+            query: `(B, H, S, D)`.
+            key: `(B, H, S, D)`.
+            value: `(B, H, S, U)`.
+            decay: see `Recurrence`.
+            rate: see `Recurrence`.
+            scale: of the queries.
+
+        Returns:
+            `(B, H, S, U)`.
+        """
+        before = self.recall(name, (key.shape[1], key.shape[3], value.shape[3]), value)
+        given = Recurrence(query, key, value, decay, rate, scale)
+        out, after = recur(given, before)
+        self.keep(name, after)
+        return out
 
     def __init__(self) -> None:
         self.layers: dict[int, AttentionConfig] = {}

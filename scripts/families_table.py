@@ -48,6 +48,9 @@ SPREADS = {"t5": 0.1}
 TYPES: dict[Via, tuple[str, ...]] = {"family": tuple(FAMILY_CONFIGS), "transformers": CAUSAL_TYPES}
 """Model types by the way in which they are exported."""
 
+CONTEXT = 96
+"""Tokens that fit into a bundle made through transformers; some configs name no number."""
+
 NOTE_LENGTH = 160
 
 
@@ -68,7 +71,10 @@ def measure(model_type: str, way: Via) -> Row:
             spread = SPREADS.get(model_type, SPREAD)
             model = save_tiny(tiny_values(model_type, way), folder / "source", spread=spread)
             options = ortolan.ExportOptions(via=way)
-            ortolan.export(folder / "source", folder / "bundle", options=options)
+            context = CONTEXT if way == "transformers" else None
+            ortolan.export(
+                folder / "source", folder / "bundle", options=options, max_context=context
+            )
             found = compare(model, folder / "bundle")
         except Exception as failure:  # whatever it is, it is why this type is not supported
             traceback.print_exc()

@@ -32,6 +32,7 @@ class Quantization:
         fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
         calibration_sequences: see `Int8`.
+        minimums: keep codes of blocks that have a minimum for each group, which takes nodes more.
     """
 
     scheme: Scheme
@@ -40,6 +41,7 @@ class Quantization:
     fits: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CALIBRATION_SEQUENCES
+    minimums: bool = True
 
 
 def plan(
@@ -72,7 +74,7 @@ def plan(
             f"There are {', '.join(_examples(names))}."
         )
     planned = {
-        name: _kept(weights, name, scheme_of(name, columns, options))
+        name: scheme_of(name, columns, options, weights)
         for name, (_, columns) in matrices.items()
         if not _is_excluded(name, options)
     }
@@ -99,10 +101,18 @@ def _dividing(name: str, widths: tuple[int, int], options: Quantization) -> Sche
     return replace(options.scheme, group=max(groups))
 
 
-def scheme_of(name: str, columns: int, options: Quantization) -> Scheme:
-    """The scheme of a weight with rows of so many columns."""
+def scheme_of(
+    name: str, columns: int, options: Quantization, weights: Weights | None = None
+) -> Scheme:
+    """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if _is_block(name) else options.head
-    return _fewest_bytes(scheme, columns) if options.fits else scheme
+    fitting = _fewest_bytes(scheme, columns) if options.fits else scheme
+    stored = stored_scheme(weights, name)
+    if stored is None or stored.bits > fitting.bits:
+        return fitting
+    # Look-ups have no minimums.
+    is_lost = stored.minimums and not (options.minimums and _is_block(name))
+    return fitting if is_lost else stored
 
 
 def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
@@ -111,13 +121,7 @@ def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
     if found is None:
         return None
     bits, group = cast(Literal[4, 8], found.bits), cast(GroupSize, found.group)
-    return Scheme(bits=bits, group=group, symmetric=found.symmetric)
-
-
-def _kept(weights: Weights | None, name: str, planned: Scheme) -> Scheme:
-    """The scheme that a weight has already, unless it takes more bits than planned."""
-    stored = stored_scheme(weights, name)
-    return planned if stored is None or stored.bits > planned.bits else stored
+    return Scheme(bits=bits, group=group, symmetric=found.symmetric, minimums=found.minimums)
 
 
 def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:

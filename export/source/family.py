@@ -125,7 +125,8 @@ def open_family(
         weights=open_weights(checkpoint, config),
         sha256=checkpoint.sha256,
     )
-    return replace(model, keys=read_config_keys(checkpoint, accept_unknown))
+    keys = read_config_keys(checkpoint, accept_unknown)
+    return replace(model, keys=keys, left_out=checkpoint.left_out)
 
 
 def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:

@@ -17,6 +17,7 @@ from ortolan.modeling.checkpoint.json_file import read_json
 from ortolan.modeling.checkpoint.packed.unpacked import FileTensors, Unpacked
 from ortolan.modeling.checkpoint.pickles import Pickles
 from ortolan.modeling.checkpoint.safetensors import Safetensors
+from ortolan.modeling.checkpoint.text_tower import TextTensors, text_name
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.weights import Coded, CodedRows, CodeFormat
 
@@ -69,6 +70,7 @@ class Adapted:
             CheckpointError: no adapter, one of another kind, or of another model.
         """
         self._base = base
+        self.left_out = base.left_out if isinstance(base, TextTensors) else ()
         values = read_adapter_config(folder)
         self._own = _tensors(folder)
         self._products, self._replaced = _placed(values, self._own.shapes())
@@ -174,7 +176,7 @@ def _placed(
     products: dict[str, Product] = {}
     replaced: dict[str, str] = {}
     for name in shapes:
-        place = name.removeprefix(PREFIX)
+        place = text_name(name.removeprefix(PREFIX)) or name
         end = next((end for end in FACTORS if place.endswith(end)), None)
         if end is None:
             if "lora_" not in place:

@@ -25,11 +25,14 @@ from ortolan.modeling.checkpoint.pickles import Pickles
 from ortolan.modeling.checkpoint.safetensors import Safetensors
 from ortolan.modeling.checkpoint.sentence_head import sentence_files
 from ortolan.modeling.checkpoint.shards import SAFETENSORS, weight_files
+from ortolan.modeling.checkpoint.text_tower import TextTensors, text_values
 from ortolan.modeling.errors import CheckpointError
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
 GGUF = ".gguf"
+
+HEAD = "lm_head.weight"
 
 QUANTIZATION = "quantization_config"
 """The key of a config that says how tensors are stored: those of a `Checkpoint` are floats."""
@@ -68,6 +71,12 @@ class Checkpoint:
             CheckpointError: the files are absent, torn, or cannot be read without running code.
         """
         return self.open_tensors()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Towers of a model for more than texts, by name: only its language model is here."""
+        tensors = self.tensors
+        return tensors.left_out if isinstance(tensors, TextTensors | Adapted) else ()
 
     def companion(self, name: str) -> Path | None:
         """A file beside the weights, such as tokenizer.json; None where there is none.
@@ -143,10 +152,15 @@ def _open_folder(folder: Path) -> Checkpoint:
             f"{file}: expected {QUANTIZATION} to be an object, got {quantization!r:.80}. "
             "Correct it."
         )
+    text = text_values(values)
+    opened = partial(open_tensors, folder, quantization, only_text=text is not None)
+    if text is not None:
+        # Some of these configs say it beside the towers, some do not, and some are wrong.
+        text["tie_word_embeddings"] = HEAD not in opened().shapes()
     return Checkpoint(
-        values=values,
+        values=values if text is None else text,
         folder=folder,
-        open_tensors=partial(open_tensors, folder, quantization),
+        open_tensors=opened,
         described_by=(file, *sentence_files(folder)),
     )
 
@@ -178,19 +192,23 @@ def _open_gguf(file: Path) -> Checkpoint:
     return checkpoint
 
 
-def open_tensors(folder: Path, quantization: dict[str, object] | None = None) -> FileTensors:
+def open_tensors(
+    folder: Path, quantization: dict[str, object] | None = None, *, only_text: bool = False
+) -> FileTensors:
     """The tensors of the files of weights in a folder.
 
     Args:
         folder: of the files.
         quantization: how the config says that they are quantized.
+        only_text: leave out what is not of the language model.
 
     Raises:
         CheckpointError: the files are absent, torn, or cannot be read without running code.
     """
     files = weight_files(folder)
     is_safe = files[0].suffix == Path(SAFETENSORS).suffix
-    return Unpacked(Safetensors(files) if is_safe else Pickles(files), quantization)
+    tensors = Unpacked(Safetensors(files) if is_safe else Pickles(files), quantization)
+    return TextTensors(tensors) if only_text else tensors
 
 
 def _snapshot(path: Path) -> Path:

@@ -31,6 +31,7 @@ from ortolan.modeling.config import (
     RelativeKeyPositions,
     RotaryPositions,
     StackConfig,
+    as_encoder,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import family_of, published_config, weights_of
@@ -93,10 +94,15 @@ def read_config(
             a model of another kind.
     """
     checkpoint = open_checkpoint(source)
-    config = config_from_hf(checkpoint.values, kind, accept_unknown=accept_unknown)
-    if isinstance(config, EncoderConfig) and config.head is None:
-        return replace(config, head=read_sentence_head(checkpoint.folder, config.hidden_size))
-    return config
+    config = config_from_hf(checkpoint.values, ModelConfig, accept_unknown=accept_unknown)
+    match config:
+        case EncoderConfig(head=None, hidden_size=width):
+            config = replace(config, head=read_sentence_head(checkpoint.folder, width))
+        case DecoderConfig(hidden_size=width) if kind is not DecoderConfig:
+            # A language model whose states embed texts.
+            head = read_sentence_head(checkpoint.folder, width)
+            config = config if head is None else as_encoder(config, head=head)
+    return _of_kind(config, kind)
 
 
 def read_config_keys(source: Source, accept_unknown: Collection[str] = ()) -> ConfigKeys:
@@ -135,6 +141,11 @@ def config_from_hf(
     """
     config, reader = _read(values)
     reader.finish(accept_unknown)
+    return _of_kind(config, kind)
+
+
+def _of_kind(config: ModelConfig, kind: type[ModelConfig]) -> ModelConfig:
+    """A config, or ConfigError where it is of another kind."""
     if not isinstance(config, kind):
         raise ConfigError(
             f"{config.model_type}: expected {KINDS[kind]}, got {KINDS[type(config)]}. "

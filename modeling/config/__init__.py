@@ -26,6 +26,7 @@ from ortolan.modeling.config.model import (
     PatchInput,
     StackConfig,
     TokenInput,
+    as_encoder,
 )
 from ortolan.modeling.config.positions import (
     AlibiPositions,
@@ -86,4 +87,5 @@ __all__ = [
     "TablePositions",
     "TokenInput",
     "YarnScaling",
+    "as_encoder",
 ]

@@ -20,7 +20,8 @@ class AttentionConfig:
 
     Attributes:
         scale: factor on the scores; usually `head_dim ** -0.5`.
-        sliding_window: tokens that each attends to, itself included; None for all before it.
+        sliding_window: tokens that each attends to, itself included, of those before it, and as
+            many of those after it where these are seen; None for all.
         softcap: scores become `softcap * tanh(scores / softcap)`; None for plain scores.
         causal: tokens attend only to those before them; else to the whole text, or source.
         value_dim: channels of each value; None for as many as a key's.
@@ -77,11 +78,6 @@ class AttentionConfig:
             raise ConfigError(
                 f"attention: expected a sliding window of at least 1, got {self.sliding_window}. "
                 "Leave it out for full attention."
-            )
-        if self.sliding_window is not None and not self.causal:
-            raise ConfigError(
-                "attention: expected a sliding window where tokens see those before them alone, "
-                "got one where they see all. Leave it out."
             )
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(

@@ -49,6 +49,7 @@ class LanguageModelHead:
         activation: of a layer `norm(act(dense(x)))` before it; None without one.
         norm: of that layer.
         width: channels that come out of that layer; None for as many as the stream has.
+        dense_bias: of the product in that layer.
     """
 
     tied: bool
@@ -56,6 +57,7 @@ class LanguageModelHead:
     activation: Activation | None = None
     norm: NormConfig | None = None
     width: int | None = None
+    dense_bias: bool = True
 
     def __post_init__(self) -> None:
         if (self.activation is None) != (self.norm is None):
@@ -84,11 +86,15 @@ class ClassifierHead:
 
     Attributes:
         activation: of a layer `act(dense(x))` before the last; None without one.
+        dense_bias: of the product in that layer.
+        norm: of what comes out of that layer; None without one.
     """
 
     labels: tuple[str, ...]
     pooling: Pooling
     activation: Activation | None = None
+    dense_bias: bool = True
+    norm: NormConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.labels:

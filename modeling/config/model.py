@@ -6,7 +6,7 @@ from its published config to one of these; nothing else in Ortolan knows a famil
 behaviour is a new value of a field.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig
 from ortolan.modeling.config.head import (
@@ -33,6 +33,7 @@ __all__ = [
     "PatchInput",
     "StackConfig",
     "TokenInput",
+    "as_encoder",
 ]
 
 
@@ -232,6 +233,24 @@ class EncoderConfig(StackConfig):
                 "head: expected a language model's over tokens, tied only to an embedding as "
                 "wide as what enters it, got another. Choose another head."
             )
+
+
+def as_encoder(
+    config: DecoderConfig, *, causal: bool = True, head: Head | None = None
+) -> EncoderConfig:
+    """The blocks of a language model as an encoder, with another head.
+
+    Args:
+        config: the language model.
+        causal: tokens still see those before them alone.
+        head: see `EncoderConfig`.
+    """
+    shared = {field.name: getattr(config, field.name) for field in fields(StackConfig)}
+    blocks = tuple(
+        replace(block, attention=replace(block.attention, causal=causal)) for block in config.blocks
+    )
+    source = TokenInput(vocab_size=config.vocab_size)
+    return EncoderConfig(**shared | {"blocks": blocks}, input=source, head=head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ that a model can be saved in, back too. Adding one is a file and a row in `FAMIL
 """
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar
 
 from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
@@ -21,6 +22,7 @@ from ortolan.modeling.families import (
     ctrl,
     distilbert,
     electra,
+    eurobert,
     falcon,
     fused_gate,
     gemma,
@@ -36,6 +38,7 @@ from ortolan.modeling.families import (
     marian,
     mistral,
     mixtures,
+    modernbert,
     modernbert_decoder,
     mpnet,
     mpt,
@@ -47,6 +50,7 @@ from ortolan.modeling.families import (
     qwen2,
     qwen3,
     roberta,
+    rotary_bert,
     smollm3,
     squared_relu,
     stablelm,
@@ -56,7 +60,7 @@ from ortolan.modeling.families import (
     xglm,
 )
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.weights import Table, Target
+from ortolan.modeling.weights import HEAD, HEAD_BIAS, Entry, Table, Target
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -90,8 +94,8 @@ class Family(Protocol[C]):
 
 
 FAMILIES: dict[str, Family[Any]] = {
-    "apertus": apertus,
     "albert": albert,
+    "apertus": apertus,
     "arcee": squared_relu.ARCEE,
     "bart": bart.BART,
     "bert": bert.BERT,
@@ -112,6 +116,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "ernie": bert.ERNIE,
     "ernie4_5": llama_values.ERNIE4_5,
     "ernie4_5_moe": mixtures.ERNIE4_5_MOE,
+    "eurobert": eurobert,
     "exaone4": olmo.EXAONE4,
     "falcon": falcon,
     "flex_olmo": mixtures.FLEX_OLMO,
@@ -132,6 +137,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "granite_swa": granite.GRANITE_SWA,
     "granitemoe": mixtures.GRANITEMOE,
     "granitemoeshared": mixtures.GRANITEMOESHARED,
+    "gte": rotary_bert.GTE,
     "helium": llama_values.HELIUM,
     "hunyuan_v1_dense": llama_values.HUNYUAN_V1_DENSE,
     "hunyuan_v1_moe": mixtures.HUNYUAN_V1_MOE,
@@ -139,6 +145,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "internlm3": llama_values.INTERNLM3,
     "iquestcoder": llama_values.IQUESTCODER,
     "jais2": squared_relu.JAIS2,
+    "jina_embeddings_v3": rotary_bert.JINA_EMBEDDINGS_V3,
     "llama": llama,
     "m2m_100": bart.M2M_100,
     "marian": marian,
@@ -147,14 +154,16 @@ FAMILIES: dict[str, Family[Any]] = {
     "ministral": llama_values.MINISTRAL,
     "ministral3": llama_values.MINISTRAL3,
     "mistral": mistral,
-    "modernbert-decoder": modernbert_decoder,
     "mixtral": mixtures.MIXTRAL,
+    "modernbert": modernbert,
+    "modernbert-decoder": modernbert_decoder,
     "mpnet": mpnet,
     "mpt": mpt,
     "mt5": t5.MT5,
     "mvp": bart.MVP,
     "nanochat": squared_relu.NANOCHAT,
     "nemotron": squared_relu.NEMOTRON,
+    "nomic_bert": rotary_bert.NOMIC_BERT,
     "olmo": olmo.OLMO,
     "olmo2": olmo.OLMO2,
     "olmo3": olmo.OLMO3,
@@ -196,10 +205,18 @@ def weights_of(config: ModelConfig) -> Table:
     weights = family_of(config.model_type).WEIGHTS
     table: Table = weights(config) if callable(weights) else weights
     match config:
-        case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
-            return {**table, **PROJECTIONS}
+        case EncoderConfig(head=EmbeddingHead()):
+            # A language model that embeds texts does without its head.
+            spared = {name: _spare(target) for name, target in table.items()}
+            return {**spared, **PROJECTIONS}
         case _:
             return table
+
+
+def _spare(target: Entry) -> Entry:
+    """A row of a table; where it is a head's weight, the checkpoint may hold it for nothing."""
+    is_head = isinstance(target, Target) and target.name in (HEAD, HEAD_BIAS)
+    return target._replace(spare=True) if isinstance(target, Target) and is_head else target
 
 
 def published_config(config: ModelConfig) -> dict[str, object]:
@@ -229,7 +246,22 @@ def family_of(model_type: str) -> Family[Any]:
     """
     if model_type not in FAMILIES:
         raise ConfigError(
-            f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}. "
-            "CONTRIBUTING.md shows how to add a family."
+            f"{unknown_family(model_type)}. `ortolan families` lists them, and CONTRIBUTING.md "
+            "shows how to add one."
         )
     return FAMILIES[model_type]
+
+
+def unknown_family(model_type: str, *, or_else: str = "") -> str:
+    """What is wrong with a `model_type` that no family has, and which are spelled much like it.
+
+    Args:
+        model_type: of a config.
+        or_else: what else it may have been.
+    """
+    close = get_close_matches(model_type, FAMILIES)
+    near = f", much like {' or '.join(close)}" if close else ""
+    return (
+        f"model_type: expected one of the {len(FAMILIES)} families of Ortolan{or_else}, got "
+        f"{model_type!r:.80}{near}"
+    )

@@ -72,14 +72,14 @@ def linear(modules: dict[str, str], *, spare: bool = False) -> dict[str, Target 
     }
 
 
-def _bert_heads(prefix: str) -> dict[str, Target | None]:
+def bert_heads(prefix: str, *, norm: str = "LayerNorm") -> dict[str, Target | None]:
     """The heads of BERT: a pooler below the classifier, a transform below the logits."""
     return {
         **linear({f"{prefix}.pooler.dense": "head.dense", "classifier": "head.out"}, spare=True),
         **linear(
             {
                 "cls.predictions.transform.dense": "head.transform",
-                "cls.predictions.transform.LayerNorm": "head.norm",
+                f"cls.predictions.transform.{norm}": "head.norm",
             },
             spare=True,
         ),
@@ -140,7 +140,7 @@ class BertLike:
     def WEIGHTS(self) -> Table:  # noqa: N802 - the table
         """Published weight names to ours."""
         prefix = self.BASE_MODEL_PREFIX
-        heads = _bert_heads(prefix) if self.heads == "bert" else roberta_heads(prefix)
+        heads = bert_heads(prefix) if self.heads == "bert" else roberta_heads(prefix)
         return body(prefix, self.norms) | heads
 
     def config(self, hf: ConfigReader) -> EncoderConfig:

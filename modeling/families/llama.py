@@ -5,12 +5,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
+    EncoderConfig,
     FeedForwardConfig,
     NoPositions,
     NormConfig,
@@ -22,6 +23,8 @@ from ortolan.modeling.families.gpt_like import gpt_like
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotary, write_rotary
 from ortolan.modeling.weights import Table, Target
+
+C = TypeVar("C", DecoderConfig, DecoderConfig | EncoderConfig)
 
 BASE_MODEL_PREFIX = "model"
 
@@ -182,10 +185,10 @@ def altered(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaFamily:
+class LlamaFamily(Generic[C]):
     """A family that shares its file with others; see `families.Family`."""
 
-    config: Callable[[ConfigReader], DecoderConfig]
+    config: Callable[[ConfigReader], C]
     WEIGHTS: Table
     BASE_MODEL_PREFIX: str = BASE_MODEL_PREFIX
 

@@ -28,6 +28,7 @@ from ortolan.modeling.layers.ops import (
     cross_attention,
     cross_attention_weights,
     cross_states,
+    over_heads,
     split_projections,
     turn,
 )
@@ -157,11 +158,10 @@ class SelfAttention(nn.Module):
         if rotary is not None and spec.norm_after_rotary:
             query, key = (turn(part, rotary, step, spec=spec) for part in (query, key))
             rotary = None
-        width = spec.head_dim if spec.norm_over == "head" else None
-        query, key = (
-            normed(part, each, width)
-            for part, each in ((query, self.query_norm), (key, self.key_norm))
-        )
+        if spec.norm_over == "all":
+            return Heads(self.query_norm(query), self.key_norm(key), value), rotary
+        query = over_heads(query, self.query_norm, spec.head_dim)
+        key = over_heads(key, self.key_norm, spec.head_dim)
         return Heads(query, key, value), rotary
 
     def _own(self, relative: Relative | None) -> Relative | None:
@@ -221,15 +221,6 @@ def query_key_norms(config: AttentionConfig) -> tuple[nn.Module, nn.Module]:
     heads = (1, 1) if config.norm_over == "head" else (config.num_heads, config.num_kv_heads)
     query, key = (norm(kind, count * config.head_dim) for count in heads)
     return query, key
-
-
-def normed(x: Tensor, normalise: nn.Module, width: int | None) -> Tensor:
-    """`(B, S, N)` normed over all of its channels, or over each `width` of them."""
-    if width is None:
-        out: Tensor = normalise(x)
-        return out
-    by_head: Tensor = normalise(torch.unflatten(x, -1, (-1, width)))
-    return by_head.flatten(-2)
 
 
 def readout(config: AttentionConfig, width: int) -> nn.Module:

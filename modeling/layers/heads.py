@@ -77,7 +77,7 @@ class LanguageModel(nn.Module):
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
         if config.activation is not None and config.norm is not None:
-            self.transform = nn.Linear(width, config.width or width)
+            self.transform = nn.Linear(width, config.width or width, bias=config.dense_bias)
             width = config.width or width
             self.activation = ACTIVATIONS[config.activation]
             self.norm = norm(config.norm, width)
@@ -104,15 +104,16 @@ class Classifier(nn.Module):
         self.pooling = config.pooling
         self.dense: nn.Module | None = None
         if config.activation is not None:
-            self.dense = nn.Linear(width, width)
+            self.dense = nn.Linear(width, width, bias=config.dense_bias)
             self.activation = ACTIVATIONS[config.activation]
+        self.norm = norm(config.norm, width) if config.norm else nn.Identity()
         self.out = nn.Linear(width, len(config.labels))
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, L)`."""
         x_BE = pool(x_BTE, lengths, self.pooling)
         if self.dense is not None:
-            x_BE = self.activation(self.dense(x_BE))
+            x_BE = self.norm(self.activation(self.dense(x_BE)))
         logits_BL: Tensor = self.out(x_BE)
         return logits_BL
 

@@ -160,6 +160,18 @@ def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     )
 
 
+def split_channels(x: Tensor, width: int) -> Tensor:
+    """`(B, S, N * D)` as `(B, S, N, D)`, whatever the sizes of the first two axes."""
+    count = int(x.shape[-1]) // width
+    return _reshape(x, _constant([0, 0, count, width]), (*x.shape[:2], count, width))
+
+
+def join_channels(x: Tensor) -> Tensor:
+    """`(B, S, N, D)` as `(B, S, N * D)`."""
+    width = int(x.shape[-2]) * int(x.shape[-1])
+    return _reshape(x, _constant([0, 0, width]), (*x.shape[:2], width))
+
+
 def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
     """A buffer `(B, K, C, D)` with `(B, K, S, D)` written from slots `start`, int64 `(B,)`."""
     return torch.onnx.ops.symbolic(
@@ -303,7 +315,8 @@ def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
         "kv_num_heads": spec.num_kv_heads,
         "scale": float(spec.scale),
         "do_rotary": int(rotary is not None),
-        "local_window_size": spec.sliding_window or -1,
+        # Of a window on both sides there is a bias; the node has those of causal attention.
+        "local_window_size": (spec.sliding_window if spec.causal else None) or -1,
         "softcap": float(spec.softcap or 0.0),
     }
 

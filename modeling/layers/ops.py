@@ -9,7 +9,7 @@ rotary tables, R rotated channels of a head, M rows of a table of distances, E m
 requested positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,7 @@ __all__ = [
     "cross_attention",
     "cross_attention_weights",
     "cross_states",
+    "over_heads",
     "shared_attention",
     "split_projections",
     "turn",
@@ -307,6 +308,13 @@ def turn(
     cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
     heads_BNSD = torch.unflatten(heads, -1, (-1, spec.head_dim)).transpose(1, 2)
     return _joined(_rotate(heads_BNSD, rotary._replace(cos=cos_B1SR, sin=sin_B1SR)))
+
+
+def over_heads(x: Tensor, function: Callable[[Tensor], Tensor], width: int) -> Tensor:
+    """What a function makes of each `width` channels of `(B, S, N * D)`, side by side."""
+    if torch.onnx.is_in_onnx_export():
+        return lowering.join_channels(function(lowering.split_channels(x, width)))
+    return function(torch.unflatten(x, -1, (-1, width))).flatten(-2)
 
 
 def _apart(qkv: Tensor | Heads) -> lowering.Projections:

@@ -38,7 +38,20 @@ class Relative(NamedTuple):
         if self.rows is None or self.buckets is None:
             raise TypeError("a table of biases needs the bucket of each distance")
         by_distance_MH = table(self.buckets)
-        return Relative(bias=F.embedding(self.rows, by_distance_MH).permute(0, 3, 1, 2))
+        added = F.embedding(self.rows, by_distance_MH).permute(0, 3, 1, 2)
+        return Relative(bias=add(self.bias, added))
+
+
+def window_bias(positions_BS: Tensor, keys: int, window: int, dtype: torch.dtype) -> Tensor:
+    """What keeps tokens from seeing others `window` or more away, `(B, 1, S, keys)`.
+
+    It is finite: a row of padding may see nothing else, and must not become NaN.
+    """
+    slots = torch.arange(keys, device=positions_BS.device)
+    distance_BST = (positions_BS[..., None] - slots).abs()
+    never = torch.full((), torch.finfo(dtype).min / 2, dtype=dtype, device=slots.device)
+    seen = torch.zeros((), dtype=dtype, device=slots.device)
+    return torch.where(distance_BST < window, seen, never)[:, None]
 
 
 def attend(

@@ -24,6 +24,7 @@ from ortolan.modeling.layers.embeddings import position_embedding
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
 from ortolan.modeling.layers.positions import relative_index, rotary_names, tables
+from ortolan.modeling.layers.scores import add, window_bias
 
 
 class TransformerModel(nn.Module):
@@ -114,6 +115,29 @@ class Stack(TransformerModel):
                 return Relative(bias=slopes_H[:, None, None] * -distance_BST[:, None])
             case _:
                 return None
+
+    def relatives(
+        self, positions_BS: Tensor, keys: int, dtype: torch.dtype
+    ) -> list[Relative | None]:
+        """`relative` for each layer, with the window of one that sees both sides.
+
+        Args:
+            positions_BS: see `relative`.
+            keys: see `relative`.
+            dtype: of the stream.
+        """
+        shared = self.relative(positions_BS, keys)
+        windows = [
+            None if block.attention.causal else block.attention.sliding_window
+            for block in self.config.blocks
+        ]
+        of_window: dict[int | None, Relative | None] = {None: shared}
+        for window in windows:
+            if window is not None and window not in of_window:
+                bias = window_bias(positions_BS, keys, window, dtype)
+                given = Relative() if shared is None else shared
+                of_window[window] = given._replace(bias=add(given.bias, bias))
+        return [of_window[window] for window in windows]
 
     def embed(self, inputs: Tensor, positions: Tensor, added: Tensor | None = None) -> Tensor:
         """Inputs at positions `(B, S)` or `(1, S)` to the stream that enters the blocks.

@@ -209,8 +209,8 @@ class EncoderModel(Stack):
         length = self._length(inputs)
         positions = torch.arange(length, device=inputs.device)[None]
         x_BTE = self.embed(inputs, positions, added)
-        relative = self.relative(positions, length)
-        for number, block in enumerate(self.layers):
+        relatives = self.relatives(positions, length, x_BTE.dtype)
+        for number, (block, relative) in enumerate(zip(self.layers, relatives, strict=True)):
             x_BTE = block(x_BTE, self.rotary(number), relative, lengths=lengths)
         out: Tensor = self.final_norm(x_BTE)
         return out

@@ -227,6 +227,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         versions: package name to version.
         accepted_keys: of the checkpoint's config, unknown to the export, whose user accepted them.
         ignored_keys: of the checkpoint's config, known not to change what the model computes.
+        left_out: towers of the checkpoint for other inputs than texts, which are not in the bundle.
     """
 
     source_sha256: Sha256
@@ -234,6 +235,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     versions: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_VERSIONS)]
     accepted_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
     ignored_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
+    left_out: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -106,6 +106,11 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
         config(rope_scaling={"rope_type": "default", "odd": 1}),
         "--accept-unknown rope_scaling.odd",
     ),
+    "quantization that nobody knows": (
+        config(quantization_config={"quant_method": "strange"}),
+        "got 'strange'",
+    ),
+    "quantization without a method": (config(quantization_config={"bits": 4}), "quant_method"),
     "size of another model": (config(hidden_size=128), "weights: expected those"),
     "no weights": (without("model.safetensors"), "expected model.safetensors"),
     "weights cut short": (cut("model.safetensors", 0.5), "model.safetensors: expected"),
@@ -158,6 +163,49 @@ def test_gguf_that_is_cut_short_or_none_is_refused(data: bytes, ortolan: Run, he
     for arguments in (("export", source, here / "out"), ("inspect", source)):
         assert "model.gguf: expected" in fails_in_one_line(ortolan, *arguments)
     assert sorted(here.rglob("*")) == [source]
+
+
+def write_adapter(folder: Path, name: str, shape: tuple[int, int], **config: object) -> None:
+    """A LoRA of rank 4 for one matrix `(outputs, inputs)`."""
+    outputs, inputs = shape
+    folder.mkdir()
+    values = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [name]} | config
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    factors = {"lora_A": torch.ones(4, inputs), "lora_B": torch.ones(outputs, 4)}
+    save_file(
+        {f"base_model.model.{name}.{part}.weight": t for part, t in factors.items()},
+        folder / "adapter_model.safetensors",
+    )
+
+
+QUERY = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "config", "said"),
+    [
+        ("model.layers.7.self_attn.q_proj", (64, 64), {}, "model.layers.7.self_attn.q_proj"),
+        ("transformer.h.0.attn.c_attn", (64, 64), {}, "transformer.h.0.attn.c_attn"),
+        (QUERY, (128, 128), {}, QUERY),
+        (QUERY, (64, 64), {"peft_type": "IA3"}, "IA3"),
+        (QUERY, (64, 64), {"use_dora": True}, "use_dora"),
+    ],
+)
+def test_adapter_of_another_model_or_kind_is_refused(
+    name: str,
+    shape: tuple[int, int],
+    config: dict[str, object],
+    said: str,
+    ortolan: Run,
+    checkpoint: Path,
+    here: Path,
+) -> None:
+    write_adapter(here / "adapter", name, shape, **config)
+    before = sorted(here.rglob("*"))
+    arguments = ("export", checkpoint, here / "out", "--adapter")
+    assert said in fails_in_one_line(ortolan, *arguments, here / "adapter")
+    assert "nowhere" in fails_in_one_line(ortolan, *arguments, here / "nowhere")
+    assert sorted(here.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.safetensors"])

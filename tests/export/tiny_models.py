@@ -18,6 +18,7 @@ from ortolan.modeling.config import (
     DynamicNTKScaling,
     FeedForwardConfig,
     LearnedPositions,
+    NoPositions,
     NormConfig,
     RotaryPositions,
     SinusoidalPositions,
@@ -143,6 +144,43 @@ def post_norm() -> DecoderConfig:
     )
 
 
+def modern() -> DecoderConfig:
+    """What decoders of today have: norms on both sides of a sublayer and of queries and keys, soft
+    caps, sinks, a window with its own base in one layer, no positions in the other."""
+    windowed = BlockConfig(
+        attention=attention(
+            query_key_norm=RMS,
+            sliding_window=9,
+            rotary=RotaryPositions(dim=16, theta=100.0),
+            sinks=True,
+        ),
+        feed_forward=GATED,
+        norm=RMS,
+        placement="sandwich",
+        residual_scale=0.7,
+    )
+    whole = BlockConfig(
+        attention=attention(query_key_norm=RMS, norm_over="all", rotary=NoPositions()),
+        feed_forward=FeedForwardConfig(
+            kind="mlp", intermediate_size=96, activation="relu2", inner_norm=RMS
+        ),
+        norm=RMS,
+        placement="inner_post",
+    )
+    return DecoderConfig(
+        model_type="llama",
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        context_length=CONTEXT,
+        positions=RotaryPositions(dim=16),
+        blocks=(windowed, whole),
+        final_norm=RMS,
+        tied_head=True,
+        embedding_scale=8.0,
+        final_softcap=6.0,
+    )
+
+
 def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> DecoderModel:
     """A module with random weights, those of norms included."""
     with torch.random.fork_rng():
@@ -187,6 +225,7 @@ CASES = {
     # More positions than the model was trained with: other angles for all of them.
     "qwen2-long": Case(config=qwen2, options={"max_context": 400}),
     "post-norm": Case(config=post_norm),
+    "modern": Case(config=modern),
 }
 
 

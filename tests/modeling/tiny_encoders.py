@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tests.modeling.tiny_models import VOCABULARY, reference_model
+from tests.modeling.tiny_models import NO_TOKENS, VOCABULARY, reference_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -89,9 +89,36 @@ BERT_LIKE = {
 NARROW: dict[str, tuple[str, dict[str, Any]]] = {
     "albert": ("Albert", {"embedding_size": 16}),
     "electra": ("Electra", {"embedding_size": 16}),
+    "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "mean"} | NO_TOKENS),
+    "gte": ("Gte", {}),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", {}),
+    "modernbert": ("ModernBert", {"local_attention": 6} | NO_TOKENS),
     "mpnet": ("MPNet", {}),
+    "nomic_bert": ("NomicBert", {}),
 }
-"""Encoders with a field more than BERT has."""
+"""Encoders with a field more than BERT has, or another."""
+
+MODERN = BERT | {"model_type": "modernbert", "local_attention": 6} | NO_TOKENS
+
+ALL_BIASES = {"norm_bias": True, "mlp_bias": True, "attention_bias": True, "classifier_bias": True}
+
+EMBEDDING_GEMMA = {
+    "model_type": "gemma3_text",
+    "use_bidirectional_attention": True,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 24,
+    "pad_token_id": PAD,
+    **NO_TOKENS,
+}
 
 BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}
 
@@ -181,6 +208,26 @@ ENCODERS = {
         for name, (classes, values) in NARROW.items()
         for head in HEADS
     },
+    "eurobert-first": EncoderCase(
+        architecture="EuroBertForSequenceClassification",
+        values=BERT
+        | {"model_type": "eurobert", "classifier_pooling": "bos", "attention_bias": True}
+        | NO_TOKENS,
+    ),
+    "eurobert-tied": EncoderCase(
+        architecture="EuroBertForMaskedLM",
+        values=BERT
+        | {"model_type": "eurobert", "tie_word_embeddings": True, "mlp_bias": True}
+        | NO_TOKENS,
+    ),
+    "modernbert-biases": EncoderCase(
+        architecture="ModernBertForMaskedLM", values=MODERN | ALL_BIASES | {"decoder_bias": False}
+    ),
+    "modernbert-mean": EncoderCase(
+        architecture="ModernBertForSequenceClassification",
+        values=MODERN | ALL_BIASES | {"classifier_pooling": "mean", "num_hidden_layers": 4},
+    ),
+    "embedding-gemma": EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA),
     "electra-wide": EncoderCase(
         architecture="ElectraForMaskedLM",
         values=BERT | {"model_type": "electra", "embedding_size": 32},

@@ -6,6 +6,9 @@ from tests.tiny.decoders import VOCABULARY
 
 PAD = 1
 
+NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+"""In place of ids beyond so small a vocabulary."""
+
 BERT: dict[str, Any] = {
     "model_type": "bert",
     "architectures": ["BertForMaskedLM"],
@@ -100,6 +103,23 @@ _ALL: tuple[dict[str, Any], ...] = (
     },
     BERT | {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], "embedding_size": 16},
     BERT | {"model_type": "mpnet", "architectures": ["MPNetForMaskedLM"]},
+    BERT
+    | {
+        "model_type": "eurobert",
+        "architectures": ["EuroBertForMaskedLM"],
+        "num_key_value_heads": 1,
+        **NO_TOKENS,
+    },
+    BERT | {"model_type": "gte", "architectures": ["GteForMaskedLM"]},
+    BERT | {"model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3ForMaskedLM"]},
+    BERT
+    | {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertForMaskedLM"],
+        "local_attention": 6,
+        **NO_TOKENS,
+    },
+    BERT | {"model_type": "nomic_bert", "architectures": ["NomicBertForMaskedLM"]},
     DISTILBERT,
     VIT,
     MARIAN,

@@ -122,12 +122,22 @@ OVERRIDES: Mapping[str, Mapping[str, object]] = {
     "xlm": {"emb_dim": 64, "causal": True},
     "xlnet": {"d_head": 16},
     "xlstm": {"embedding_dim": 64, "num_blocks": 2},
-    "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 4},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "mamba_dt_rank": 4,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
     "zamba2": {
         "mamba_headdim": 16,
         "n_mamba_heads": 8,
         "attention_hidden_size": 128,
         "attention_head_dim": 32,
+        "num_mem_blocks": 1,
+        "hybrid_layer_ids": [1, 3],
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
     },
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "reformer": {"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [8, 16], "hash_seed": 0},
@@ -170,6 +180,8 @@ def _shrink(values: Mapping[str, object]) -> dict[str, object]:
                 small[name] = _shrink(value) if "model_type" in value else value
             case list() if layers and len(value) == _depth(values):
                 small[name] = [value[layer] for layer in layers]
+            case list() if name == "eos_token_id":
+                small[name] = [SIZES[name], SIZES[name] + 1]
             case int() | None if name in SIZES and not isinstance(value, bool):
                 small[name] = SIZES[name] if value is not None or name == "head_dim" else None
             case _:

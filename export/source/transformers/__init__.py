@@ -9,7 +9,7 @@ from torch import Tensor
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.module import Described, open_empty
-from ortolan.export.source.transformers.adapter import TransformersModule, context_length_of
+from ortolan.export.source.transformers.adapter import TransformersModule, longest_context
 from ortolan.export.source.transformers.keys import read_keys
 from ortolan.export.source.transformers.skeleton import build_skeleton
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
@@ -55,7 +55,7 @@ def open_transformers(
     traced = build_skeleton(checkpoint.values)
     for model in (reference, traced):
         load_buffers(model, weights)
-    context = _context(reference.config, max_context)
+    context = _context(reference, max_context)
     model_type = reference.config.model_type
     described = Described(
         model_type=model_type,
@@ -85,11 +85,11 @@ def _forward(model: "PreTrainedModel", ids: Tensor | None) -> Tensor:
     return out[0]
 
 
-def _context(config: "PreTrainedConfig", max_context: int | None) -> int:
-    longest = context_length_of(config)
+def _context(model: "PreTrainedModel", max_context: int | None) -> int:
+    longest = longest_context(model)
     if max_context is None and longest is None:
         raise OptionError(
-            f"{config.model_type}: expected max_context, since its config names no number of "
+            f"{model.config.model_type}: expected max_context, since its config names no number of "
             "positions, got none. Give the tokens that have to fit."
         )
     context = longest if max_context is None else max_context

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from ortolan.export.source.transformers import attention, experts
 from ortolan.export.source.transformers.attention import STEP, Step
+from ortolan.export.source.transformers.operators import known_operators
+from ortolan.export.source.transformers.recurrence import replaced
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.state import State
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len")
 """Keys of a config that say how many positions a model has."""
+
+CACHES = ("past_key_values", "cache_params")
+"""What models call their cache."""
 
 
 class TransformersModule(nn.Module):
@@ -43,6 +48,10 @@ class TransformersModule(nn.Module):
         for name, child in model.named_children():
             self.add_module(name, child)
         self.context_length = context_length
+        names = [name for name in CACHES if name in _arguments(model)]
+        if not names:
+            raise _unsupported(model.config, "none with a cache")
+        self._cache_name = names[0]
         head = model.get_output_embeddings()
         if head is None:
             raise _unsupported(model.config, "none whose last product is known")
@@ -64,12 +73,13 @@ class TransformersModule(nn.Module):
         step = Step(state, state.positions(ids), self.context_length)
         token = STEP.set(step)
         try:
-            output = model(
-                input_ids=ids,
-                position_ids=step.positions,
-                past_key_values=StateCache(step),
-                use_cache=True,
-            )
+            with attention.unpadded(), replaced(model), known_operators():
+                output = model(
+                    input_ids=ids,
+                    position_ids=step.positions,
+                    use_cache=True,
+                    **{self._cache_name: StateCache(step)},
+                )
         finally:
             STEP.reset(token)
         if step.cached > len(step.extended) or not step.keeps:
@@ -78,11 +88,22 @@ class TransformersModule(nn.Module):
         return logits
 
 
-def context_length_of(config: "PreTrainedConfig") -> int | None:
+def longest_context(model: "PreTrainedModel") -> int | None:
     """Positions that a token of a model can have; None where nothing says."""
-    text = config.get_text_config()
+    text = model.config.get_text_config()
     found = (getattr(text, name, None) for name in LENGTHS)
-    return next((length for length in found if isinstance(length, int) and length > 0), None)
+    longest = next((length for length in found if isinstance(length, int) and length > 0), None)
+    first = max(map(_first_position, model.modules()))
+    return None if longest is None else longest - first
+
+
+def _first_position(module: nn.Module) -> int:
+    """The row of an embedding's table that the first token reads.
+
+    Models of RoBERTa's kind count from the row after that of the padding.
+    """
+    counts = hasattr(module, "create_position_ids_from_input_ids")
+    return cast(int, module.padding_idx) + 1 if counts else 0
 
 
 def _unsupported(config: "PreTrainedConfig", got: str) -> ConfigError:
@@ -105,18 +126,14 @@ def _select_rows(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _set_positions(
     module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positions for an embedding that would count them from the length of a cache.
-
-    Models of RoBERTa's kind count from the token after the id of the padding.
-    """
+    """Positions for an embedding that would count them from the length of a cache."""
     step = STEP.get(None)
     if step is None:
         return args, given
     positions = step.positions
     if isinstance(module, nn.Embedding):
         positions = positions.reshape(-1)
-    if hasattr(module, "create_position_ids_from_input_ids"):
-        positions = positions + cast(int, module.padding_idx) + 1
+    positions = positions + _first_position(module)
     names = list(inspect.signature(module.forward).parameters)
     bound = dict(zip(names, args, strict=False)) | given
     return (), bound | {"position_ids": positions}

@@ -4,7 +4,8 @@ The function hands queries, keys and values to the state of the step. The mask i
 what a token sees; the state, which knows how long each text is, needs no other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +84,8 @@ class Step:
         extended: keys and values of each attention so far, in order.
         cached: how often keys and values were given to the cache.
         keeps: something is remembered for the next step.
+        recurrence: the name of the state of the recurrences that are computed next.
+        recurrences: how many of that name there were.
     """
 
     state: State
@@ -91,6 +94,8 @@ class Step:
     extended: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     cached: int = 0
     keeps: bool = False
+    recurrence: str = ""
+    recurrences: int = 0
 
 
 STEP: ContextVar[Step] = ContextVar("step")
@@ -102,6 +107,23 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, make_mask)
+
+
+@contextmanager
+def unpadded() -> Iterator[None]:
+    """Let masks of chunks not look for tokens on the left that are padding: there are none."""
+    from transformers import masking_utils
+
+    own = masking_utils.chunked_overlay
+
+    def overlay(chunk_size: int, left_padding: Tensor) -> Callable[..., Tensor]:
+        return lambda batch, head, query, key: key // chunk_size == query // chunk_size
+
+    masking_utils.chunked_overlay = overlay
+    try:
+        yield
+    finally:
+        masking_utils.chunked_overlay = own
 
 
 def attend(

@@ -57,9 +57,28 @@ class StateCache(Cache):
         """The last inputs of a convolution before the new ones, then the new, `(B, C, K + S)`."""
         if conv_kernel_size is None:
             raise NotImplementedError("a convolution that does not say how wide it is")
-        name = f"{layer_idx}.convolution" + (f".{state_idx}" if state_idx else "")
+        name = _name("convolution", layer_idx, state_idx)
         past = self._step.state.recall(name, (conv_states.shape[1], conv_kernel_size), conv_states)
         whole = torch.cat((past, conv_states), -1)
         self._step.keeps = True
         self._step.state.keep(name, whole[..., -conv_kernel_size:])
         return whole
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: `recurrence` recalls it, and is told here which."""
+        self._step.recurrence = _name("recurrence", layer_idx, state_idx)
+        self._step.recurrences = 0
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Tensor:
+        """What `recurrence` has kept already."""
+        if not self._step.recurrences:
+            raise NotImplementedError("a recurrence that no node computes")
+        self._step.keeps = True
+        return recurrent_states
+
+
+def _name(kind: str, layer: int, number: int) -> str:
+    """The name of a state; most layers have one of a kind."""
+    return f"{layer}.{kind}" + (f".{number}" if number else "")

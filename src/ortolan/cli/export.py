@@ -184,6 +184,7 @@ def command(
                 "bundle": str(bundle.path),
                 "bytes": total,
                 "unverified": unverified,
+                "left_out": list(bundle.manifest.provenance.left_out),
                 **{name: getattr(measured, name, None) for name in _FIGURES},
             }
         )
@@ -192,6 +193,7 @@ def command(
         [
             ("bundle", f"{out} ({size(total)}, {bundle.manifest.precision})"),
             *_weights(bundle.manifest),
+            *_left_out(bundle.manifest),
             (
                 "parity",
                 f"not verified: {unverified}"
@@ -234,3 +236,9 @@ def _weights(manifest: Manifest) -> list[tuple[str, str]]:
     counts = Counter((tensor.bits, tensor.method) for tensor in manifest.quantized)
     kinds = [f"{count} in {bits} bits by {method}" for (bits, method), count in counts.items()]
     return [("weights", ", ".join(kinds))] if kinds else []
+
+
+def _left_out(manifest: Manifest) -> list[tuple[str, str]]:
+    """Towers for other inputs than texts, of a checkpoint that has some."""
+    names = manifest.provenance.left_out
+    return [("left out", ", ".join(names))] if names else []

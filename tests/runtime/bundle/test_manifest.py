@@ -62,11 +62,8 @@ def test_encoded_manifest_decodes_to_itself() -> None:
 
 
 def test_manifest_of_a_time_without_lists_of_keys_is_read() -> None:
-    data = changed(
-        lambda document: [
-            document["provenance"].pop(f"{fate}_keys") for fate in ("accepted", "ignored")
-        ]
-    )
+    lists = ("accepted_keys", "ignored_keys", "left_out")
+    data = changed(lambda document: [document["provenance"].pop(name) for name in lists])
     assert decode(data) == MANIFEST
 
 
@@ -114,7 +111,7 @@ def test_missing_field_is_refused(keys: tuple[str | int, ...]) -> None:
         *("sequence", "min_new_tokens", "bos", "eos", "pad"),
         *("start", "forced_first", "forced_last", "suppressed"),
         *("prefill_precision", "quantized", "source", "output", "attention_maps", "unverified"),
-        *("accepted_keys", "ignored_keys"),
+        *("accepted_keys", "ignored_keys", "left_out"),
     }
     for field in set(reached(json.loads(DATA), keys)) - optional:
         assert field in error_of(changed(without(keys, field)))

@@ -103,7 +103,7 @@ def test_parameters_keep_their_names() -> None:
         ("gptj", {}, "an attention of its own"),
         ("bert", {"is_decoder": False}, "expected causal attention"),
         ("deepseek_v32", {}, "scores of its own"),
-        ("openai-gpt", {}, "an attention of its own"),
+        ("openai-gpt", {}, "none with a cache"),
     ],
 )
 def test_what_a_state_does_not_compute_is_refused(

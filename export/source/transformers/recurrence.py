@@ -1,0 +1,156 @@
+"""Functions of transformers' models that compute a recurrence chunk by chunk, as one node.
+
+Models name them alike: a function here takes the place of every one of its name, and computes the
+same from the state of the step. Written so, a prompt may be continued in pieces as well.
+
+They return what they compute, and in the place of the state after it an empty tensor: it is kept
+already.
+
+Shape letters: B batch, S new tokens, H heads, D key width, U value width, G groups of heads,
+I channels, N numbers of a channel's state.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ortolan.export.source.transformers.attention import STEP
+
+NORM_EPSILON = 1e-6
+
+
+def _recur(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    decay: Tensor,
+    rate: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """In the state of the layer whose recurrence was asked for last; all `(B, S, H, ...)`."""
+    step = STEP.get()
+    inputs = (each.transpose(1, 2).float() for each in (query, key, value))
+    name = step.recurrence + (f".{step.recurrences}" if step.recurrences else "")
+    step.recurrences += 1
+    out = step.state.recur(
+        name,
+        *inputs,
+        decay=decay.transpose(1, 2),
+        rate=None if rate is None else rate.transpose(1, 2),
+        scale=scale,
+    )
+    return out.transpose(1, 2)
+
+
+def delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    use_qk_l2norm_in_kernel: bool = False,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """The delta rule with a decay of each head `(B, S, H)` or of each channel `(B, S, H, D)`."""
+    query, key = query.float(), key.float()
+    if use_qk_l2norm_in_kernel:
+        query, key = _unit(query), _unit(key)
+    times = value.shape[2] // key.shape[2]
+    if times > 1:
+        query, key = (each.repeat_interleave(times, 2) for each in (query, key))
+    scale = query.shape[-1] ** -0.5
+    out = _recur(query, key, value, decay=g.float(), rate=beta.float(), scale=scale)
+    return out.to(value.dtype), out.new_empty(0)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPSILON)
+
+
+def state_space_of_heads(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Mamba 2: a decay `A * dt` of each head; keys B and queries C `(B, S, G, N)` of groups."""
+    x_BSHU = hidden_states.float()
+    step_BSH = dt if dt_bias is None else dt + dt_bias
+    step_BSH = F.softplus(step_BSH) if dt_softplus else step_BSH
+    step_BSH = step_BSH.clamp(*dt_limit).float()
+    times = x_BSHU.shape[2] // B.shape[2]
+    keys, queries = (each.float().repeat_interleave(times, 2) for each in (B, C))
+    out = _recur(queries, keys, x_BSHU * step_BSH[..., None], decay=A.float() * step_BSH)
+    out = out if D is None else out + D[:, None] * x_BSHU
+    return out.contiguous(), out.new_empty(0)
+
+
+def state_space_of_channels(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Mamba 1: every channel is a head one value wide; x, dt, z `(B, I, S)`, A `(I, N)`."""
+    x_BSI1 = hidden_states.float().transpose(1, 2)[..., None]
+    step_BIS = dt if delta_bias is None else dt + delta_bias[:, None]
+    step_BIS = F.softplus(step_BIS) if delta_softplus else step_BIS
+    step_BSI1 = step_BIS.float().transpose(1, 2)[..., None]
+    channels = A.shape[0]
+    keys, queries = (
+        each.float().transpose(1, 2)[:, :, None].expand(-1, -1, channels, -1) for each in (B, C)
+    )
+    out = _recur(queries, keys, x_BSI1 * step_BSI1, decay=A.float() * step_BSI1)
+    out_BIS = out[..., 0].transpose(1, 2)
+    out_BIS = out_BIS if D is None else out_BIS + D[:, None] * hidden_states
+    out_BIS = out_BIS if z is None else out_BIS * F.silu(z)
+    return out_BIS, out_BIS.new_empty(0)
+
+
+REPLACED: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "chunk_kimi_delta_attention": delta_rule,
+    "mamba2_chunk_scan": state_space_of_heads,
+    "mamba_selective_scan": state_space_of_channels,
+    "torch_chunk_gated_delta_rule": delta_rule,
+}
+"""By the names that the models of transformers have for them."""
+
+
+@contextmanager
+def replaced(model: nn.Module) -> Iterator[None]:
+    """Let the modules of a model compute their recurrences here."""
+    files = {type(module).__module__ for module in model.modules()}
+    found = [
+        (sys.modules[file], name, getattr(sys.modules[file], name))
+        for file in files
+        for name in REPLACED
+        if hasattr(sys.modules[file], name)
+    ]
+    try:
+        for file, name, _ in found:
+            setattr(file, name, REPLACED[name])
+        yield
+    finally:
+        for file, name, own in found:
+            setattr(file, name, own)

@@ -1,0 +1,97 @@
+"""A linear recurrence over the tokens of a text: linear attention, its gates and the delta rule.
+
+Shape letters: B batch, S new tokens, H heads, D key width, U value width.
+
+Source: the operator LinearAttention of onnxruntime (com.microsoft, version 1).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_RULES = {
+    (False, False): "linear",
+    (True, False): "gated",
+    (False, True): "delta",
+    (True, True): "gated_delta",
+}
+"""Names of the node's rules, by whether there is a decay and a rate."""
+
+
+class Recurrence(NamedTuple):
+    """What enters a recurrence.
+
+    Attributes:
+        query: `(B, H, S, D)`.
+        key: `(B, H, S, D)`.
+        value: `(B, H, S, U)`.
+        decay: logarithms of what the state is multiplied by before each token, `(B, H, S)` or for
+            each channel of the keys `(B, H, S, D)`; none by default.
+        rate: of the delta rule, `(B, H, S)`: what the state gives for the key already is taken from
+            the value, and so much of the rest is added; values are added as they are by default.
+        scale: of the queries.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor | None = None
+    rate: Tensor | None = None
+    scale: float = 1.0
+
+
+def recur(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
+    """Continue a recurrence by some tokens; one node while `torch.onnx.export` traces.
+
+    Args:
+        given: of the new tokens.
+        state_BHDU: after the tokens before them; zeros at the start of a text.
+
+    Returns:
+        `(B, H, S, U)`, and the state after the last token.
+    """
+    if torch.onnx.is_in_onnx_export():
+        return _node(given, state_BHDU)
+    query, key, value, decay, rate, scale = given
+    outputs = []
+    for place in range(key.shape[2]):
+        key_BHD1 = key[:, :, place, :, None]
+        added_BHU = value[:, :, place]
+        if decay is not None:
+            step = decay[:, :, place].exp()
+            state_BHDU = state_BHDU * (
+                step[..., None] if step.dim() == 3 else step[..., None, None]
+            )
+        if rate is not None:
+            added_BHU = added_BHU - (state_BHDU * key_BHD1).sum(2)
+            added_BHU = added_BHU * rate[:, :, place, None]
+        state_BHDU = state_BHDU + key_BHD1 * added_BHU[:, :, None]
+        outputs.append((state_BHDU * query[:, :, place, :, None]).sum(2) * scale)
+    return torch.stack(outputs, 2), state_BHDU
+
+
+def _node(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, length, width = given.value.shape
+    inputs = (given.query, given.key, given.value)
+    gates = [None if gate is None else _joined(gate) for gate in (given.decay, given.rate)]
+    out, state = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::LinearAttention",
+        (*(_joined(each) for each in inputs), state_BHDU, *gates),
+        {
+            "q_num_heads": heads,
+            "kv_num_heads": heads,
+            "update_rule": _RULES[given.decay is not None, given.rate is not None],
+            "scale": given.scale,
+        },
+        dtypes=(given.value.dtype, state_BHDU.dtype),
+        shapes=((batch, length, heads * width), state_BHDU.shape),
+        version=1,
+    )
+    return torch.unflatten(out, -1, (heads, width)).transpose(1, 2), state
+
+
+def _joined(x: Tensor) -> Tensor:
+    """`(B, H, S, ...)` as `(B, S, H * ...)`."""
+    x = x.transpose(1, 2)
+    return x.flatten(2) if x.dim() > 3 else x

@@ -1,0 +1,121 @@
+"""Bundles from checkpoints as people have them, and what is said of those that cannot be read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.modeling.checkpoint.gguf_cases import written as write_gguf_case
+from tests.modeling.checkpoint.test_adapter import Q, factors, write_adapter
+from tests.modeling.checkpoint.test_pickles import Code, write_shards
+from tests.modeling.checkpoint.test_text_tower import written as write_towers
+from tests.modeling.tiny_models import LLAMA, reference_model
+
+from ortolan.cli import main
+from ortolan.export.errors import OptionError
+from ortolan.export.options import ExportOptions
+from ortolan.export.pipeline import export
+from ortolan.modeling import load
+from ortolan.runtime import load as load_bundle
+
+Run = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`ortolan export` with some arguments: its status, and what it prints."""
+
+    def call(*arguments: object) -> tuple[object, str, str]:
+        capsys.readouterr()
+        monkeypatch.setattr("sys.argv", ["ortolan", "export", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return caught.value.code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    reference_model(LLAMA).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_an_adapter_is_in_the_bundle(base: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", {Q: factors((32, 32))})
+    options = ExportOptions(adapter=tmp_path / "adapter")
+    plain = export(base, tmp_path / "plain")
+    adapted = export(base, tmp_path / "adapted", options=options)
+    sources = {bundle.manifest.provenance.source_sha256 for bundle in (plain, adapted)}
+    assert len(sources) == 2
+    ids = list(range(9))
+    logits = [load_bundle(bundle.path).logits(ids) for bundle in (plain, adapted)]
+    assert abs(logits[0] - logits[1]).max() > 0.01
+
+
+def test_an_adapter_of_a_live_module_is_refused(base: Path, tmp_path: Path) -> None:
+    options = ExportOptions(adapter=tmp_path)
+    with pytest.raises(OptionError, match="expected none for a live module"):
+        export(load(base), tmp_path / "out", options=options)
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, run: Run) -> None:
+    write_towers("llava", tmp_path / "source")
+    status, out, _ = run(tmp_path / "source", tmp_path / "out")
+    assert status == 0
+    assert "left out" in out
+    assert "multi_modal_projector, vision_tower" in out
+
+
+def pickle_with_code(folder: Path) -> Path:
+    reference_model(LLAMA).save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": Code()}, folder / "pytorch_model.bin")
+    return folder
+
+
+def gguf_cut_short(folder: Path) -> Path:
+    folder.mkdir()
+    file = write_gguf_case("llama", folder)[1]
+    file.write_bytes(file.read_bytes()[:-100])
+    return file
+
+
+def absent_shard(folder: Path) -> Path:
+    reference_model(LLAMA).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    write_shards(folder, tensors)[0].unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (pickle_with_code, "a pickle that would run code"),
+        (gguf_cut_short, "The file was cut short"),
+        (absent_shard, "pytorch_model-00001-of-00002.bin beside it, got no such file"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_one_line_and_leaves_nothing(
+    make: Callable[[Path], Path], message: str, tmp_path: Path, run: Run
+) -> None:
+    source, out = make(tmp_path / "source"), tmp_path / "out"
+    status, _, said = run(source, out)
+    assert status == 2
+    assert message in said
+    assert said.count("\n") == 1
+    assert not out.exists()
+
+
+def test_an_adapter_of_another_model_is_one_line_and_leaves_nothing(
+    base: Path, tmp_path: Path, run: Run
+) -> None:
+    adapter, out = tmp_path / "adapter", tmp_path / "out"
+    write_adapter(adapter, {Q: factors((64, 64))})
+    status, _, said = run(base, out, "--adapter", adapter)
+    assert status == 2
+    assert "expected an adapter of this model" in said
+    assert said.count("\n") == 1
+    assert not out.exists()

@@ -1,0 +1,231 @@
+"""Checkpoints for more than texts: their language model by itself gives the same logits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.modeling.tiny_models import (
+    VOCABULARY,
+    assert_same_logits,
+    random_text,
+    reference_logits,
+    reference_model,
+)
+from transformers import PreTrainedModel
+
+from ortolan.modeling import CheckpointError, WeightError, load
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.checkpoint.text_tower import text_values
+
+IDS = random_text(20)
+
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+IMAGES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+QWEN_IMAGES: dict[str, Any] = {
+    "depth": 1,
+    "embed_dim": 32,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "mlp_ratio": 2,
+    "patch_size": 14,
+    "intermediate_size": 48,
+    "out_hidden_size": 32,
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16,
+}
+
+MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 2]}
+
+SPECIAL = {"image_token_id": 5, "image_token_index": 5, "video_token_id": 6}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "Gemma3ForConditionalGeneration",
+        {
+            "model_type": "gemma3",
+            "text_config": TEXT
+            | {
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 6,
+                "head_dim": 16,
+                "sliding_window": 5,
+                "query_pre_attn_scalar": 16,
+            },
+            "vision_config": IMAGES | {"model_type": "siglip_vision_model"},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "mistral3": (
+        "Mistral3ForConditionalGeneration",
+        {
+            "model_type": "mistral3",
+            "text_config": TEXT | {"model_type": "mistral", "head_dim": 8},
+            "vision_config": IMAGES | {"model_type": "pixtral", "head_dim": 16},
+        },
+    ),
+    "llava": (
+        "LlavaForConditionalGeneration",
+        {
+            "model_type": "llava",
+            "text_config": TEXT | {"model_type": "llama"},
+            "vision_config": IMAGES | {"model_type": "clip_vision_model"},
+        },
+    ),
+    "llava_onevision": (
+        "LlavaOnevisionForConditionalGeneration",
+        {
+            "model_type": "llava_onevision",
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "vision_config": IMAGES | {"model_type": "siglip_vision_model"},
+        },
+    ),
+    "idefics3": (
+        "Idefics3ForConditionalGeneration",
+        {
+            "model_type": "idefics3",
+            "text_config": TEXT | {"model_type": "llama"},
+            "vision_config": IMAGES,
+            "scale_factor": 1,
+        },
+    ),
+    "smolvlm": (
+        "SmolVLMForConditionalGeneration",
+        {
+            "model_type": "smolvlm",
+            "text_config": TEXT | {"model_type": "llama"},
+            "vision_config": IMAGES,
+            "scale_factor": 1,
+        },
+    ),
+    "internvl": (
+        "InternVLForConditionalGeneration",
+        {
+            "model_type": "internvl",
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "vision_config": IMAGES | {"image_size": [28, 28], "patch_size": [14, 14]},
+        },
+    ),
+    "qwen2_vl": (
+        "Qwen2VLForConditionalGeneration",
+        {
+            "model_type": "qwen2_vl",
+            "text_config": TEXT | {"rope_parameters": MROPE},
+            "vision_config": QWEN_IMAGES,
+        },
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLForConditionalGeneration",
+        {
+            "model_type": "qwen2_5_vl",
+            "text_config": TEXT | {"rope_parameters": MROPE},
+            "vision_config": QWEN_IMAGES,
+        },
+    ),
+    "qwen3_vl": (
+        "Qwen3VLForConditionalGeneration",
+        {
+            "model_type": "qwen3_vl",
+            "text_config": TEXT | {"head_dim": 16, "rope_parameters": MROPE},
+            "vision_config": QWEN_IMAGES,
+        },
+    ),
+}
+
+
+def written(name: str, folder: Path) -> PreTrainedModel:
+    architecture, values = CASES[name]
+    assert hasattr(transformers, architecture)
+    model = reference_model(values | SPECIAL, architecture=architecture)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_language_model_computes_what_the_whole_does(name: str, tmp_path: Path) -> None:
+    model = written(name, tmp_path)
+    ours = load(tmp_path)
+    ids = IDS.clamp(min=7)  # no image is in the text
+    with torch.inference_mode():
+        assert_same_logits(ours(ids), reference_logits(model, ids))
+    left_out = open_checkpoint(tmp_path).left_out
+    assert left_out
+    assert not {"layers", "embed_tokens", "norm", "lm_head"} & set(left_out)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_names_of_old_and_new_checkpoints_are_read(prefix: str, tmp_path: Path) -> None:
+    model = written("llava", tmp_path)
+    file = tmp_path / "model.safetensors"
+    head = "lm_head." if prefix.startswith("model.") else "language_model.lm_head."
+    renamed = {}
+    for name, tensor in load_file(file).items():
+        for old in ("model.language_model.", "language_model.model."):
+            name = f"{prefix}{name.removeprefix(old)}" if name.startswith(old) else name
+        for old in ("language_model.lm_head.", "lm_head."):
+            name = f"{head}{name.removeprefix(old)}" if name.startswith(old) else name
+        renamed[name] = tensor
+    assert sum(name.startswith(prefix) for name in renamed) > 15
+    save_file(renamed, file)
+    ids = IDS.clamp(min=7)
+    with torch.inference_mode():
+        assert_same_logits(load(tmp_path)(ids), reference_logits(model, ids))
+
+
+def test_old_configs_have_the_values_of_texts_beside_those_of_images() -> None:
+    rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    towers = {"model_type": "qwen2_vl", "vision_config": {}, "image_token_id": 5}
+    values = {**TEXT, **towers, "rope_scaling": rope, "rope_theta": 1e6, "architectures": ["A"]}
+    assert text_values(values) == {
+        **TEXT,
+        "model_type": "qwen2",
+        "rope_scaling": None,
+        "rope_theta": 1e6,
+    }
+
+
+def test_a_model_for_texts_alone_is_as_it_is() -> None:
+    assert text_values({"model_type": "llama", "text_config": {}}) is None
+
+
+def test_another_language_model_is_refused(tmp_path: Path) -> None:
+    written("llava", tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["model_type"] = "mpt"
+    file.write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match="text_config: expected model_type to be one of llama"
+    ):
+        load(tmp_path)
+
+
+def test_a_tensor_of_no_known_tower_is_unexpected(tmp_path: Path) -> None:
+    written("llava", tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), "model.novel.weight": torch.ones(2)}, file)
+    with pytest.raises(WeightError, match=r"1 differences: unexpected model\.novel\.weight"):
+        load(tmp_path)
