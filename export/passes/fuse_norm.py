@@ -20,8 +20,8 @@ class FuseNorm(ir.passes.InPlacePass):
 
     Case 1: over the last axis, with a weight of that axis: rewritten.
     Case 2: as case 1, and x is something without its mean: LayerNormalization of that.
-    Case 3: as the others, in float32 between two casts of a 16-bit type: the node takes x as it
-        is, and computes in float32 as well.
+    Case 3: as the others, in float32 between two casts of a 16-bit type, before or after the
+        weight: the node takes x as it is, and computes in float32 as well.
     Case 4: anything else, no weight included: the nodes stay.
     """
 
@@ -45,11 +45,11 @@ def _rewrite(graph: ir.Graph, mean: ir.Node) -> bool:
         return False  # Case 4
     centred = _centred(x)
     x, normed = _uncast(x if centred is None else centred, normed)
-    product = only_user(normed, "Mul")
-    scale = None if product is None else _other(product, normed)
-    if product is None or scale is None or not is_weight(scale, axes=1):
+    scaled = _scaled(x, normed)
+    if scaled is None:
         return False  # Case 4
-    if scale.dtype != normed.dtype or x.shape is None or static_shape(scale) != x.shape[-1:]:
+    x, scale, out = scaled
+    if x.shape is None or static_shape(scale) != x.shape[-1:]:
         return False  # Case 4
     norm = ir.Node(
         "",
@@ -58,9 +58,28 @@ def _rewrite(graph: ir.Graph, mean: ir.Node) -> bool:
         [ir.AttrFloat32("epsilon", epsilon), ir.AttrInt64("axis", -1)],
         num_outputs=1,
     )
-    graph.insert_before(product, norm)
-    replace_value(product.outputs[0], norm.outputs[0])
+    last = out.producer()
+    if last is not None:
+        graph.insert_before(last, norm)
+    replace_value(out, norm.outputs[0])
     return True
+
+
+def _scaled(x: ir.Value, normed: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+    """What the node takes as x and as its weight, and the value that it gives."""
+    product = only_user(normed, "Mul")
+    scale = None if product is None else _other(product, normed)
+    if product is None or scale is None:
+        return None
+    if is_weight(scale, axes=1):
+        return (x, scale, product.outputs[0]) if scale.dtype == normed.dtype else None
+    casts = producer(x, "Cast"), producer(scale, "Cast"), only_user(product.outputs[0], "Cast")
+    narrow, weight = (None if cast is None else cast.inputs[0] for cast in casts[:2])
+    if narrow is None or weight is None or casts[2] is None or not is_weight(weight, axes=1):
+        return None
+    out = casts[2].outputs[0]
+    # Case 3
+    return (narrow, weight, out) if narrow.dtype == weight.dtype == out.dtype else None
 
 
 def _squared(value: ir.Value | None) -> ir.Value | None:
@@ -92,7 +111,7 @@ def _normed(x: ir.Value, variance: ir.Value) -> ir.Value | None:
 
 
 def _uncast(x: ir.Value, normed: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The values around the casts of case 3."""
+    """The values around the casts of case 3, where the weight comes after the second."""
     before, after = producer(x, "Cast"), only_user(normed, "Cast")
     if before is None or after is None or before.inputs[0] is None:
         return x, normed

@@ -90,8 +90,15 @@ g (float16[batch, 3, 8] narrow, WEIGHTS) => (float16[batch, 3, 8] y)
 """
 
 
-def test_casts_around_a_norm_are_part_of_the_node() -> None:
-    model = parsed(HALF, w=W.half())
+WIDE = HALF.replace(
+    "normed = Cast <to = 10> (wide)\n    y = Mul (w, normed)",
+    "v = Cast <to = 1> (w)\n    scaled = Mul (wide, v)\n    y = Cast <to = 10> (scaled)",
+)
+
+
+@pytest.mark.parametrize("text", [HALF, WIDE], ids=["before the weight", "after the weight"])
+def test_casts_around_a_norm_are_part_of_the_node(text: str) -> None:
+    model = parsed(text, w=W.half())
     model = fused(model)
     assert operators(model) == ["RMSNormalization"]
     node = model.graph[0]
