@@ -3,9 +3,11 @@
 Spec: ai.onnx RMSNormalization, version 23, and LayerNormalization, version 17.
 """
 
+import numpy as np
 import onnx_ir as ir
 
 from ortolan.export.values import (
+    add_initializer,
     is_weight,
     number,
     only_user,
@@ -22,7 +24,8 @@ class FuseNorm(ir.passes.InPlacePass):
     Case 2: as case 1, and x is something without its mean: LayerNormalization of that.
     Case 3: as the others, in float32 between two casts of a 16-bit type, before or after the
         weight: the node takes x as it is, and computes in float32 as well.
-    Case 4: anything else, no weight included: the nodes stay.
+    Case 4: as case 1 or 2, without a weight: the node gets one of ones.
+    Case 5: anything else: the nodes stay.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -37,20 +40,17 @@ class FuseNorm(ir.passes.InPlacePass):
 def _rewrite(graph: ir.Graph, mean: ir.Node) -> bool:
     x = _squared(mean.inputs[0])
     if x is None or not _is_over_last(mean):
-        return False  # Case 4
+        return False  # Case 5
     add = only_user(mean.outputs[0], "Add")
     epsilon = None if add is None else number(_other(add, mean.outputs[0]))
     normed = None if add is None else _normed(x, add.outputs[0])
     if epsilon is None or normed is None:
-        return False  # Case 4
+        return False  # Case 5
     centred = _centred(x)
     x, normed = _uncast(x if centred is None else centred, normed)
-    scaled = _scaled(x, normed)
-    if scaled is None:
-        return False  # Case 4
-    x, scale, out = scaled
-    if x.shape is None or static_shape(scale) != x.shape[-1:]:
-        return False  # Case 4
+    x, scale, out = _scaled(x, normed) or (x, _ones(graph, x), normed)
+    if x.shape is None or scale is None or static_shape(scale) != x.shape[-1:]:
+        return False  # Case 5
     norm = ir.Node(
         "",
         "RMSNormalization" if centred is None else "LayerNormalization",
@@ -82,6 +82,16 @@ def _scaled(x: ir.Value, normed: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value
     return (narrow, weight, out) if narrow.dtype == weight.dtype == out.dtype else None
 
 
+def _ones(graph: ir.Graph, x: ir.Value) -> ir.Value | None:
+    """A weight that changes nothing, for the last axis of x."""
+    width = None if x.shape is None else x.shape[-1]
+    if not isinstance(width, int) or x.dtype is None:
+        return None
+    ones = add_initializer(graph, f"ones_{width}", x.dtype, (width,))
+    ones.const_value = ir.tensor(np.ones(width, x.dtype.numpy()), dtype=x.dtype, name=ones.name)
+    return ones
+
+
 def _squared(value: ir.Value | None) -> ir.Value | None:
     """What a value is the square of."""
     node = producer(value, "Pow", "Mul")
@@ -97,10 +107,10 @@ def _is_twice(node: ir.Node) -> bool:
 
 def _normed(x: ir.Value, variance: ir.Value) -> ir.Value | None:
     """X / sqrt(variance), however it is written."""
-    root = only_user(variance, "Sqrt")
-    if root is None:
+    root = only_user(variance, "Sqrt", "Pow")
+    if root is None or (root.op_type == "Pow" and number(root.inputs[1]) != -0.5):
         return None
-    inverse = only_user(root.outputs[0], "Reciprocal")
+    inverse = root if root.op_type == "Pow" else only_user(root.outputs[0], "Reciprocal")
     last = root if inverse is None else inverse
     node = only_user(last.outputs[0], "Div" if inverse is None else "Mul")
     if node is None or _other(node, last.outputs[0]) is not x:
