@@ -78,7 +78,10 @@ def plan(
     }
     for both, widths in experts.items():
         if not any(_is_excluded(name, options) for name in both):
-            planned |= dict.fromkeys(both, _dividing(both[0], widths, options))
+            scheme = _dividing(both[0], widths, options)
+            # One node has one scheme.
+            kept = {_kept(weights, name, scheme) for name in both}
+            planned |= dict.fromkeys(both, kept.pop() if len(kept) == 1 else scheme)
     return planned
 
 

@@ -1,50 +1,16 @@
-"""gpt-oss as it is published: experts in MXFP4."""
+"""gpt-oss as it is published against transformers."""
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
-from tests.modeling.tiny_models import (
-    assert_same_logits,
-    random_text,
-    reference_logits,
-    reference_model,
-)
-from tests.tiny.mixtures import GPT_OSS
-from torch import Tensor
+from tests.modeling.mxfp4_files import save_gpt_oss
+from tests.modeling.tiny_models import assert_same_logits, random_text, reference_logits
 
 from ortolan.modeling import load
 
-VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-
-
-def packed(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Experts `(N, K, R)` as blocks and scales of their rows, and the numbers these stand for."""
-    by_row = torch.unflatten(weight.mT, -1, (-1, 32))
-    exponents = (by_row.abs().amax(-1) / 6).log2().ceil()
-    steps = by_row / torch.exp2(exponents)[..., None]
-    codes = (steps.abs()[..., None] - VALUES).abs().argmin(-1)
-    stand_for = VALUES[codes] * steps.sign() * torch.exp2(exponents)[..., None]
-    codes = codes + 8 * (steps < 0)
-    blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
-    return blocks, (exponents + 127).to(torch.uint8), stand_for.flatten(-2).mT.contiguous()
-
 
 def test_experts_in_four_bits_give_the_logits_of_what_they_stand_for(tmp_path: Path) -> None:
-    reference = reference_model(GPT_OSS)
-    reference.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("_proj")]:
-        blocks, scales, stand_for = packed(tensors.pop(name))
-        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        reference.get_parameter(name).data = stand_for
-    save_file(tensors, tmp_path / "model.safetensors")
-    config = tmp_path / "config.json"
-    values = json.loads(config.read_text())
-    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    config.write_text(json.dumps(values | {"quantization_config": quantization}))
-
+    reference = save_gpt_oss(tmp_path)
     ids = random_text(20)
     with torch.inference_mode():
         assert_same_logits(load(tmp_path)(ids), reference_logits(reference, ids))
