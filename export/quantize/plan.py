@@ -81,9 +81,9 @@ def plan(
     for both, widths in experts.items():
         if not any(_is_excluded(name, options) for name in both):
             scheme = _dividing(both[0], widths, options)
-            # One node has one scheme.
-            kept = {_kept(weights, name, scheme) for name in both}
-            planned |= dict.fromkeys(both, kept.pop() if len(kept) == 1 else scheme)
+            # One node has one scheme, and no minimums.
+            stored = {_kept(weights, name, scheme, minimums=False) for name in both}
+            planned |= dict.fromkeys(both, stored.pop() if len(stored) == 1 else scheme)
     return planned
 
 
@@ -110,12 +110,16 @@ def scheme_of(
     """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if _is_block(name) else options.head
     fitting = _fewest_bytes(scheme, columns) if options.fits else scheme
-    stored = stored_scheme(weights, name)
-    if stored is None or stored.bits > fitting.bits:
-        return fitting
     # Look-ups have no minimums.
-    is_lost = stored.minimums and not (options.minimums and _is_block(name))
-    return fitting if is_lost else stored
+    return _kept(weights, name, fitting, minimums=options.minimums and _is_block(name))
+
+
+def _kept(weights: Weights | None, name: str, planned: Scheme, *, minimums: bool) -> Scheme:
+    """The scheme that a weight has already, unless it takes more bits, or nodes, than planned."""
+    stored = stored_scheme(weights, name)
+    if stored is None or stored.bits > planned.bits or (stored.minimums and not minimums):
+        return planned
+    return stored
 
 
 def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:

@@ -66,6 +66,8 @@ def _dots1(hf: ConfigReader) -> DecoderConfig:
 
 
 def _solar_open(hf: ConfigReader) -> DecoderConfig:
+    # Of dense layers, which transformers does not make.
+    hf.skip("intermediate_size", "first_k_dense_replace")
     made = llama.llama_like(
         hf,
         model_type="solar_open",
@@ -77,6 +79,7 @@ def _solar_open(hf: ConfigReader) -> DecoderConfig:
             theta=1_000_000.0,
         ),
         head_dim=128,
+        size=hf.size("moe_intermediate_size"),
         eps=1e-5,
     )
     return with_experts(made, read_sigmoid_mixture(hf))

@@ -54,8 +54,11 @@ ERNIE4_5_MOE = EVEN | {
 }
 GLM4_MOE = EVEN | _GROUPS | {"model_type": "glm4_moe", "head_dim": 32}
 DOTS1 = EVEN | _GROUPS | {"model_type": "dots1"}
-SOLAR_OPEN = LLAMA | {key: value for key, value in _GROUPS.items() if "dense" not in key}
-SOLAR_OPEN["model_type"] = "solar_open"
+SOLAR_OPEN = {
+    key: value
+    for key, value in (LLAMA | _GROUPS | {"model_type": "solar_open"}).items()
+    if key not in ("first_k_dense_replace", "intermediate_size")
+}
 EXAONE_MOE = (
     EVEN
     | _FOUR

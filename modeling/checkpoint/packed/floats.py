@@ -111,6 +111,7 @@ class Mxfp4:
             values=table[pairs.long()],
             scales=torch.exp2(scales.float() - SCALE_BIAS - 1),
             zeros=torch.full_like(scales, 128),
+            minimums=torch.zeros(scales.shape),
         )
 
 
