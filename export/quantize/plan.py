@@ -21,6 +21,9 @@ EXPERT_INPUTS = (2, 4)
 """The inputs of a MoE node that are weights: those of gate and up, and of down."""
 
 
+Keeps = Literal["all", "plain", "none"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
     """How weights are stored.
@@ -32,7 +35,8 @@ class Quantization:
         fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
         calibration_sequences: see `Int8`.
-        minimums: keep codes of blocks that have a minimum for each group, which takes nodes more.
+        keeps: which codes of a checkpoint stay as they are: all; only plain ones, since a minimum
+            for each group takes more nodes; or none.
     """
 
     scheme: Scheme
@@ -41,7 +45,7 @@ class Quantization:
     fits: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CALIBRATION_SEQUENCES
-    minimums: bool = True
+    keeps: Keeps = "all"
 
 
 def plan(
@@ -107,12 +111,12 @@ def scheme_of(
     """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if _is_block(name) else options.head
     fitting = _fewest_bytes(scheme, columns) if options.fits else scheme
-    stored = stored_scheme(weights, name)
+    stored = None if options.keeps == "none" else stored_scheme(weights, name)
     if stored is None or stored.bits > fitting.bits:
         return fitting
     # Look-ups have no minimums.
-    is_lost = stored.minimums and not (options.minimums and _is_block(name))
-    return fitting if is_lost else stored
+    has_place = options.keeps == "all" and _is_block(name)
+    return stored if has_place or not stored.minimums else fitting
 
 
 def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
