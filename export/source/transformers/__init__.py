@@ -50,6 +50,8 @@ def open_transformers(
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     reference = build_skeleton(checkpoint.values)
+    if reference._can_set_experts_implementation():
+        reference.set_experts_implementation("eager")  # reads one expert at a time
     keys = read_keys(checkpoint.values, reference.config, accept_unknown)
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)

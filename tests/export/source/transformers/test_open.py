@@ -13,6 +13,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions
 from ortolan.export.source import open_exportable
+from ortolan.export.streamed import Result, run
 from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.models.transformer import build
@@ -53,6 +54,29 @@ def test_the_reference_is_the_forward_of_transformers(tmp_path: Path) -> None:
     assert {parameter.device.type for parameter in source.module.parameters()} == {"meta"}
     config: Any = source.module.config
     assert config._attn_implementation != "ortolan"
+
+
+def test_the_reference_reads_one_expert_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = saved(tmp_path, "mixtral")
+    source = opened(tmp_path, via="transformers")
+    lengths = []
+    read = source.weights.rows
+
+    def rows(name: str, start: int, stop: int) -> torch.Tensor:
+        if ".experts." in name:
+            lengths.append(stop - start)
+        return read(name, start, stop)
+
+    monkeypatch.setattr(source.weights, "rows", rows)
+    ids = torch.arange(5, 15)
+    calls = [lambda: source.forward(None, ids)]
+    *_, result = run(source.module, source.weights, calls)
+    assert isinstance(result, Result)
+    with torch.inference_mode():
+        torch.testing.assert_close(result.value, model(ids[None]).logits[0])
+    assert set(lengths) == {1}
 
 
 def test_a_family_is_chosen_where_there_is_one(tmp_path: Path) -> None:
