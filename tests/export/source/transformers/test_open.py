@@ -1,7 +1,9 @@
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from tests.tiny.transformers_types import tiny_config
@@ -36,15 +38,27 @@ def opened(folder: Path, **options: Any) -> Exportable:
     return open_exportable(folder, tokenizer=None, **{"max_context": None, **options})
 
 
-@pytest.mark.parametrize("model_type", ["gpt_oss", "lfm2"])
-def test_a_bundle_computes_what_transformers_computes(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "nodes"),
+    [
+        ("gpt_oss", {"GroupQueryAttention": 2}),
+        ("lfm2", {"GroupQueryAttention": 1, "Conv": 1}),
+        ("qwen3_next", {"GroupQueryAttention": 1, "LinearAttention": 1, "Conv": 1, "MoE": 2}),
+    ],
+)
+def test_a_bundle_computes_what_transformers_computes(
+    model_type: str, nodes: dict[str, int], tmp_path: Path
+) -> None:
     model = saved(tmp_path / "source", model_type)
-    ortolan.export(
+    bundle = ortolan.export(
         tmp_path / "source", tmp_path / "bundle", options=ExportOptions(via="transformers")
     )
     found = compare(model, tmp_path / "bundle")
     assert found.error <= BOUND
     assert found.tokens_equal
+    graph = bundle.path / bundle.manifest.graphs["decoder"].file
+    counts = Counter(node.op_type for node in onnx.load(graph, load_external_data=False).graph.node)
+    assert nodes.items() <= counts.items()
 
 
 def test_the_reference_is_the_forward_of_transformers(tmp_path: Path) -> None:
