@@ -137,6 +137,24 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 512,
         "vocab_size": 262144,
     },
+    # Qwen3-30B-A3B: two layers of it are 3 GB.
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 1,
+        "head_dim": 128,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 40960,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "rope_theta": 1000000.0,
+        "vocab_size": 151936,
+    },
     # Qwen3-30B-A3B, an eighth as deep, a fourth as wide, a fourth of the experts.
     "qwen3-moe-small": {
         "model_type": "qwen3_moe",
@@ -187,7 +205,24 @@ def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         made = AutoConfig.for_model(**config)
         model: Any = AutoModelForCausalLM.from_config(made)  # type: ignore[no-untyped-call]
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, parameter in model.named_parameters():
+        shapes |= published_shapes(name, tuple(parameter.shape))
+    return shapes
+
+
+def published_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return what a checkpoint stores of a parameter: experts one by one, gate and up apart."""
+    layer, is_expert, kind = name.rpartition(".experts.")
+    if not is_expert:
+        return {name: shape}
+    count, rows, columns = shape
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[kind]
+    return {
+        f"{layer}.experts.{expert}.{part}.weight": (rows // len(parts), columns)
+        for expert in range(count)
+        for part in parts
+    }
 
 
 def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -177,6 +177,9 @@ def resolve(
         else _quantization(kind, weights, device, can_calibrate=can_calibrate),
         options=options,
     )
+    if settings.quantization is not None and options.attention == "portable":
+        without = replace(settings.quantization, minimums=False)
+        settings = replace(settings, quantization=without)
     _check_graphs(settings)
     _check_prefill(settings)
     return settings

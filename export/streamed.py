@@ -3,9 +3,9 @@
 The module's parameters lie on the device `meta`. What reads one gets its values from `Weights`, in
 float32, and frees them again: a product reads a large one a few rows at a time, an embedding reads
 the rows that it looks up. The inputs run side by side and wait for each other at every product, so
-that a weight is read once for all of them; and whoever calibrates sees what enters it for every
-input, and may put other values in its place before any of them goes on. They wait for each other
-at a single row of a weight too, such as one expert of many: of rows, the first is served first.
+that a weight is read once for all of them, and whoever calibrates sees what enters it for every
+input. They wait for each other at a single row of a weight too, such as one expert of many: of
+rows, the first is served first.
 
 This asks nothing of the module: any control flow between its products will do.
 
@@ -29,26 +29,21 @@ from ortolan.runtime.machine.memory import return_free_memory
 READ_BYTES = 64 << 20
 """Of a weight in float32 that is read whole; a larger one is read some rows at a time."""
 
-_PRODUCTS = (F.linear, torch.addmm)
 _PROPERTIES = ("__get__",)
 """What asks about a tensor and not for its values, such as `weight.shape`."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Product:
     """Some inputs have come to a product.
 
     Attributes:
         name: of its weight.
         inputs: what enters it, `(..., K)` for each of them.
-        is_transposed: it is stored `(K, N)`.
-        weight: what to compute with; the one of the model where None.
     """
 
     name: str
     inputs: Sequence[Tensor]
-    is_transposed: bool = False
-    weight: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +104,9 @@ def _serve(waiting: Sequence["_Text"], lazy: "LazyWeights") -> Iterator[Product 
     name = waiting[0].request.name
     served = [text for text in waiting if text.request.name == name]
     requests = [cast(_Request, text.request) for text in served]
-    product = Product(name, [each.entering for each in requests], requests[0].is_transposed)
-    yield product
-    given = product.weight
-    if given is None and lazy.bytes_of(name) <= READ_BYTES:
-        given = read_weight(lazy.weights, name)
+    yield Product(name, [each.entering for each in requests])
+    is_small = lazy.bytes_of(name) <= READ_BYTES
+    given = read_weight(lazy.weights, name) if is_small else None
     for text, request in zip(served, requests, strict=True):
         yield from _resume(text, lazy.product(request, given))
     return_free_memory()

@@ -1,6 +1,7 @@
 """An encoder-decoder: texts, ids or images in; texts out."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -90,6 +91,7 @@ class Seq2Seq(Model):
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
         max_new_tokens: int | None = None,
+        first: str | int | None = None,
         sampling: Sampling | None = None,
         temperature: float | None = None,
         stop: Sequence[str] = (),
@@ -106,6 +108,7 @@ class Seq2Seq(Model):
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
         max_new_tokens: int | None = None,
+        first: str | int | None = None,
         sampling: Sampling | None = None,
         temperature: float | None = None,
         stop: Sequence[str] = (),
@@ -121,6 +124,7 @@ class Seq2Seq(Model):
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
         max_new_tokens: int | None = None,
+        first: str | int | None = None,
         sampling: Sampling | None = None,
         temperature: float | None = None,
         stop: Sequence[str] = (),
@@ -139,6 +143,8 @@ class Seq2Seq(Model):
             length_penalty: above 0 favours long texts, below 0 short ones; only for beams.
             early_stopping: when a search is over; see `ortolan.runtime.generation.beam_search`.
             max_new_tokens: most new tokens of each text; `None` for all that the decoder takes.
+            first: the first new token, or its id, such as the language to translate to; `None` for
+                what the checkpoint says, if anything.
             sampling: how tokens are chosen; `None` takes the most probable. Not for beams.
             temperature: short for a `sampling` with nothing but this.
             stop: texts that end the text and are not part of it. Not for beams.
@@ -156,17 +162,17 @@ class Seq2Seq(Model):
         """
         beams = checked_count("beams", beams, most=MAX_BEAMS)
         sources, limit = self._fitting(source, beams, max_new_tokens)
-        cancelled = cancel_function(cancel)
+        cancelled, rules = cancel_function(cancel), self._rules(first)
         texts: list[SampledText] | list[SearchedText]
         if beams == 1:
             refuse_beam_options(n_best, length_penalty, early_stopping)
             chosen = sampling_of(sampling, temperature)
-            texts = self._sampled(sources, limit, chosen, stop, cancelled)
+            texts = self._sampled(sources, limit, chosen, stop, cancelled, rules)
         else:
             refuse_sampling_options(sampling, temperature, stop)
             count = checked_count("n_best", n_best, most=beams)
             options = self._beam_options(beams, limit, length_penalty, early_stopping)
-            texts = self._searched(sources, options, count, cancelled)
+            texts = self._searched(sources, options, count, cancelled, rules)
         done = self._run(texts, sources, beams)
         return done if is_batch(source) else done[0]
 
@@ -175,6 +181,7 @@ class Seq2Seq(Model):
         source: One,
         *,
         max_new_tokens: int | None = None,
+        first: str | int | None = None,
         sampling: Sampling | None = None,
         temperature: float | None = None,
         stop: Sequence[str] = (),
@@ -189,6 +196,7 @@ class Seq2Seq(Model):
         Args:
             source: as for `generate`, but a single one.
             max_new_tokens: as for `generate`.
+            first: as for `generate`.
             sampling: as for `generate`.
             temperature: as for `generate`.
             stop: as for `generate`.
@@ -209,7 +217,8 @@ class Seq2Seq(Model):
             raise InputError("stream: expected one source, got a list of them. Use `generate`.")
         sources, limit = self._fitting(source, 1, max_new_tokens)
         chosen, cancelled = sampling_of(sampling, temperature), cancel_function(cancel)
-        (text,) = self._sampled(sources, limit, chosen, stop, cancelled, streams=True)
+        rules = self._rules(first)
+        (text,) = self._sampled(sources, limit, chosen, stop, cancelled, rules, streams=True)
         return TextStream(text, self._generator(1))
 
     def logits(self, source: One, ids: TokenIds) -> NDArray[np.float32]:
@@ -275,6 +284,7 @@ class Seq2Seq(Model):
         sampling: Sampling,
         stop: Sequence[str],
         cancelled: Callable[[], bool] | None,
+        constraints: Constraints,
         *,
         streams: bool = False,
     ) -> list[SampledText]:
@@ -289,6 +299,7 @@ class Seq2Seq(Model):
                     eos=frozenset(self.manifest.tokens.eos),
                     stop=stop,
                     cancelled=cancelled,
+                    constraints=constraints,
                 ),
                 vocab_size=self.manifest.vocab_size,
                 tokenizer=self.tokenizer,
@@ -303,10 +314,16 @@ class Seq2Seq(Model):
         options: BeamOptions,
         n_best: int,
         cancelled: Callable[[], bool] | None,
+        constraints: Constraints,
     ) -> list[SearchedText]:
         return [
             SearchedText(
-                self._request(source, limit=options.max_tokens, cancelled=cancelled),
+                self._request(
+                    source,
+                    limit=options.max_tokens,
+                    cancelled=cancelled,
+                    constraints=constraints,
+                ),
                 options,
                 n_best=n_best,
                 tokenizer=self.tokenizer,
@@ -344,9 +361,26 @@ class Seq2Seq(Model):
             prompt=[self._start],
             prompt_tokens=_tokens(source),
             source=source,
-            constraints=self._constraints,
             **options,
         )
+
+    def _rules(self, first: str | int | None) -> Constraints:
+        """The constraints of the checkpoint, but for the first token where one is given."""
+        if first is None:
+            return self._constraints
+        if isinstance(first, int):
+            ids = [first]
+        elif self.tokenizer is None:
+            raise no_tokenizer("first")
+        else:
+            ids = self.tokenizer.encode(first, add_special_tokens=False)
+        if len(ids) != 1:
+            raise InputError(
+                f"first: expected one token, got {first!r:.40}, which has {len(ids)}. "
+                "Give a token of the tokenizer, such as that of a language, or its id."
+            )
+        (token,) = checked_ids(ids, vocab_size=self.manifest.vocab_size, what="first", fewest=1)
+        return replace(self._constraints, first=token)
 
     def _generator(self, texts: int, *, beams: int = 1) -> Generator:
         slots = min(texts, max(1, MAX_ROWS // beams))

@@ -1,8 +1,8 @@
 """Codes that keep what a model computes on its inputs, found a product at a time.
 
-What enters a product is computed by the products before it as they are stored, so that each makes
-up for the errors of those before it (Frantar et al. 2022, "GPTQ", section 3). Products that read
-the same inputs share the sum over them.
+What enters a product is computed by the products before it as they were trained: Frantar et al.
+(2022, "GPTQ", section 3) compute it with what is stored, which measures worse here
+(docs/adr/0014). Products that read the same inputs share the sum over them.
 
 Memory: what each input computes at the time, one weight, and what `gptq.factorize` needs for its
 columns.
@@ -21,7 +21,7 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.precision import Method
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
+from ortolan.export.quantize.blocks import Codes, Scheme
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows, row_chunks
 from ortolan.export.streamed import Product, Result, run
@@ -111,7 +111,7 @@ def _round(
     factor: gptq.Factor,
     found: dict[str, dict[int, Part]],
 ) -> Iterator[QuantizedWeight]:
-    """The codes of the weight of a product, which computes with them from here on.
+    """The codes of the weight of a product.
 
     A weight that is stored as rows of another waits in `found` until all of that is there. One
     with a row for each token is rounded some rows at a time: it is large, and nothing comes after.
@@ -128,8 +128,6 @@ def _round(
     rows = weights.rows(name, place.start, place.stop).float()
     codes = _codes(rows, factor, scheme)
     found[name][place.start] = Part(rows=rows, codes=codes)
-    stored = dequantize(codes)
-    product.weight = stored.T if product.is_transposed else stored
     if len(found[name]) == place.parts:
         by_row = found.pop(name)
         whole = iter([by_row[start] for start in sorted(by_row)])

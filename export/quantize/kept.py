@@ -34,5 +34,6 @@ def _parts(weights: Weights, name: str, scheme: Scheme) -> Iterator[Part]:
             scales=found.scales.contiguous(),
             zeros=None if scheme.symmetric else found.zeros.contiguous(),
             scheme=scheme,
+            minimums=found.minimums.contiguous() if scheme.minimums else None,
         )
         yield Part(rows=weights.rows(name, start, stop).float(), codes=codes)

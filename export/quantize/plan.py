@@ -32,6 +32,7 @@ class Quantization:
         fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
         calibration_sequences: see `Int8`.
+        minimums: keep codes of blocks that have a minimum for each group, which takes nodes more.
     """
 
     scheme: Scheme
@@ -40,6 +41,7 @@ class Quantization:
     fits: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CALIBRATION_SEQUENCES
+    minimums: bool = True
 
 
 def plan(
@@ -105,7 +107,12 @@ def scheme_of(
     """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if _is_block(name) else options.head
     fitting = _fewest_bytes(scheme, columns) if options.fits else scheme
-    return _kept(weights, name, fitting)
+    stored = stored_scheme(weights, name)
+    if stored is None or stored.bits > fitting.bits:
+        return fitting
+    # Look-ups have no minimums.
+    is_lost = stored.minimums and not (options.minimums and _is_block(name))
+    return fitting if is_lost else stored
 
 
 def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
@@ -114,13 +121,7 @@ def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
     if found is None:
         return None
     bits, group = cast(Literal[4, 8], found.bits), cast(GroupSize, found.group)
-    return Scheme(bits=bits, group=group, symmetric=found.symmetric)
-
-
-def _kept(weights: Weights | None, name: str, planned: Scheme) -> Scheme:
-    """The scheme that a weight has already, unless it takes more bits than planned."""
-    stored = stored_scheme(weights, name)
-    return planned if stored is None or stored.bits > planned.bits else stored
+    return Scheme(bits=bits, group=group, symmetric=found.symmetric, minimums=found.minimums)
 
 
 def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:

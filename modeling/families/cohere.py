@@ -19,6 +19,13 @@ _WEIGHTS = {name: target for name, target in llama.WEIGHTS.items() if "post_atte
 def _cohere_like(
     hf: ConfigReader, *, model_type: str, theta: float, windows: Sequence[int | None] | None = None
 ) -> DecoderConfig:
+    # What every model of the family has.
+    hf.require("use_parallel_block")
+    hf.require("use_gated_activation")
+    hf.require("use_embedding_sharing")
+    hf.refuse("use_qk_norm")
+    hf.skip("use_parallel_embedding", "position_embedding_type", "rotary_pct")
+    hf.skip("layer_switch", "order_of_interleaved_layers")
     bias = hf.get("attention_bias", bool, False)
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     norm = NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5), bias=False)
@@ -43,7 +50,6 @@ def _cohere_like(
 
 
 def _cohere(hf: ConfigReader) -> DecoderConfig:
-    hf.refuse("use_qk_norm")
     return _cohere_like(hf, model_type="cohere", theta=500_000.0)
 
 

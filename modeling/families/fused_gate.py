@@ -47,6 +47,9 @@ _GLM4: Table = {
 
 
 def _phi3(hf: ConfigReader) -> DecoderConfig:
+    hf.refuse("lm_head_bias")
+    # Of the code beside the checkpoints, which nothing reads.
+    hf.skip("full_attn_mod", "interpolate_factor")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     positions = read_rotary(
         hf,

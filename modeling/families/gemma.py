@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ortolan.modeling.config import DecoderConfig, EncoderConfig, RotaryPositions, as_encoder
+from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import llama
+from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.layer_kinds import (
     FULL,
     SLIDING,
@@ -68,26 +70,29 @@ def _gemma_like(
         out_bias=bias,
         windows=windows,
         positions=positions,
-        activation=activation,
         head_dim=256,
         tied=True,
     )
-    return llama.altered(made, embedding_scale=math.sqrt(made.hidden_size))
+    return llama.altered(
+        made,
+        feed_forward={"activation": read_activation(activation)},
+        embedding_scale=math.sqrt(made.hidden_size),
+    )
 
 
 def _activation(hf: ConfigReader) -> str:
-    """The activation of Gemma 2 and 3, whose configs may have another key that says the same."""
+    """The activation of Gemma 2 and 3, whose configs may have another key, which is not read."""
     return hf.get("hidden_activation", str, "gelu_pytorch_tanh")
 
 
 def _gemma(hf: ConfigReader) -> DecoderConfig:
     hf.refuse("use_bidirectional_attention")
-    # Configs say gelu and mean its approximation; the key of later ones is not read.
+    # The key of later configs is not read.
     hf.skip("hidden_activation")
-    made = _gemma_like(hf, model_type="gemma", activation="gelu_pytorch_tanh")
-    if made.blocks[0].dense.activation == "gelu":
-        return llama.altered(made, feed_forward={"activation": "gelu_tanh"})
-    return made
+    activation = hf.get("hidden_act", str, "gelu_pytorch_tanh")
+    # Old configs say gelu and mean its approximation.
+    activation = "gelu_pytorch_tanh" if activation == "gelu" else activation
+    return _gemma_like(hf, model_type="gemma", activation=activation)
 
 
 def _gemma2_like(hf: ConfigReader, model_type: str, **block: Any) -> DecoderConfig:
@@ -149,9 +154,13 @@ def _gemma3(hf: ConfigReader) -> DecoderConfig | EncoderConfig:
 
 def _scored(hf: ConfigReader, made: DecoderConfig, *, final_softcap: float | None) -> DecoderConfig:
     """With the scale of the scores and the cap of the logits."""
+    if not (scalar := hf.get("query_pre_attn_scalar", float, 256.0)) > 0:
+        raise ConfigError(
+            f"{hf.name}: expected query_pre_attn_scalar above 0, got {scalar}. Correct it."
+        )
     return llama.altered(
         made,
-        attention={"scale": hf.get("query_pre_attn_scalar", float, 256.0) ** -0.5},
+        attention={"scale": scalar**-0.5},
         final_softcap=_cap(hf, "final_logit_softcapping", final_softcap),
     )
 

@@ -134,7 +134,10 @@ def _helium(hf: ConfigReader) -> DecoderConfig:
 
 
 def _hunyuan(hf: ConfigReader) -> DecoderConfig:
-    hf.skip("eod_token_id")
+    hf.skip("eod_token_id", "im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "pad_id")
+    hf.skip("text_start_id", "text_end_id", "org_vocab_size", "attention_head_dim")
+    hf.skip("cla_share_factor", "num_experts", "norm_type", "class_num", "dense_list", "pool_type")
+    hf.refuse("add_classification_head")
     hf.require("use_qk_norm")
     hf.require("use_rotary_pos_emb")
     hf.refuse("use_cla")

@@ -198,9 +198,8 @@ def _ernie4_5_moe(hf: ConfigReader) -> DecoderConfig:
     layers = len(made.blocks)
     first, last = hf.get("moe_layer_start_index", int, 1), hf.get("moe_layer_end_index", int, -1)
     step = hf.size("moe_layer_interval", 1)
-    sparse = {
-        i for i in range(first, (layers - 1 if last == -1 else last) + 1) if (i + 1) % step == 0
-    }
+    reached = range(layers) if last == -1 else range(min(last + 1, layers))
+    sparse = {i for i in reached if i >= first and (i + 1) % step == 0}
     shared = hf.get("moe_num_shared_experts", int, 2) * hf.size("moe_intermediate_size")
     mixture = read_mixture(
         hf,

@@ -12,6 +12,7 @@ WEIGHTS = llama.WEIGHTS
 
 def config(hf: ConfigReader) -> DecoderConfig:
     """A `SmolLM3Config` of Hugging Face as a `DecoderConfig`."""
+    hf.skip("max_window_layers")
     layers = hf.size("num_hidden_layers", most=MAX_LAYERS)
     period = hf.size("no_rope_layer_interval", 4)
     rotated = hf.get("no_rope_layers", list, [int((i + 1) % period != 0) for i in range(layers)])

@@ -4,7 +4,7 @@ Nemotron (Adler et al. 2024), Arcee and Jais 2 are Llama with an mlp of two matr
 Jais 2 have layer norms, those of Nemotron with gains stored less one, and Nemotron turns half of
 each head. nanochat has norms without weights, those of queries and keys after the rotation, which
 goes the other way. BitNet (Ma et al. 2024) is gated and norms what enters the last product of
-either sublayer; its checkpoints of numbers of one and a half bits are read as what they stand for.
+either sublayer; these are checkpoints without a quantization that a step would have to repeat.
 """
 
 from ortolan.modeling.config import DecoderConfig, NormConfig

@@ -100,6 +100,8 @@ KERNELS: dict[str, Kernels] = {
     "com.microsoft::GatherBlockQuantized": _TWO_FLOATS,
     "com.microsoft::GroupQueryAttention": Kernels(_types("float32 float16"), _HALVES),
     "com.microsoft::MatMulNBits": _TWO_FLOATS,
+    "com.microsoft::MoE": _PRODUCT,
+    "com.microsoft::QMoE": Kernels(_types("float32 float16"), _HALVES),
     "com.microsoft::SkipSimplifiedLayerNormalization": _NORM,
 }
 """`domain::op_type` to its kernels. `Constant` and `CastLike` are not operators at run time: the

@@ -6,6 +6,7 @@ the device hold them where that is wider; what a kernel adds when it packs them 
 Notes:
     * Products read all of their weights. What a product shares with a table, as tied embeddings
       do, counts as the product's.
+    * Of experts, those of one token are read. They count as one matrix.
     * Tables (embeddings, rotations) are read a row at a time.
     * Everything else, such as norms and biases, is read whole.
     * A state that grows is read up to the length; one of fixed size is read whole.
@@ -22,9 +23,14 @@ __all__ = ["MatrixRead", "StepReads", "count"]
 
 _BLOCK_PRODUCT = "com.microsoft::MatMulNBits"
 
+_EXPERTS = "com.microsoft::MoE"
+_BLOCK_EXPERTS = "com.microsoft::QMoE"
+
 _PRODUCTS = frozenset(
     {
         _BLOCK_PRODUCT,
+        _BLOCK_EXPERTS,
+        _EXPERTS,
         "ai.onnx::Gemm",
         "ai.onnx::MatMul",
         "ai.onnx::DequantizeLinear",  # in front of a product, in graphs of standard operators
@@ -142,6 +148,8 @@ def count(manifest: Manifest, graph: GraphSummary, *, device: str) -> StepReads:
 def _matrix(
     reader: Reader, tensors: Sequence[ExternalTensor], device: str, *, is_head: bool
 ) -> MatrixRead:
+    if reader.operator in (_EXPERTS, _BLOCK_EXPERTS):
+        return _expert_matrix(reader, tensors, device)
     main = max(tensors, key=lambda tensor: tensor.length)
     wider = _WIDENED.get(main.dtype, 1) if device == "cpu" else 1
     stored = _FORMATS.get(main.dtype, main.dtype)
@@ -161,6 +169,36 @@ def _matrix(
         # a bias has one axis
         grid_bytes=sum(tensor.length for tensor in beside if len(tensor.dims) > 1),
         is_head=is_head,
+    )
+
+
+def _expert_matrix(reader: Reader, tensors: Sequence[ExternalTensor], device: str) -> MatrixRead:
+    """What a token reads of the experts of a layer."""
+    by_size = sorted(tensors, key=lambda tensor: tensor.length)
+    *beside, _, main = by_size
+    mains = by_size[-2:]  # gate and up, and down
+    experts = max(1, next(iter(main.dims), 1))
+    chosen = min(reader.attributes.get("k", 1), experts)
+    wider = _WIDENED.get(main.dtype, 1) if device == "cpu" else 1
+    bits = reader.attributes.get("expert_weight_bits", 4)
+    is_coded = reader.operator == _BLOCK_EXPERTS
+    stored = f"int{bits}" if is_coded else _FORMATS.get(main.dtype, main.dtype)
+    elements = sum(
+        tensor.length * 8 // bits if is_coded else math.prod(tensor.dims) for tensor in mains
+    )
+    grid = [tensor.length for tensor in beside if len(tensor.dims) > 2]
+    whole = sum(tensor.length for tensor in mains) * wider + sum(t.length for t in beside)
+    return MatrixRead(
+        name=main.name,
+        format="fp32" if wider > 1 else stored,
+        stored=stored,
+        group=reader.attributes.get("block_size") or None,
+        inputs=main.dims[-1] * (8 // bits if is_coded else 1),
+        elements=elements * chosen // experts,
+        bytes=whole * chosen // experts,
+        # a bias has two axes
+        grid_bytes=sum(grid) * chosen // experts,
+        is_head=False,
     )
 
 

@@ -174,6 +174,36 @@ def test_the_last_token_is_forced_before_the_first(bundle: Bundle, engine: Engin
         assert model.generate(SOURCE, beams=beams, max_new_tokens=1).tokens == (2,)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_request_may_choose_the_first_token(
+    bundle: Bundle, engine: Engine, model: Seq2Seq, beams: int
+) -> None:
+    assert model.tokenizer is not None
+    (letter,) = model.tokenizer.encode("e", add_special_tokens=False)
+    forced = with_tokens(bundle, engine, eos=(), forced_first=60)
+    for first, token in ((letter, letter), ("e", letter), (None, 60)):
+        found = forced.generate([SOURCE, SOURCE], beams=beams, max_new_tokens=4, first=first)
+        assert [text.tokens[0] for text in found] == [token, token]
+    stream = forced.stream(SOURCE, max_new_tokens=4, first="e")
+    list(stream)
+    assert stream.completion.tokens[0] == letter
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ("some text", "first: expected one token, got 'some text', which has 9"),
+        ("", "first: expected one token, got '', which has 0"),
+        (1000, "first: expected"),
+        (-1, "first: expected"),
+        (True, "first: expected"),
+    ],
+)
+def test_a_first_token_that_is_none_is_an_error(model: Seq2Seq, first: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        model.generate(SOURCE, first=first)
+
+
 # --- streams and cancellation ------------------------------------------------------------------
 
 

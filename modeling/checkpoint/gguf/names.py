@@ -40,6 +40,10 @@ INNER_POST: Names = {
     "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
 }
 
+NORM_OF_MLP: Names = {
+    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+}
+
 PHI3: Names = {
     "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
     "blk.{}.ffn_up": "model.layers.{}.mlp.gate_up_proj",

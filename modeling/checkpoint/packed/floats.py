@@ -15,7 +15,7 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.
 """The numbers of 4 bits of the Open Compute Project's format E2M1, by their codes."""
 
 SCALE_BIAS = 127
-"""Of a scale of MXFP4, which is an exponent of 2."""
+"""Of a scale in 8 bits without a sign, which is an exponent of 2."""
 
 
 def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
@@ -64,7 +64,9 @@ class Scaled(Uncoded):
         values = source.read(self.name, start, stop).float()
         high, wide = self.block
         first, last = start // high, -(-stop // high)
-        scales = source.read(self.scale, first, last).float()
+        stored = source.read(self.scale, first, last)
+        is_exponent = stored.dtype == torch.uint8
+        scales = torch.exp2(stored.float() - SCALE_BIAS) if is_exponent else stored.float()
         if scales.dim() < 2:
             scales = scales.view(-1, 1)
         by_row = scales.repeat_interleave(high, 0)[start - first * high :][: stop - start]

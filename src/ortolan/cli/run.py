@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 @click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
 @click.option("--beams", type=int, help="Search with this many beams (encoder-decoders).")
 @click.option("--n-best", type=int, help="Print this many results of a search, with their scores.")
+@click.option(
+    "--first", metavar="TOKEN", help="The first new token, such as a language (encoder-decoders)."
+)
 @click.option("--length-penalty", type=float, help="For beams: above 0 favours long texts.")
 @options.device
 @options.threads
@@ -69,6 +72,7 @@ def command(
     ignore_eos: bool,
     beams: int | None,
     n_best: int | None,
+    first: str | None,
     length_penalty: float | None,
     device: str,
     threads: int | None,
@@ -93,6 +97,7 @@ def command(
     )
     beam_options = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
     search = {name: value for name, value in beam_options.items() if value is not None}
+    begins = {} if first is None else {"first": first}
     request: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "sampling": None if sampling == Sampling() else sampling,
@@ -100,9 +105,8 @@ def command(
     }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
-    _check_options(model, search, ignore_eos=ignore_eos)
-    if ignore_eos:
-        request["ignore_eos"] = True
+    _check_options(model, search | begins, ignore_eos=ignore_eos)
+    request |= begins | ({"ignore_eos": True} if ignore_eos else {})
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
     completion = _generate(model, text, request, search, is_shown=not as_json)

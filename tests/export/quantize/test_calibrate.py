@@ -13,7 +13,7 @@ from ortolan.export.derived import DerivedWeights, Recipe
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.precision import StoredMethod
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
+from ortolan.export.quantize.blocks import Codes, Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.refine import refine
 from ortolan.export.source import open_exportable
@@ -76,34 +76,28 @@ def run(module: TransformerModel, inputs: Inputs) -> None:
             module(*(each[place][None] for each in (inputs.sources, inputs.ids) if each))
 
 
-def assert_is_calibrated_behind(
+def assert_is_calibrated(
     module: TransformerModel, inputs: Inputs, name: str, found: dict[str, Found]
 ) -> None:
-    """The codes of a weight are those of GPTQ, refined, after the weights that were found before.
-
-    Those that read the same inputs are among them, and change nothing.
-    """
-    original = module.get_parameter(name).detach().clone()
-    order = list(found)
-    for other in order[: order.index(name)]:
-        module.get_parameter(other).data = dequantize(found[other].codes)
+    """The codes of a weight are those of GPTQ, refined, for what the model computes before it."""
+    weight = module.get_parameter(name).detach()
     seen: list[Tensor] = []
     layer = module.get_submodule(name.removesuffix(".weight"))
     layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(0, -2)))
     run(module, inputs)
     x_SK = torch.cat(seen)
     factor = gptq.factorize(x_SK.T @ x_SK)
-    wanted = refine(original, gptq.round_columns(original, factor, SCHEME), factor)
+    wanted = refine(weight, gptq.round_columns(weight, factor, SCHEME), factor)
     assert (found[name].codes.values == wanted.values).float().mean() > 0.99
 
 
-def test_a_product_is_calibrated_behind_those_before_it_as_they_are_stored() -> None:
+def test_a_product_is_calibrated_on_what_the_model_computes_before_it() -> None:
     module = tiny_models.decoder(tiny_models.llama())
     names = [name for name in products(module) if name.startswith("blocks.")]
     inputs = Inputs(ids=[torch.arange(start, start + 60) for start in (0, 15, 30)])
     found = calibrated(module, inputs, names)
-    name = "blocks.1.attention.qkv.weight"
-    assert_is_calibrated_behind(module, inputs, name, found)
+    for name in names:
+        assert_is_calibrated(module, inputs, name, found)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -117,7 +111,7 @@ def test_an_encoder_is_calibrated_up_to_its_head(head: str) -> None:
         "language model": "head.transform.weight",
         "embedding": "blocks.1.feed_forward.up.weight",
     }[head]
-    assert_is_calibrated_behind(module, inputs, name, found)
+    assert_is_calibrated(module, inputs, name, found)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +123,12 @@ def test_an_encoder_is_calibrated_up_to_its_head(head: str) -> None:
         "decoder.blocks.1.feed_forward.down",
     ],
 )
-def test_a_decoder_is_calibrated_behind_the_encoder_as_it_is_stored(name: str) -> None:
+def test_a_decoder_is_calibrated_on_what_its_encoder_gives(name: str) -> None:
     positions = RelativeBiasPositions(buckets=8, max_distance=11)
     module = kinds.seq2seq(kinds.seq2seq_config(positions))
     inputs = Inputs(sources=TEXTS, ids=TARGETS)
     found = calibrated(module, inputs, products(module))
-    assert_is_calibrated_behind(module, inputs, f"{name}.weight", found)
+    assert_is_calibrated(module, inputs, f"{name}.weight", found)
 
 
 def test_weights_that_are_stored_as_rows_of_one_are_found_one_by_one() -> None:

@@ -119,6 +119,16 @@ def test_experts_in_mxfp4_are_as_published(tmp_path: Path) -> None:
     assert torch.equal(dequantize_mxfp4(blocks, scales).mT, expected)
 
 
+def test_scales_without_a_sign_are_exponents(tmp_path: Path) -> None:
+    values = torch.randn(8, 64).to(torch.float8_e4m3fn)
+    scales = torch.randint(120, 130, (8, 2), dtype=torch.uint8)
+    file = tmp_path / "model.safetensors"
+    save_file({"a.weight": values, "a.weight_scale_inv": scales}, file)
+    source = Unpacked(Safetensors([file]), {"quant_method": "fp8"})
+    factors = torch.exp2(scales.float() - 127).repeat_interleave(32, 1)
+    assert torch.equal(source.read("a.weight", 0, 8), values.float() * factors)
+
+
 # --- refused ------------------------------------------------------------------------------------
 
 
@@ -174,6 +184,18 @@ def test_an_absent_part_is_named(name: str, part: str, tmp_path: Path) -> None:
     message = refused(tmp_path)
     assert f"model.layers.0.mlp.up_proj.{part}" in message
     assert "The download is incomplete" in message
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"), [("fp8", torch.int8), ("compressed-tensors", torch.uint8)]
+)
+def test_numbers_of_another_type_are_refused(
+    method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a.weight": torch.ones(4, 4).to(dtype), "a.weight_scale": torch.ones(4, 1)}, file)
+    with pytest.raises(CheckpointError, match=rf"expected a.weight to be of type .*, got {dtype}"):
+        Unpacked(Safetensors([file]), {"quant_method": method})
 
 
 def test_codes_without_a_config_that_says_so_are_unexpected(tmp_path: Path) -> None:

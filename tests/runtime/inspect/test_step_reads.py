@@ -302,3 +302,34 @@ def test_a_graph_lists_who_reads_which_weight() -> None:
         Reader(operator=f"{MICROSOFT}::MatMulNBits", weights=("w", "w.scales"), attributes=numbers),
         Reader(operator="ai.onnx::Add", weights=("b",), attributes={}),
     )
+
+
+def test_of_experts_those_of_one_token_are_read() -> None:
+    tensors = [
+        tensor("up", (8, 2 * 32, WIDTH)),
+        tensor("up_bias", (8, 2 * 32)),
+        tensor("down", (8, WIDTH, 32)),
+    ]
+    inputs = ["x", "logits", "up", "up_bias", "down"]
+    (matrix,) = reads([node("MoE", inputs, MICROSOFT, k=2)], tensors).matrices
+    assert (matrix.format, matrix.group, matrix.inputs) == ("fp32", None, WIDTH)
+    assert matrix.elements == 2 * 3 * 32 * WIDTH
+    assert matrix.bytes == 4 * (matrix.elements + 2 * 2 * 32)
+    assert matrix.grid_bytes == 0
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_of_quantized_experts_codes_and_scales_are_read(bits: int) -> None:
+    tensors = [
+        tensor("up", (8, 2 * 32, WIDTH * bits // 8), UINT8),
+        tensor("up.scales", (8, 2 * 32, WIDTH // 32)),
+        tensor("down", (8, WIDTH, 32 * bits // 8), UINT8),
+        tensor("down.scales", (8, WIDTH, 1)),
+    ]
+    inputs = ["x", "logits", "up", "up.scales", "", "down", "down.scales"]
+    attributes = {"k": 2, "expert_weight_bits": bits, "block_size": 32}
+    (matrix,) = reads([node("QMoE", inputs, MICROSOFT, **attributes)], tensors).matrices
+    assert (matrix.stored, matrix.group, matrix.inputs) == (f"int{bits}", 32, WIDTH)
+    assert matrix.elements == 2 * 3 * 32 * WIDTH
+    assert matrix.grid_bytes == 4 * matrix.elements // 32
+    assert matrix.bytes == matrix.elements * bits // 8 + matrix.grid_bytes

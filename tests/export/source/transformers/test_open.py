@@ -99,6 +99,24 @@ def test_a_family_is_chosen_where_there_is_one(tmp_path: Path) -> None:
     assert type(opened(tmp_path, via="transformers").module).__name__ == "LlamaForCausalLM"
 
 
+@pytest.mark.parametrize(
+    ("architecture", "is_hinted"), [("LlamaForCausalLM", True), ("LlamaForSequence", False)]
+)
+def test_what_a_family_refuses_may_be_read_by_transformers(
+    architecture: str, is_hinted: bool, tmp_path: Path
+) -> None:
+    saved(tmp_path, "llama")
+    values = json.loads((tmp_path / "config.json").read_text())
+    values |= {"rope_interleaved": True, "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="rope_interleaved false, got true") as caught:
+        opened(tmp_path)
+    assert ("--via transformers" in str(caught.value)) == is_hinted
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path, via="family")
+    assert "--via" not in str(caught.value)
+
+
 def test_transformers_is_chosen_where_there_is_no_family(tmp_path: Path) -> None:
     saved(tmp_path, "hrm_text")
     assert opened(tmp_path).model_type == "hrm_text"

@@ -1,0 +1,107 @@
+"""Language models in folders of sentence-transformers: their states embed texts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.modeling.tiny_encoders import EMBEDDING_GEMMA, EncoderCase, ragged, reference_output
+from tests.modeling.tiny_models import VOCABULARY, assert_same_logits, reference_model
+from torch.nn import functional
+from transformers import AutoModel
+
+from ortolan.modeling import DecoderModel, EncoderConfig, EncoderModel, ModelConfig, load
+from ortolan.modeling.checkpoint.folder import read_config
+from ortolan.modeling.checkpoint.sentence_head import write_sentence_head
+from ortolan.modeling.config import DecoderConfig, EmbeddingHead
+from ortolan.modeling.errors import ConfigError
+
+TEXTS = ragged(9, 1, 16, 4)
+
+QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 40,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+LAST = EmbeddingHead(pooling=("last",))
+
+
+def written(folder: Path, values: dict[str, Any], head: EmbeddingHead = LAST) -> Path:
+    reference_model(values).save_pretrained(folder)
+    write_sentence_head(folder, head, 32)
+    return folder
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_last_state_of_a_language_model_is_its_embedding(tied: bool, tmp_path: Path) -> None:
+    # As Qwen3-Embedding is published, but for the padding, which is on the left there.
+    written(tmp_path, QWEN3 | {"tie_word_embeddings": tied})
+    reference = AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    rows = []
+    for row, length in enumerate(TEXTS.lengths.tolist()):
+        states = reference_output(reference, input_ids=TEXTS.ids[row : row + 1, :length])
+        rows.append(functional.normalize(states[0, -1], dim=0))
+    module = load(tmp_path, EncoderModel)
+    with torch.inference_mode():
+        assert_same_logits(module(TEXTS.ids, TEXTS.lengths), torch.stack(rows))
+    assert all(block.attention.causal for block in module.config.blocks)
+
+
+def test_names_without_the_prefix_of_the_base_model_are_understood(tmp_path: Path) -> None:
+    # As Qwen3-Embedding is published.
+    written(tmp_path, QWEN3 | {"tie_word_embeddings": True})
+    whole = load(tmp_path, EncoderModel)
+    tensors = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with torch.inference_mode():
+        got = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
+        assert torch.equal(got, whole(TEXTS.ids, TEXTS.lengths))
+
+
+def test_who_asks_for_the_language_model_gets_it(tmp_path: Path) -> None:
+    written(tmp_path, QWEN3)
+    assert isinstance(read_config(tmp_path, ModelConfig), EncoderConfig)
+    assert isinstance(read_config(tmp_path), DecoderConfig)
+    assert isinstance(load(tmp_path), DecoderModel)
+
+
+def test_a_language_model_without_such_files_is_no_encoder(tmp_path: Path) -> None:
+    reference_model(QWEN3).save_pretrained(tmp_path)
+    assert isinstance(read_config(tmp_path, ModelConfig), DecoderConfig)
+    with pytest.raises(ConfigError, match="expected an encoder, got a decoder"):
+        read_config(tmp_path, EncoderConfig)
+
+
+def test_a_gemma_that_sees_both_sides_embeds_texts(tmp_path: Path) -> None:
+    case = EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA)
+    reference = case.reference()
+    reference.save_pretrained(tmp_path)
+    write_sentence_head(tmp_path, EmbeddingHead(pooling=("mean",)), 32)
+    module = load(tmp_path, EncoderModel)
+    states = reference_output(reference, input_ids=TEXTS.ids, attention_mask=TEXTS.mask)
+    mean = (states * TEXTS.mask[..., None]).sum(1) / TEXTS.mask.sum(1, keepdim=True)
+    with torch.inference_mode():
+        assert_same_logits(module(TEXTS.ids, TEXTS.lengths), functional.normalize(mean, dim=1))
+    windows = [block.attention.sliding_window for block in module.config.blocks]
+    assert windows == [4, None, 4]
+
+
+def test_padding_beyond_every_window_is_finite(tmp_path: Path) -> None:
+    EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA).reference().save_pretrained(
+        tmp_path
+    )
+    module = load(tmp_path, EncoderModel)
+    with torch.inference_mode():
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert module.to(dtype)(TEXTS.ids, TEXTS.lengths).isfinite().all()
