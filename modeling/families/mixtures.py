@@ -45,7 +45,7 @@ def _phimoe(hf: ConfigReader) -> DecoderConfig:
         norm=NormConfig(kind="layer", eps=hf.get("rms_norm_eps", float, 1e-5)),
     )
     if isinstance(made.rotaries[0].scaling, LongRopeScaling):
-        # For longer texts transformers keeps the short factors, which the model was not trained with.
+        # For longer texts transformers keeps the short factors, with which nobody trained it.
         original = made.rotaries[0].scaling.original_context
         made = llama.altered(made, context_length=min(made.context_length, original))
     mixture = read_mixture(
