@@ -84,7 +84,10 @@ def plan(
     }
     for both, widths in experts.items():
         if not any(_is_excluded(name, options) for name in both):
-            planned |= dict.fromkeys(both, _dividing(both[0], widths, options))
+            scheme = _dividing(both[0], widths, options)
+            # One node has one scheme, and no minimums.
+            stored = {_kept(weights, name, scheme, options, has_minimums=False) for name in both}
+            planned |= dict.fromkeys(both, stored.pop() if len(stored) == 1 else scheme)
     return planned
 
 
@@ -111,12 +114,24 @@ def scheme_of(
     """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if _is_block(name) else options.head
     fitting = _fewest_bytes(scheme, columns) if options.fits else scheme
-    stored = None if options.keeps == "none" else stored_scheme(weights, name)
-    if stored is None or stored.bits > fitting.bits:
-        return fitting
     # Look-ups have no minimums.
-    has_place = options.keeps == "all" and _is_block(name)
-    return stored if has_place or not stored.minimums else fitting
+    return _kept(weights, name, fitting, options, has_minimums=_is_block(name))
+
+
+def _kept(
+    weights: Weights | None,
+    name: str,
+    planned: Scheme,
+    options: Quantization,
+    *,
+    has_minimums: bool,
+) -> Scheme:
+    """The scheme that a weight has already, unless it takes more bits, or nodes, than planned."""
+    stored = None if options.keeps == "none" else stored_scheme(weights, name)
+    if stored is None or stored.bits > planned.bits:
+        return planned
+    has_place = options.keeps == "all" and has_minimums
+    return stored if has_place or not stored.minimums else planned
 
 
 def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
