@@ -33,6 +33,7 @@ from ortolan.modeling.families import (
     gpt_neox_japanese,
     gptj,
     granite,
+    latent,
     llama,
     llama_values,
     marian,
@@ -154,6 +155,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "marian": marian,
     "mbart": bart.MBART,
     "megatron-bert": bert.MEGATRON_BERT,
+    "minicpm3": latent.MINICPM3,
     "minimax_m2": sigmoid_mixtures.MINIMAX_M2,
     "ministral": llama_values.MINISTRAL,
     "ministral3": llama_values.MINISTRAL3,
@@ -198,6 +200,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "xglm": xglm,
     "xlm-roberta": roberta.XLM_ROBERTA,
     "xlm-roberta-xl": roberta.XLM_ROBERTA_XL,
+    "youtu": latent.YOUTU,
 }
 
 
