@@ -1,6 +1,6 @@
 """What an export of a checkpoint would make, and what it takes: from headers, before any work."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -14,14 +14,10 @@ from ortolan.export.options import Via
 from ortolan.export.precision import Method, PrecisionName
 from ortolan.export.quantize.plan import Quantization, scheme_of
 from ortolan.export.settings import resolve
-from ortolan.export.source import Source, open_exportable, unknown_keys_of
+from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.weights.blob import ALIGNMENT
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.modeling.families import FAMILIES
-
-TABLES = ("embedding", "shared")
-"""Layers whose weight is a vector for each token."""
 
 PROGRAM_BYTES = 550 << 20
 """Memory of an export beside the model: PyTorch, ONNX, a trace."""
@@ -97,11 +93,12 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str]
 
 
-def preview(source: Source) -> Preview:
+def preview(source: Source, *, via: Via | None = None) -> Preview:
     """Look at a checkpoint without reading its weights.
 
     Args:
         source: see `ortolan.modeling.checkpoint.checkpoint.open_checkpoint`.
+        via: see `ExportOptions`.
 
     Raises:
         OptionError: a live model, of which there is no file to look at.
@@ -110,9 +107,11 @@ def preview(source: Source) -> Preview:
     if isinstance(source, nn.Module):
         raise OptionError("preview: expected a checkpoint, got a live model. Export it.")
     checkpoint = open_checkpoint(source)
-    unknown = unknown_keys_of(checkpoint)
-    model = open_exportable(checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown)
-    way: Via = "family" if model.model_type in FAMILIES else "transformers"
+    way = way_of(checkpoint, via)
+    unknown = unknown_keys_of(checkpoint, way)
+    model = open_exportable(
+        checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown, via=way
+    )
     calibration = own_calibration(model)
     measured = [row for row in read_coverage().of(model.model_type) if row.way == way]
     return Preview(
@@ -190,30 +189,37 @@ def _cost(model: Exportable, precision: PrecisionName, *, can_calibrate: bool) -
 
 
 def _numbers(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(weight.numel() for _, _, weight in _weights(module))
 
 
 def _blob_bytes(model: Exportable, quantization: Quantization | None) -> int:
     """Of the file of all weights: those of products, and tables of tokens, in few bits if any."""
-    seen = set[int]()
     sizes = [FLOAT_BYTES * table.numel() for table in model.tables.values()]
-    for prefix, owner in model.module.named_modules():
-        for name, weight in owner.named_parameters(prefix, recurse=False):
-            if id(weight) in seen:
-                continue
-            seen.add(id(weight))
-            if quantization is None or not _is_matrix(prefix, owner, weight):
-                sizes.append(FLOAT_BYTES * weight.numel())
-                continue
-            scheme = scheme_of(name, weight.shape[-1], quantization, model.weights)
-            groups = scheme.groups(weight.shape[-1]) * weight.numel() // weight.shape[-1]
-            sizes += [groups * scheme.group * scheme.bits // 8, groups * FLOAT_BYTES]
-            sizes += [] if scheme.symmetric else [groups * scheme.bits // 8]
+    for name, owner, weight in _weights(model.module):
+        if quantization is None or not _is_matrix(model, owner, weight):
+            sizes.append(FLOAT_BYTES * weight.numel())
+            continue
+        scheme = scheme_of(name, weight.shape[-1], quantization, model.weights)
+        groups = scheme.groups(weight.shape[-1]) * weight.numel() // weight.shape[-1]
+        sizes += [groups * scheme.group * scheme.bits // 8, groups * FLOAT_BYTES]
+        sizes += [] if scheme.symmetric else [groups * scheme.bits // 8]
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
-def _is_matrix(name: str, owner: nn.Module, weight: nn.Parameter) -> bool:
+def _weights(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    """Each weight once, with its name and the layer that it is of."""
+    seen: set[int] = set()
+    # Without memory, weights that transformers ties are parameters of their own.
+    copies = getattr(module, "all_tied_weights_keys", {})
+    for prefix, owner in module.named_modules():
+        for name, weight in owner.named_parameters(prefix, recurse=False):
+            if id(weight) not in seen and name not in copies:
+                seen.add(id(weight))
+                yield name, owner, weight
+
+
+def _is_matrix(model: Exportable, owner: nn.Module, weight: nn.Parameter) -> bool:
     """Whether a weight is rounded: those of products, of experts, and tables of tokens."""
     if isinstance(owner, nn.Embedding):
-        return name.rpartition(".")[2] in TABLES
+        return len(weight) in (model.vocab_size, model.source_vocab_size)
     return weight.dim() == 2 or (weight.dim() == 3 and len(weight) > 1)

@@ -19,7 +19,7 @@ from ortolan.export.precision import (
     PrecisionName,
 )
 from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.plan import Quantization
+from ortolan.export.quantize.plan import Keeps, Quantization
 from ortolan.runtime.bundle.kinds import (
     DECODE,
     DECODER,
@@ -177,6 +177,9 @@ def resolve(
         else _quantization(kind, weights, device, can_calibrate=can_calibrate),
         options=options,
     )
+    if settings.quantization is not None and options.attention == "portable":
+        keeps: Keeps = "none" if settings.quantization.keeps == "none" else "plain"
+        settings = replace(settings, quantization=replace(settings.quantization, keeps=keeps))
     _check_graphs(settings)
     _check_prefill(settings)
     return settings
@@ -215,6 +218,8 @@ def _quantization(
         fits=weights.group_size is None,
         exclude=tuple(weights.exclude),
         calibration_sequences=weights.calibration_sequences,
+        # Who names a method wants its codes.
+        keeps="all" if weights.method is None else "none",
     )
 
 

@@ -119,25 +119,29 @@ class CodeFormat(NamedTuple):
         bits: of a code.
         group: inputs that share a scale.
         symmetric: every zero is the middle code.
+        minimums: a number is added to each group.
     """
 
     bits: int
     group: int
     symmetric: bool
+    minimums: bool = False
 
 
 class CodedRows(NamedTuple):
-    """Rows of a weight as `(value - zero) * scale`, `(N, K)` in groups `(N, G)` of inputs.
+    """Rows of a weight as `(value - zero) * scale + minimum`, in groups `(N, G)` of inputs.
 
     Attributes:
         values: uint8 `(N, K)`.
         scales: float32 `(N, G)`.
         zeros: uint8 `(N, G)`.
+        minimums: float32 `(N, G)`.
     """
 
     values: Tensor
     scales: Tensor
     zeros: Tensor
+    minimums: Tensor
 
 
 @runtime_checkable
@@ -298,10 +302,13 @@ class ModuleWeights:
 def joint_format(formats: Iterable[CodeFormat | None]) -> CodeFormat | None:
     """The format of several parts together; None unless all have the same bits and groups."""
     found = list(formats)
-    first = found[0]
-    if first is None or any(each is None or each[:2] != first[:2] for each in found):
+    known = [each for each in found if each is not None]
+    if len(known) < len(found) or len({each[:2] for each in known}) != 1:
         return None
-    return first._replace(symmetric=all(each is not None and each.symmetric for each in found))
+    return known[0]._replace(
+        symmetric=all(each.symmetric for each in known),
+        minimums=any(each.minimums for each in known),
+    )
 
 
 def join_codes(parts: Sequence[CodedRows]) -> CodedRows:

@@ -1,6 +1,8 @@
 """What a graph computes from numbers alone is computed once, at export."""
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 from onnxscript import optimizer
@@ -29,8 +31,21 @@ class FoldConstants(ir.passes.InPlacePass):
         for name, table in self.tables.items():
             if name in model.graph.initializers:
                 model.graph.initializers[name].const_value = ir.tensor(table, name=name)
-        optimizer.optimize(model)
+        with _quiet():
+            optimizer.optimize(model)
         return ir.passes.PassResult(model, modified=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep from the user that weights without data are not compared with one another."""
+    logger = logging.getLogger("onnx_ir.passes.common.initializer_deduplication")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class InlineConstants(ir.passes.InPlacePass):

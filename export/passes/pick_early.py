@@ -8,8 +8,8 @@ import onnx_ir as ir
 from ortolan.export.values import replace_value
 
 _BY_TOKEN = {
-    *("Add", "Div", "Mul", "Sub"),
-    *("Cast", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Softplus", "Tanh"),
+    *("Add", "Div", "Mul", "Pow", "Sub"),
+    *("Cast", "Clip", "Erf", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Softplus", "Tanh"),
     *("FusedMatMul", "LayerNormalization", "RMSNormalization"),
 }
 """Operators of which a token's result depends on that token alone: norms over the last axis."""

@@ -17,8 +17,11 @@ ACCURACY_LEVELS = {ir.DataType.FLOAT: 4}
 """By type of the activations. Those in float32 are rounded to 8 bits: the CPU has no other fast
 kernels for 8-bit weights. Others are for a GPU, which has no levels."""
 
-CODES, TABLE, SCALES, ZEROS = ".codes", ".table", ".scales", ".zeros"
+CODES, TABLE, SCALES, ZEROS, MINIMUMS = ".codes", ".table", ".scales", ".zeros", ".minimums"
 """What replaces an initializer, by suffix of its name. `.table` is `.codes` in another shape."""
+
+_SUMMED = "ortolan.summed"
+"""Of a node that splits its input into groups of so many, to sum them; no file has it."""
 
 
 class QuantizeWeights(ir.passes.InPlacePass):
@@ -29,6 +32,8 @@ class QuantizeWeights(ir.passes.InPlacePass):
         head is the embedding's table.
     Case 3: as case 2, but groups do not divide the width: the padded rows are cut.
     Case 4: the weight is not in the plan: the nodes stay.
+    Case 5: as case 1, with a minimum for each group: the sums of x over the groups, times the
+        minimums, are added.
     """
 
     def __init__(self, plan: Mapping[str, Scheme]) -> None:
@@ -58,7 +63,44 @@ def _product(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -
         num_outputs=1,
     )
     graph.insert_before(node, product)
-    return product.outputs[0]
+    return _with_minimums(graph, node, product, weight, scheme)
+
+
+def _with_minimums(
+    graph: ir.Graph, node: ir.Node, product: ir.Node, weight: ir.Value, scheme: Scheme
+) -> ir.Value:
+    """Case 5: the result of a product, and what its minimums add to it."""
+    x, (rows, columns) = node.inputs[0], static_shape(weight)
+    if not scheme.minimums or x is None:
+        return product.outputs[0]
+    groups = scheme.groups(columns)
+    name = f"{weight.name}{MINIMUMS}"
+    minimums = add_initializer(graph, name, type_of(weight), (groups, rows))
+    sums = _group_sums(graph, product, x, groups, scheme.group)
+    added = ir.Node("", "MatMul", [sums, minimums], num_outputs=1)
+    total = ir.Node("", "Add", [product.outputs[0], added.outputs[0]], num_outputs=1)
+    for made in (added, total):
+        graph.insert_before(node, made)
+    return total.outputs[0]
+
+
+def _group_sums(graph: ir.Graph, before: ir.Node, x: ir.Value, groups: int, group: int) -> ir.Value:
+    """The sums of `(..., K)` over its groups, `(..., G)`; those of a product before this one."""
+    for user in x.consumers():
+        if user.meta.get(_SUMMED) == group:
+            (total,) = user.outputs[0].consumers()
+            return total.outputs[0]
+    axes = 3 if x.shape is None else len(x.shape)
+    shape = insert_constant(graph, before, np.array([0] * (axes - 1) + [groups, group]))
+    split = ir.Node("", "Reshape", [x, shape], num_outputs=1)
+    split.meta[_SUMMED] = group
+    last = insert_constant(graph, before, np.array([-1]))
+    total = ir.Node(
+        "", "ReduceSum", [split.outputs[0], last], [ir.AttrInt64("keepdims", 0)], num_outputs=1
+    )
+    for made in (split, total):
+        graph.insert_before(before, made)
+    return total.outputs[0]
 
 
 def _look_up(graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme) -> ir.Value:

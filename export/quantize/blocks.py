@@ -30,6 +30,7 @@ class Scheme:
         bits: width of a code.
         group: inputs that share a scale.
         symmetric: whether every zero point is `middle`, and so is not stored.
+        minimums: a number is added to each group; only codes that a checkpoint stores have some.
 
     Raises:
         OptionError: a width or a group that kernels do not have.
@@ -38,6 +39,7 @@ class Scheme:
     bits: Literal[4, 8]
     group: GroupSize
     symmetric: bool = True
+    minimums: bool = False
 
     def __post_init__(self) -> None:
         for name, value, offered in (("bits", self.bits, BITS), ("group", self.group, GROUP_SIZES)):
@@ -62,19 +64,21 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Codes:
-    """A quantized weight: `(value - zero) * scale`.
+    """A quantized weight: `(value - zero) * scale + minimum`.
 
     Attributes:
         values: uint8 `(N, K)`, one code each, at most `scheme.largest`.
         scales: float32 `(N, G)`; may be negative, and 0 where a whole group is 0.
         zeros: uint8 `(N, G)`; None where the scheme is symmetric.
         scheme: the format.
+        minimums: float32 `(N, G)`; None where the scheme has none.
     """
 
     values: Tensor
     scales: Tensor
     zeros: Tensor | None
     scheme: Scheme
+    minimums: Tensor | None = None
 
 
 class Columns(NamedTuple):
@@ -97,7 +101,10 @@ def dequantize(codes: Codes) -> Tensor:
     rows, inputs = codes.values.shape
     zeros = codes.scheme.middle if codes.zeros is None else codes.zeros.float().unsqueeze(-1)
     blocks = into_groups(codes.values.float(), codes.scheme.group)
-    return ((blocks - zeros) * codes.scales.unsqueeze(-1)).view(rows, -1)[:, :inputs]
+    values = (blocks - zeros) * codes.scales.unsqueeze(-1)
+    if codes.minimums is not None:
+        values += codes.minimums.unsqueeze(-1)
+    return values.view(rows, -1)[:, :inputs]
 
 
 def relative_error(weight: Tensor, codes: Codes) -> float:

@@ -15,12 +15,16 @@ from ortolan.export.source.transformers import open_transformers
 from ortolan.export.source.transformers.keys import unread_keys
 from ortolan.export.source.transformers.skeleton import INSTALL, is_installed, knows
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ortolan.modeling.checkpoint.folder import unknown_keys
+from ortolan.modeling.checkpoint.folder import read_config, unknown_keys
+from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import FAMILIES, unknown_family
 from ortolan.modeling.models.stack import TransformerModel
 
-__all__ = ["Source", "open_exportable", "unknown_keys_of"]
+__all__ = ["Source", "open_exportable", "unknown_keys_of", "way_of"]
+
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+"""How transformers names classes of causal language models."""
 
 Source = str | Path | Checkpoint | nn.Module
 """A checkpoint (see `open_checkpoint`), a model of `ortolan.modeling`, or a user's own module."""
@@ -51,20 +55,44 @@ def open_exportable(
         open_live: Callable[..., Exportable] = open_model if own else open_module
         return open_live(source, tokenizer=tokenizer, max_context=max_context)
     checkpoint = open_checkpoint(source, adapter=adapter)
-    if via == "transformers" or (via is None and not _has_family(checkpoint)):
-        open_published: Callable[..., Exportable] = open_transformers
-    else:
-        open_published = open_family
+    by_family = way_of(checkpoint, via) == "family"
+    if by_family and via is None:
+        _check_family_reads(checkpoint, accept_unknown)
+    open_published: Callable[..., Exportable] = open_family if by_family else open_transformers
     return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
 
 
-def unknown_keys_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:
+    """The way that a checkpoint takes: the given one, or a family where there is one.
+
+    Raises:
+        ConfigError: nobody knows its type.
+    """
+    if via is not None:
+        return via
+    return "family" if _has_family(checkpoint) else "transformers"
+
+
+def _check_family_reads(checkpoint: Checkpoint, accept_unknown: tuple[str, ...]) -> None:
+    """Raise ConfigError where a family does not; it says if transformers may be asked instead."""
+    try:
+        read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+    except ConfigError as error:
+        names = checkpoint.values.get("architectures")
+        name = str(names[0]) if isinstance(names, list) and names else ""
+        model_type = str(checkpoint.values.get("model_type"))
+        if name.endswith(LANGUAGE_MODELS) and is_installed() and knows(model_type):
+            raise ConfigError(
+                f"{error} Or have transformers read it: --via transformers."
+            ) from error
+        raise
+
+
+def unknown_keys_of(checkpoint: Checkpoint, way: Via) -> tuple[str, ...]:
     """The keys of a checkpoint's config that an export refuses unless they are accepted."""
-    if _has_family(checkpoint):
-        return unknown_keys(checkpoint)
-    return unread_keys(checkpoint.values)
+    return unknown_keys(checkpoint) if way == "family" else unread_keys(checkpoint.values)
 
 
 def _has_family(checkpoint: Checkpoint) -> bool:

@@ -19,7 +19,7 @@ from ortolan.export.passes.quantize_portable import (
     ROWS,
 )
 from ortolan.export.passes.quantize_products import CHANNEL_SCALES, CHANNELS
-from ortolan.export.passes.quantize_weights import CODES, SCALES, TABLE, ZEROS
+from ortolan.export.passes.quantize_weights import CODES, MINIMUMS, SCALES, TABLE, ZEROS
 from ortolan.export.quantize.blocks import Codes, dequantize, pack, pack_columns, pack_zeros
 from ortolan.export.quantize.channel import quantize_channels
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
@@ -123,7 +123,10 @@ def _with_scales(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight
     def parts() -> Iterator[Part]:
         for part in weight.parts:
             scales = narrowed(f"{weight.name}{SCALES}", part.codes.scales, dtype).float()
-            yield replace(part, codes=replace(part.codes, scales=scales))
+            minimums = part.codes.minimums
+            if minimums is not None:
+                minimums = narrowed(f"{weight.name}{MINIMUMS}", minimums, dtype).float()
+            yield replace(part, codes=replace(part.codes, scales=scales, minimums=minimums))
 
     return weight if dtype == torch.float32 else replace(weight, parts=parts())
 
@@ -131,12 +134,15 @@ def _with_scales(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight
 def _write(writer: BlobWriter, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedTensor:
     scales: list[Tensor] = []
     zeros: list[Tensor] = []
+    minimums: list[Tensor] = []
     loss = _Loss()
 
     def codes() -> Iterator[memoryview]:
         for part in weight.parts:
             loss.add(part)
             scales.append(part.codes.scales)
+            if part.codes.minimums is not None:
+                minimums.append(part.codes.minimums)
             packed_zeros = pack_zeros(part.codes)
             if packed_zeros is not None:
                 zeros.append(packed_zeros)
@@ -148,6 +154,8 @@ def _write(writer: BlobWriter, weight: QuantizedWeight, dtype: torch.dtype) -> Q
     writer.add(f"{name}{SCALES}", [raw(torch.cat(scales).to(dtype))])
     if zeros:
         writer.add(f"{name}{ZEROS}", [raw(torch.cat(zeros))])
+    if minimums:
+        writer.add(f"{name}{MINIMUMS}", [raw(torch.cat(minimums).T.to(dtype))])
     return _describe(weight, loss)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ortolan.modeling.config import DecoderConfig, EncoderConfig, RotaryPositions, as_encoder
+from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import llama
 from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.layer_kinds import (
@@ -153,9 +154,13 @@ def _gemma3(hf: ConfigReader) -> DecoderConfig | EncoderConfig:
 
 def _scored(hf: ConfigReader, made: DecoderConfig, *, final_softcap: float | None) -> DecoderConfig:
     """With the scale of the scores and the cap of the logits."""
+    if not (scalar := hf.get("query_pre_attn_scalar", float, 256.0)) > 0:
+        raise ConfigError(
+            f"{hf.name}: expected query_pre_attn_scalar above 0, got {scalar}. Correct it."
+        )
     return llama.altered(
         made,
-        attention={"scale": hf.get("query_pre_attn_scalar", float, 256.0) ** -0.5},
+        attention={"scale": scalar**-0.5},
         final_softcap=_cap(hf, "final_logit_softcapping", final_softcap),
     )
 

@@ -25,7 +25,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
     block = gpt_block(
         width,
         heads=hf.size("num_attention_heads"),
-        intermediate_size=int(width * hf.get("intermediate_multiple_size", float, 4.0)),
+        intermediate_size=width * hf.size("intermediate_multiple_size", 4),
         activation=hf.get("hidden_act", str, "gelu"),
         norm=NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5)),
         qkv_bias=False,

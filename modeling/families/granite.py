@@ -67,6 +67,11 @@ def _rotaries(
         return None
     shared = made.rotaries[0]
     bases = hf.numbers("layer_rope_theta")
+    if len(bases) != len(made.blocks):
+        raise ConfigError(
+            f"{hf.name}: expected layer_rope_theta to have a base for each of {len(made.blocks)} "
+            f"layers, got {len(bases)}. Correct it."
+        )
     return [replace(shared, theta=base) if base else NoPositions() for base in bases]
 
 

@@ -42,6 +42,8 @@ def WEIGHTS(config: DecoderConfig) -> Table:  # noqa: N802 - a module's constant
         ),
         **named("model.", "", {"final_layernorm": "final_norm"}),
         "lm_head.weight": Target("head.weight"),
+        # A table that old versions of transformers saved.
+        f"{layers}self_attn.rotary_emb.inv_freq": None,
     }
 
 

@@ -136,6 +136,11 @@ def test_inspect_of_what_is_neither_fails_in_one_line(
     assert "expected a bundle with --batch" in line
 
 
+def test_inspect_of_a_bundle_takes_no_way(ortolan: Run, bundle: Path) -> None:
+    line = fails_in_one_line(ortolan, "inspect", bundle, "--via", "family")
+    assert "expected a checkpoint with --via" in line
+
+
 def test_bundle_in_bfloat16_is_made_here_and_not_run(
     ortolan: Run, checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 from tests.modeling.checkpoint.gguf_cases import CASES
 from tests.modeling.checkpoint.gguf_files import llama_metadata, turned, write_gguf
@@ -51,6 +52,14 @@ def test_codes_of_more_bits_than_asked_for_are_rounded(tmp_path: Path) -> None:
     assert counts == {"int4": 0, "int8": 10}
 
 
+def test_who_names_a_method_gets_its_codes(tmp_path: Path) -> None:
+    write_packed(tmp_path / "source", METHODS["gptq-4"])
+    options = ExportOptions(max_kl=9.0)
+    precision = Int4(method="rtn", group_size=32, asymmetric=True)
+    bundle = export(tmp_path / "source", tmp_path / "out", precision=precision, options=options)
+    assert {weight.method for weight in bundle.manifest.quantized} == {"rtn"}
+
+
 def test_codes_of_a_gguf_file_are_kept_in_their_formats(tmp_path: Path) -> None:
     arch, _, keys, _, _ = CASES["llama"]
     model = reference_model(WIDE)
@@ -69,8 +78,47 @@ def test_codes_of_a_gguf_file_are_kept_in_their_formats(tmp_path: Path) -> None:
     bundle = export(file, tmp_path / "bundle", precision="int4")
     found = kept(bundle)
     assert found.pop("embedding.weight") == found.pop("head.weight") == (8, 32, True)
-    assert len(found) == 2 * 4
+    assert len(found) == len(bundle.manifest.quantized) - 2 == 2 * 5
     assert set(found.values()) == {(4, 32, True)}
-    # A minimum for each block is no zero point: these are rounded.
-    others = {w.name for w in bundle.manifest.quantized if w.name not in kept(bundle)}
-    assert others == {f"blocks.{i}.feed_forward.down.weight" for i in (0, 1)}
+    measured = read(bundle).measured
+    assert measured is not None
+    assert measured.verdict == "PASS"
+
+
+def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:
+    arch, _, keys, _, change = CASES["qwen2"]
+    model = reference_model(WIDE | {"model_type": "qwen2", "tie_word_embeddings": True})
+    products = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    kinds = {f"blk.{i}.{part}.weight": "Q4_1" for i in (0, 1) for part in products}
+    # Look-ups have no minimums: these are rounded.
+    kinds["token_embd.weight"] = "Q4_1"
+    file = tmp_path / "model.gguf"
+    write_gguf(file, arch, model, llama_metadata(model, keys), change=change, kinds=kinds)
+    options = ExportOptions(max_kl=9.0)
+    bundle = export(file, tmp_path / "bundle", precision="int4", options=options)
+    found = kept(bundle)
+    assert len(found) == 2 * 5
+    assert "embedding.weight" not in found
+    graph = onnx.load(tmp_path / "bundle/decoder.onnx", load_external_data=False).graph
+    sums = [node for node in graph.node if node.op_type == "ReduceSum"]
+    # Products that read the same inputs share their sums: qkv, out, gate and up, down.
+    assert len(sums) == 2 * 4
+    # All but the head is as PyTorch has it, but for activations of 8 bits.
+    precise = export(
+        file, tmp_path / "precise", precision=Int4(exclude=["embedding.weight"]), options=options
+    )
+    measured = read(precise).measured
+    assert measured is not None
+    assert measured.mean_kl is not None
+    assert measured.mean_kl < 0.02
+
+
+def test_portable_graphs_have_no_minimums(tmp_path: Path) -> None:
+    arch, _, keys, _, change = CASES["qwen2"]
+    model = reference_model(WIDE | {"model_type": "qwen2"})
+    kinds = {"blk.0.ffn_down.weight": "Q4_1", "blk.1.ffn_down.weight": "Q4_0"}
+    file = tmp_path / "model.gguf"
+    write_gguf(file, arch, model, llama_metadata(model, keys), change=change, kinds=kinds)
+    options = ExportOptions(max_kl=9.0, attention="portable")
+    bundle = export(file, tmp_path / "bundle", precision="int4", options=options)
+    assert kept(bundle).keys() == {"blocks.1.feed_forward.down.weight"}

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from tests.export.tiny_models import llama
+from tests.modeling.mxfp4_files import save_gpt_oss
 from torch import nn
 
 import ortolan
@@ -76,6 +77,21 @@ def test_portable_graphs_of_experts_are_refused(model: DecoderModel, tmp_path: P
     with pytest.raises(OptionError, match="attention: expected fused for a mixture of experts"):
         ortolan.export(model, tmp_path / "bundle", options=options)
     assert not (tmp_path / "bundle").exists()
+
+
+def test_experts_of_mxfp4_are_exact_in_eight_bits(tmp_path: Path) -> None:
+    save_gpt_oss(tmp_path / "source")
+    bundle = ortolan.export(
+        tmp_path / "source",
+        tmp_path / "bundle",
+        precision="int8",
+        options=ExportOptions(max_kl=10.0),
+    )
+    stored = {tensor.name: tensor for tensor in bundle.manifest.quantized}
+    for name in EXPERTS:
+        tensor = stored[name]
+        assert (tensor.bits, tensor.group, tensor.method) == (8, 32, "kept")
+        assert tensor.error == 0
 
 
 def graph(width: int = 96, size: int = 64) -> ir.Model:

@@ -61,6 +61,18 @@ def test_weights_of_the_bundle_are_as_large_as_was_said(
     assert {tensor.method for tensor in manifest.quantized} <= {cost.method}
 
 
+def test_way_of_transformers_is_described_as_well(checkpoint: Path, tmp_path: Path) -> None:
+    options = ortolan.ExportOptions(via="transformers")
+    out = tmp_path / "out"
+    manifest = ortolan.export(checkpoint, out, precision="int8", options=options).manifest
+    (size,) = [file.size for file in manifest.files if file.name in manifest.weights]
+    seen = preview(checkpoint, via="transformers")
+    assert seen.way == "transformers"
+    assert seen.layers == {"model.layers": 2}
+    assert seen.precisions["int8"].bundle_bytes == pytest.approx(size, rel=0.1)
+    assert seen.measured is None or seen.measured.way == "transformers"
+
+
 def test_memory_and_time_grow_with_the_work(about: Preview) -> None:
     costs = about.precisions
     assert costs["fp32"].seconds <= costs["int4"].seconds

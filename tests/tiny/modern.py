@@ -101,11 +101,22 @@ JAIS2 = LLAMA | {"model_type": "jais2"}
 NANOCHAT = EVEN | {"model_type": "nanochat", "final_logit_softcapping": 3.0}
 BITNET = EVEN | {"model_type": "bitnet"}
 
+LATENT: dict[str, Any] = EVEN | {
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 12,
+}
+YOUTU = LATENT | {"model_type": "youtu"}
+MINICPM3 = LATENT | {"model_type": "minicpm3", "dim_model_base": 16, "scale_emb": 3}
+
 _ALL = (
     *(QWEN3, SMOLLM3, GEMMA, GEMMA2, VAULTGEMMA, GEMMA3, OLMO, OLMO2, OLMO3, EXAONE4),
     *(GRANITE, GRANITE_SWA, HYPERCLOVAX, COHERE, COHERE2, GLM, GLM4, PHI3, SEED_OSS, CWM),
     *(MINISTRAL, MINISTRAL3, INTERNLM3, IQUESTCODER, ERNIE4_5, HELIUM, HUNYUAN, NEMOTRON),
-    *(ARCEE, JAIS2, NANOCHAT, BITNET),
+    *(ARCEE, JAIS2, NANOCHAT, BITNET, YOUTU, MINICPM3),
 )
 
 MODERN: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

@@ -83,7 +83,11 @@ DECODERS = {
 """Types that are causal where their config says so."""
 
 OVERRIDES: Mapping[str, Mapping[str, object]] = {
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16},
+    "bamba": {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+    },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dbrx": {
@@ -105,6 +109,12 @@ OVERRIDES: Mapping[str, Mapping[str, object]] = {
         "mamba_n_heads": 8,
         "mamba_d_head": 16,
         "layer_types": ["mamba", "attention"],
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {
+        "num_hidden_layers": 2,
+        "layer_types": ["conv", "full_attention"],
+        "full_attn_idxs": [1],
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 16},

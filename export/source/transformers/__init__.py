@@ -10,6 +10,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.module import Described, open_empty
 from ortolan.export.source.transformers.adapter import TransformersModule, longest_context
+from ortolan.export.source.transformers.experts import WeightsInTurn
 from ortolan.export.source.transformers.keys import read_keys
 from ortolan.export.source.transformers.skeleton import build_skeleton
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
@@ -50,6 +51,8 @@ def open_transformers(
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     reference = build_skeleton(checkpoint.values)
+    if reference._can_set_experts_implementation():
+        reference.set_experts_implementation("eager")  # reads one expert at a time
     keys = read_keys(checkpoint.values, reference.config, accept_unknown)
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)
@@ -67,7 +70,7 @@ def open_transformers(
     given = None if tokenizer is None else Path(tokenizer)
     try:
         adapter = TransformersModule(traced, context)
-        opened = open_empty(adapter, weights, described, tokenizer=given)
+        opened = open_empty(adapter, WeightsInTurn(weights), described, tokenizer=given)
     except ConfigError as error:
         raise ConfigError(
             f"{model_type}: expected a model that can be computed a step at a time over a State, "

@@ -24,6 +24,8 @@ SIZES = {
 
 RMS = SIZES | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 
+LAYER_NORM = SIZES | {"attention.layer_norm_epsilon": "layer_norm_eps"}
+
 WINDOWED = RMS | {"attention.sliding_window": "sliding_window"}
 
 GPT2_SIZES = {
@@ -80,6 +82,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         model_type="qwen3",
         model_class="Qwen3ForCausalLM",
         names={**names.LLAMA, **names.HEAD_NORMS},
+    ),
+    "qwen3moe": Architecture(
+        model_type="qwen3_moe",
+        model_class="Qwen3MoeForCausalLM",
+        names={**names.LLAMA, **names.HEAD_NORMS, **names.EXPERTS},
+        keys=RMS
+        | {
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        implied={"norm_topk_prob": True},
     ),
     "smollm3": Architecture(
         model_type="smollm3", model_class="SmolLM3ForCausalLM", turns_pairs=True
@@ -149,12 +163,51 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "stablelm": Architecture(
         model_type="stablelm",
         model_class="StableLmForCausalLM",
-        keys=SIZES
-        | {
-            "attention.layer_norm_epsilon": "layer_norm_eps",
-            "use_parallel_residual": "use_parallel_residual",
-        },
+        keys=LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
         implied={"hidden_act": "silu"},
+    ),
+    "command-r": Architecture(
+        model_type="cohere",
+        model_class="CohereForCausalLM",
+        keys=LAYER_NORM | {"logit_scale": "logit_scale"},
+    ),
+    "cohere2": Architecture(
+        model_type="cohere2",
+        model_class="Cohere2ForCausalLM",
+        keys=LAYER_NORM
+        | {"logit_scale": "logit_scale", "attention.sliding_window": "sliding_window"},
+    ),
+    "phi2": Architecture(
+        model_type="phi",
+        model_class="PhiForCausalLM",
+        names={**names.LLAMA, **names.PHI2},
+        keys=LAYER_NORM,
+        implied={"hidden_act": "gelu_new"},
+    ),
+    "olmo": Architecture(
+        model_type="olmo",
+        model_class="OlmoForCausalLM",
+        keys=SIZES | {"attention.layer_norm_epsilon": None, "attention.clamp_kqv": "clip_qkv"},
+        turns_pairs=True,
+    ),
+    "nemotron": Architecture(
+        model_type="nemotron",
+        model_class="NemotronForCausalLM",
+        keys=SIZES | {"attention.layer_norm_epsilon": "norm_eps"},
+        implied={"hidden_act": "relu2"},
+        norm_offset=1.0,
+    ),
+    "arcee": Architecture(
+        model_type="arcee",
+        model_class="ArceeForCausalLM",
+        implied={"hidden_act": "relu2"},
+        turns_pairs=True,
+    ),
+    "ernie4_5": Architecture(model_type="ernie4_5", model_class="Ernie4_5ForCausalLM"),
+    "seed_oss": Architecture(
+        model_type="seed_oss",
+        model_class="SeedOssForCausalLM",
+        names={**names.LLAMA, **names.NORM_OF_MLP},
     ),
     "gpt2": Architecture(
         model_type="gpt2",

@@ -39,11 +39,19 @@ class BlockFormat(NamedTuple):
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Formats that are types of PyTorch."""
 
-CODE_FORMATS = {"Q4_0": CodeFormat(4, 32, True), "Q8_0": CodeFormat(8, 32, True)}
-"""Formats whose codes kernels take as they are: a scale for each block, and no minimum."""
+CODE_FORMATS = {
+    "Q4_0": CodeFormat(4, 32, True),
+    "Q4_1": CodeFormat(4, 32, True, minimums=True),
+    "Q4_K": CodeFormat(4, 32, True, minimums=True),
+    "Q8_0": CodeFormat(8, 32, True),
+}
+"""Formats whose codes kernels take as they are."""
 
-SCALE_BYTES = 2
-"""At the start of a block of these formats: a float of 16 bits."""
+HALF = 2
+"""Bytes of a scale or a minimum: a float of 16 bits."""
+
+K_SCALES = 12
+"""Bytes of the scales and minimums of a block of Q4_K, each of 6 bits."""
 
 NO_PACKAGE = 'GGUF: expected the package gguf, got none. Run: pip install "ortolan[export,gguf]"'
 
@@ -116,12 +124,42 @@ def read_codes(data: NDArray[np.uint8], form: BlockFormat) -> CodedRows:
         form: of the blocks.
     """
     blocks = torch.from_numpy(data).view(len(data), -1, form.block_bytes)
-    scales = blocks[..., :SCALE_BYTES].contiguous().view(torch.float16)[..., 0].float()
-    stored = blocks[..., SCALE_BYTES:]
-    if CODE_FORMATS[form.name].bits == 4:
-        # The first half of a block is in the low halves of its bytes.
-        values, middle = torch.cat([stored & 15, stored >> 4], dim=-1), 8
+    scales, rest = _half(blocks), blocks[..., HALF:]
+    middle = 1 << (CODE_FORMATS[form.name].bits - 1)
+    minimums = torch.zeros(scales.shape)
+    if form.name == "Q8_0":
+        values = rest ^ middle  # signed, as counted from 0
+    elif form.name == "Q4_K":
+        values, scales, minimums = _k_codes(scales, rest)
     else:
-        values, middle = stored ^ 128, 128  # signed, as counted from 0
+        if form.name == "Q4_1":
+            minimums, rest = _half(rest) + middle * scales, rest[..., HALF:]
+        # The first half of a block is in the low halves of its bytes.
+        values = torch.cat([rest & 15, rest >> 4], dim=-1)
     zeros = torch.full(scales.shape, middle, dtype=torch.uint8)
-    return CodedRows(values.flatten(1), scales, zeros)
+    return CodedRows(values.flatten(1), scales, zeros, minimums)
+
+
+def _half(blocks: Tensor) -> Tensor:
+    """The float of 16 bits with which blocks begin."""
+    return blocks[..., :HALF].contiguous().view(torch.float16)[..., 0].float()
+
+
+def _k_codes(scales: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and minimums of blocks of Q4_K, each of eight groups of 32.
+
+    Args:
+        scales: of the scales of each block, `(rows, blocks)`.
+        rest: the bytes of a block after that.
+    """
+    lowest, packed = _half(rest), rest[..., HALF : HALF + K_SCALES].long()
+    first, second, third = torch.split(packed, 4, dim=-1)
+    steps = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], dim=-1)
+    depths = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], dim=-1)
+    groups = scales.unsqueeze(-1) * steps
+    minimums = 8 * groups - lowest.unsqueeze(-1) * depths
+    # 32 bytes hold a group in their low halves, and the next in their high ones.
+    codes = rest[..., HALF + K_SCALES :]
+    stored = codes.reshape(*codes.shape[:-1], -1, 1, 32)
+    values = torch.cat([stored & 15, stored >> 4], dim=-2).flatten(-3)
+    return values, groups.flatten(1), minimums.flatten(1)

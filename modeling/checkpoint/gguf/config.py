@@ -101,11 +101,17 @@ def _of_family(values: Mapping[str, object], header: Header) -> dict[str, object
     """Values that a family has and no key of a file says."""
     has = header.tensors.keys()
     match values["model_type"]:
-        case "llama" | "smollm3" | "granite":
+        case "llama" | "smollm3" | "granite" | "arcee" | "nemotron" | "seed_oss":
             return {
                 "attention_bias": "blk.0.attn_q.bias" in has,
                 "mlp_bias": "blk.0.ffn_up.bias" in has,
             }
+        case "cohere":
+            return {"use_qk_norm": "blk.0.attn_q_norm.weight" in has}
+        case "phi":
+            return {"qk_layernorm": "blk.0.attn_q_norm.weight" in has}
+        case "ernie4_5":
+            return {"use_bias": "blk.0.attn_q.bias" in has}
         case "gemma2" | "gemma3_text" as family:
             return _of_gemma(values, LAYERS_OF_27B[family])
         case "stablelm":

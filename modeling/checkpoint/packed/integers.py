@@ -80,7 +80,7 @@ class Columns:
     def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
         """The codes of rows `[start:stop]`."""
         codes, scales, zeros = self._read(source, start, stop)
-        return CodedRows(codes, scales.float(), zeros.to(torch.uint8))
+        return CodedRows(codes, scales.float(), zeros.to(torch.uint8), torch.zeros(scales.shape))
 
     def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         """Codes `(n, K)`, scales and zeros `(n, G)`."""
@@ -161,7 +161,7 @@ class Rows:
     def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
         """The codes of rows `[start:stop]`."""
         codes, scales, zeros = self._read(source, start, stop)
-        return CodedRows(codes, scales.float(), zeros)
+        return CodedRows(codes, scales.float(), zeros, torch.zeros(scales.shape))
 
     def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         """Codes `(n, K)`, scales and zeros `(n, G)`."""

@@ -7,6 +7,8 @@ write (`quantization_config` in config.json).
 import json
 from collections.abc import Callable, Iterator, Mapping
 
+import torch
+
 from ortolan.modeling.checkpoint.packed.floats import Blockwise, Mxfp4, Scaled
 from ortolan.modeling.checkpoint.packed.integers import AWQ_ORDER, WORD_BITS, Columns, Rows
 from ortolan.modeling.checkpoint.packed.packing import Packing
@@ -123,6 +125,7 @@ def _compressed(values: Values, source: TensorSource) -> Found:
         elif name.endswith(WEIGHT) and f"{name}_scale" in shapes:
             if f"{name}_zero_point" in shapes and source.read(f"{name}_zero_point", 0, 1).any():
                 raise _unknown(f"{name}_zero_point", "zeros", "others")
+            _check_dtype(name, source, (torch.int8, torch.float8_e4m3fn))
             beside = [zero for zero in (f"{name}_zero_point",) if zero in shapes]
             yield name, _scaled(name, f"{name}_scale", shapes, (*beside, *_idle(name, shapes)))
 
@@ -133,6 +136,7 @@ def _fp8(values: Values, source: TensorSource) -> Found:
     for name in shapes:
         for scale in (f"{name}_scale_inv", f"{name}_scale"):
             if scale in shapes:
+                _check_dtype(name, source, (torch.float8_e4m3fn, torch.float8_e5m2))
                 yield name, _scaled(name, scale, shapes, _idle(name, shapes))
 
 
@@ -176,6 +180,13 @@ METHODS: Mapping[str, Callable[[Values, TensorSource], Found]] = {
     "bitsandbytes": _bitsandbytes,
 }
 """By `quant_method`."""
+
+
+def _check_dtype(name: str, source: TensorSource, known: tuple[torch.dtype, ...]) -> None:
+    """Raise CheckpointError unless a tensor holds numbers of one byte each."""
+    got = source.read(name, 0, 1).dtype
+    if got not in known:
+        raise _unknown(name, f"of type {' or '.join(map(str, known))}", got)
 
 
 def _scaled(name: str, scale: str, shapes: Shapes, beside: tuple[str, ...]) -> Scaled:

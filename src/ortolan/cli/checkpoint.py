@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ortolan.cli.extras import export_packages
 from ortolan.cli.output import print_json, print_table, size
@@ -15,14 +15,14 @@ if TYPE_CHECKING:  # PyTorch is imported when the command runs
 _WAYS = {"family": "by its family", "transformers": "as transformers computes it"}
 
 
-def print_preview(path: Path, *, as_json: bool) -> None:
+def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
     """Print what an export of a checkpoint would make, and what it takes."""
     import msgspec
 
     with export_packages("inspect"):
         from ortolan.export.preview import preview
 
-    about = preview(path)
+    about = preview(path, via=via)
     if as_json:
         print_json(msgspec.to_builtins(about))
         return

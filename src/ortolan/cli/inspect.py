@@ -27,9 +27,19 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
     type=click.Choice(["cpu", "cuda"]),
     help="Plan memory of this device, and list the nodes it has no kernel for.",
 )
+@click.option(
+    "--via",
+    type=click.Choice(["family", "transformers"]),
+    help="Of a checkpoint: how to read the model, as for ortolan export.",
+)
 @options.as_json
 def command(
-    path: Path, context: int | None, batch: int | None, device: str | None, as_json: bool
+    path: Path,
+    context: int | None,
+    batch: int | None,
+    device: str | None,
+    via: str | None,
+    as_json: bool,
 ) -> None:
     """Describe PATH, a bundle or a checkpoint, without loading it.
 
@@ -38,6 +48,10 @@ def command(
     bundle in each precision, and the memory and time that the export takes.
     """
     if (path / "manifest.json").is_file() or not path.exists():
+        if via is not None:
+            raise click.ClickException(
+                f"inspect: expected a checkpoint with --via, got {path}. Leave it out."
+            )
         _describe_bundle(path, context, batch or 1, device, as_json=as_json)
         return
     given = {"--context": context, "--batch": batch, "--device": device}
@@ -46,7 +60,7 @@ def command(
             raise click.ClickException(
                 f"inspect: expected a bundle with {option}, got {path}. Export it first."
             )
-    print_preview(path, as_json=as_json)
+    print_preview(path, via=via, as_json=as_json)
 
 
 def _describe_bundle(

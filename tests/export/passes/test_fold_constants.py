@@ -1,5 +1,6 @@
 import numpy as np
 import onnx_ir as ir
+import pytest
 import torch
 from tests.export.passes.graphs import normal, operators, parsed, run
 
@@ -32,6 +33,11 @@ def test_numbers_and_tables_are_computed_and_weights_are_not() -> None:
     InlineConstants()(model)
     assert list(model.graph.initializers) == ["w"]
     np.testing.assert_allclose(run(model, {"w": W}, x=x)[0], before[0], rtol=1e-6)
+
+
+def test_weights_without_data_are_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    FoldConstants({})(parsed("g (float[4] x, WEIGHTS) => (float[4] y) { y = Mul (x, w) }", w=W))
+    assert not caplog.records
 
 
 def test_large_tables_and_those_of_several_axes_stay_beside_the_weights() -> None:

@@ -243,6 +243,62 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, str], dict[str, Any], Chan
         {"attention.head_count_kv": 2, "feed_forward_length": 128},
         with_parts_apart(2, 2),
     ),
+    "command-r": (
+        "command-r",
+        LLAMA | {"model_type": "cohere", "logit_scale": 0.25},
+        NEOX_KEYS | {"logit_scale": "logit_scale"},
+        {},
+        as_it_is,
+    ),
+    "cohere2": (
+        "cohere2",
+        LLAMA
+        | {
+            "model_type": "cohere2",
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "logit_scale": 0.25,
+        },
+        NEOX_KEYS | {"logit_scale": "logit_scale", "sliding_window": "attention.sliding_window"},
+        {},
+        as_it_is,
+    ),
+    "phi2": (
+        "phi2",
+        LLAMA | {"model_type": "phi", "partial_rotary_factor": 0.5},
+        NEOX_KEYS,
+        {"rope.dimension_count": 4},
+        as_it_is,
+    ),
+    "olmo": (
+        "olmo",
+        LLAMA | {"model_type": "olmo", "clip_qkv": 0.5},
+        LAYER_NORM | {"clip_qkv": "attention.clamp_kqv"},
+        {"attention.layer_norm_epsilon": 1e-5},
+        with_turned_pairs,
+    ),
+    "nemotron": (
+        "nemotron",
+        LLAMA | {"model_type": "nemotron", "partial_rotary_factor": 0.5},
+        LAYER_NORM | {"norm_eps": "attention.layer_norm_epsilon"},
+        {"rope.dimension_count": 4},
+        with_gains_of_one,
+    ),
+    "arcee": ("arcee", LLAMA | {"model_type": "arcee"}, LLAMA_KEYS, {}, with_turned_pairs),
+    "ernie4_5": (
+        "ernie4_5",
+        LLAMA | {"model_type": "ernie4_5", "head_dim": 16},
+        WINDOWED,
+        {},
+        as_it_is,
+    ),
+    "seed_oss": (
+        "seed_oss",
+        LLAMA | {"model_type": "seed_oss", "head_dim": 16, "attention_bias": True},
+        WINDOWED,
+        {},
+        as_it_is,
+    ),
     "bloom": (
         "bloom",
         {

@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.checkpoint.packed_files import GROUP, METHODS, write_packed
+from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
+from tests.tiny import FAMILY_CONFIGS
 
 from ortolan.modeling import CheckpointError, WeightError, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
@@ -119,6 +121,42 @@ def test_experts_in_mxfp4_are_as_published(tmp_path: Path) -> None:
     assert torch.equal(dequantize_mxfp4(blocks, scales).mT, expected)
 
 
+def test_scales_without_a_sign_are_exponents(tmp_path: Path) -> None:
+    values = torch.randn(8, 64).to(torch.float8_e4m3fn)
+    scales = torch.randint(120, 130, (8, 2), dtype=torch.uint8)
+    file = tmp_path / "model.safetensors"
+    save_file({"a.weight": values, "a.weight_scale_inv": scales}, file)
+    source = Unpacked(Safetensors([file]), {"quant_method": "fp8"})
+    factors = torch.exp2(scales.float() - 127).repeat_interleave(32, 1)
+    assert torch.equal(source.read("a.weight", 0, 8), values.float() * factors)
+
+
+def test_a_mixture_in_mxfp4_computes_what_its_weights_stand_for(tmp_path: Path) -> None:
+    model = reference_model(
+        FAMILY_CONFIGS["gpt_oss"] | {"hidden_size": 32, "intermediate_size": 64}
+    )
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inputs, outputs = tensor.shape
+            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16)).to(torch.uint8)
+            scales = torch.randint(122, 126, blocks.shape[:-1]).to(torch.uint8)
+            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            meant = dequantize_mxfp4(blocks, scales).mT
+            model.get_parameter(name).data.copy_(meant)
+        else:
+            stored[name] = tensor
+    save_file(stored, file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        assert_same_logits(load(tmp_path)(ids), reference_logits(model, ids))
+
+
 # --- refused ------------------------------------------------------------------------------------
 
 
@@ -174,6 +212,18 @@ def test_an_absent_part_is_named(name: str, part: str, tmp_path: Path) -> None:
     message = refused(tmp_path)
     assert f"model.layers.0.mlp.up_proj.{part}" in message
     assert "The download is incomplete" in message
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"), [("fp8", torch.int8), ("compressed-tensors", torch.uint8)]
+)
+def test_numbers_of_another_type_are_refused(
+    method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a.weight": torch.ones(4, 4).to(dtype), "a.weight_scale": torch.ones(4, 1)}, file)
+    with pytest.raises(CheckpointError, match=rf"expected a.weight to be of type .*, got {dtype}"):
+        Unpacked(Safetensors([file]), {"quant_method": method})
 
 
 def test_codes_without_a_config_that_says_so_are_unexpected(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.modeling.tiny_models import GPT2, LLAMA
+from tests.tiny import FAMILY_CONFIGS
 
 from ortolan.modeling import CheckpointError, ConfigError, read_config
 from ortolan.modeling.checkpoint.checkpoint import MAX_CONFIG_BYTES
 from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.config import ModelConfig
 
 
 def write_config(folder: Path, **changes: object) -> Path:
@@ -161,3 +163,28 @@ def test_any_config_is_read_or_refused(
     values = (GPT2 if family == "gpt2" else LLAMA) | {"rope_scaling": rope} | changes
     with contextlib.suppress(ConfigError):
         config_from_hf(values | {"model_type": family})
+
+
+BROKEN: tuple[object, ...] = (
+    None,
+    0,
+    -1,
+    1 << 40,
+    1e308,
+    -0.5,
+    True,
+    "x",
+    [],
+    [0],
+    ["full_attention"] * 2,
+    {},
+)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILY_CONFIGS))
+def test_any_config_of_a_family_is_read_or_refused(family: str) -> None:
+    values = FAMILY_CONFIGS[family]
+    for key in values:
+        for broken in BROKEN:
+            with contextlib.suppress(ConfigError):
+                config_from_hf(values | {key: broken, "model_type": family}, ModelConfig)

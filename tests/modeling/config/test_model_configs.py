@@ -10,6 +10,7 @@ from tests.modeling.kinds import (
     BLOCKS,
     MLP,
     POSITIONS,
+    RMS,
     WIDTH,
     bidirectional,
     decoder_config,
@@ -24,11 +25,15 @@ from ortolan.modeling.config import (
     ConcatenatedPositions,
     EmbeddingHead,
     LanguageModelHead,
+    LatentConfig,
     NoPositions,
     NormConfig,
     PatchInput,
+    RotaryPositions,
     TokenInput,
 )
+
+LATENT = LatentConfig(query_rank=None, rank=4, rotated=2, norm=RMS)
 
 IMAGE = PatchInput(image_size=(8, 9), patch_size=(4, 2), channels=3, class_token=True)
 
@@ -49,11 +54,45 @@ def test_patches_that_do_not_fit_are_an_error(size: tuple[int, int]) -> None:
     [
         ({"readout": "sum"}, "no out_bias where the heads are added up"),
         ({"value_dim": 0}, "at least one channel"),
+        ({"latent": LATENT, "clip": 1.0, "qkv_bias": False}, "made of latents, got others"),
+        ({"latent": LATENT, "num_kv_heads": 2, "qkv_bias": False}, "keys for every head"),
+        ({"latent": replace(LATENT, rotated=0), "qkv_bias": False}, "keys for every head"),
+        ({"latent": LATENT}, "nor bias of queries and keys"),
+        ({"clip": 0.0}, "a positive bound of queries, keys and values, got 0.0"),
     ],
 )
 def test_an_attention_that_cannot_be_is_an_error(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(ATTENTION, **change)
+
+
+def test_a_norm_without_a_weight_has_no_bias() -> None:
+    with pytest.raises(ConfigError, match="no bias where there is no weight"):
+        NormConfig(kind="layer", eps=1e-5, scale=False)
+    assert not NormConfig(kind="layer", eps=1e-5, scale=False, bias=False).scale
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rotary": NoPositions()}, {"query_key_norm": RMS}, {"clip": 1.0}, {"sinks": True}],
+)
+def test_attention_to_a_source_has_its_queries_as_they_are(change: dict[str, Any]) -> None:
+    cross = replace(bidirectional(BLOCK).attention, **change)
+    with pytest.raises(ConfigError, match="expected queries, keys and values as they are"):
+        replace(BLOCK, cross_attention=cross)
+
+
+def test_a_layer_turns_no_more_channels_than_a_head_has() -> None:
+    rotary = RotaryPositions(dim=2 * ATTENTION.head_dim)
+    own = replace(BLOCK, attention=replace(ATTENTION, rotary=rotary))
+    with pytest.raises(ConfigError, match=f"rotated channels up to {ATTENTION.head_dim}"):
+        decoder_config(NoPositions(), (BLOCK, own))
+
+
+def test_a_layer_has_no_positions_of_its_own_beside_distances() -> None:
+    own = replace(BLOCK, attention=replace(ATTENTION, rotary=NoPositions()))
+    with pytest.raises(ConfigError, match="no rotary positions of its own where distances"):
+        decoder_config(POSITIONS["alibi"], (BLOCK, own))
 
 
 @pytest.mark.parametrize(

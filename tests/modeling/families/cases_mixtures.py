@@ -37,6 +37,13 @@ CASES: dict[str, dict[str, Any]] = {
     | {"norm_topk_prob": False, "first_k_dense_replace": 0},
     "dots1-windowed": mixtures.DOTS1 | BIASED | {"sliding_window": 7, "max_window_layers": 1},
     "dots1-normalised": mixtures.DOTS1 | ALL_ALIKE | {"norm_topk_prob": True},
+    "solar_open-biased": mixtures.SOLAR_OPEN | BIASED | {"norm_topk_prob": False},
+    "exaone_moe-pattern": mixtures.EXAONE_MOE
+    | {"layer_types": None, "num_hidden_layers": 4, "mlp_layer_types": ["sparse", "dense"] * 2},
+    "minimax_m2-partial": mixtures.MINIMAX_M2 | {"head_dim": 32, "rotary_dim": 16},
+    "granitemoe_swa-unshared": mixtures.GRANITEMOE_SWA
+    | BIASED
+    | {"shared_intermediate_size": 0, "layer_rope_theta": None},
     "hunyuan_v1_moe-biased": mixtures.HUNYUAN_V1_MOE | BIASED | {"moe_topk": 1},
 }
 """By name: the values of a config."""

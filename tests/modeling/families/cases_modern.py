@@ -61,6 +61,12 @@ VALUES: dict[str, dict[str, Any]] = {
     "jais2-unbiased": modern.JAIS2 | {"attention_bias": False, "mlp_bias": False},
     "nanochat-uncapped": modern.NANOCHAT | {"final_logit_softcapping": None},
     "bitnet-biased": modern.BITNET | BIASED,
+    "youtu-one-product": modern.YOUTU | {"q_lora_rank": None, "rope_interleave": False},
+    "youtu-biased": modern.YOUTU
+    | BIASED
+    | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+    "minicpm3-unscaled": modern.MINICPM3
+    | {"scale_depth": None, "dim_model_base": None, "v_head_dim": None, "mlp_bias": True},
 }
 
 _LONG = modern.PHI3 | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}

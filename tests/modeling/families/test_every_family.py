@@ -1,10 +1,16 @@
 """Every family that Ortolan reads: its tiny config, and what can be done with it."""
 
+import contextlib
+import math
+from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.modeling.tiny_models import reference_model
 from tests.tiny import FAMILY_CONFIGS
+from transformers import AutoConfig
 
 from ortolan.modeling import save
 from ortolan.modeling.checkpoint.folder import config_from_hf, load
@@ -35,3 +41,37 @@ def test_a_family_that_is_only_read_is_loaded(
     monkeypatch.delattr(llama, "hf_config")
     reference_model(FAMILY_CONFIGS["llama"]).save_pretrained(tmp_path)
     assert load(tmp_path).config.model_type == "llama"
+
+
+@cache
+def keys_of(name: str) -> list[str]:
+    """Every key of a family's configs."""
+    values = {key: value for key, value in FAMILY_CONFIGS[name].items() if key != "model_type"}
+    return sorted({*AutoConfig.for_model(name, **values).to_dict(), *OLD_KEYS} - {"model_type"})
+
+
+OLD_KEYS = (
+    *("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_emb_base"),
+    *("n_embed", "seq_length", "head_dim", "sliding_window", "layer_types", "attn_config"),
+)
+"""Of configs that older versions of transformers wrote."""
+
+NUMBERS = st.sampled_from([0, 1, 2, 3, -1, 10**9, 10**30, 0.0, 0.5, -0.5, math.inf, math.nan])
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "gelu", "default"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["rope_type", "factor", "alibi"]), inner)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
+@given(data=st.data())
+def test_any_config_is_read_or_refused(name: str, data: st.DataObject) -> None:
+    changes = data.draw(st.dictionaries(st.sampled_from(keys_of(name)), JSON_VALUES, max_size=3))
+    with contextlib.suppress(ConfigError):
+        config_from_hf(FAMILY_CONFIGS[name] | changes, ModelConfig)

@@ -23,7 +23,6 @@ COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
     "initializer_range": 0.02,
     "torch_dtype": "bfloat16",
-    "transformers_version": "4.50.0",
     "use_cache": True,
 }
 
@@ -104,7 +103,6 @@ GEMMA3 = {key: value for key, value in GEMMA2.items() if key != "hidden_act"} | 
 PHI4_MINI = COMMON | {
     "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
     "bos_token_id": 199999,
-    "embd_pdrop": 0.0,
     "eos_token_id": 199999,
     "full_attn_mod": 1,
     "hidden_act": "silu",
@@ -146,7 +144,6 @@ SMOLLM3 = COMMON | {
     "num_hidden_layers": 36,
     "num_key_value_heads": 4,
     "pad_token_id": 128004,
-    "pretraining_tp": 2,
     "rms_norm_eps": 1e-06,
     "rope_scaling": None,
     "rope_theta": 5000000.0,

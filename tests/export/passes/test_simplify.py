@@ -1,0 +1,48 @@
+"""Graphs of transformers' models beside those of the same models as families of ours."""
+
+from collections import Counter
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+from tests.tiny.transformers_types import tiny_config
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ortolan.export.derived import recipes_of
+from ortolan.export.options import Via
+from ortolan.export.passes import tidy
+from ortolan.export.source import open_exportable
+from ortolan.runtime.bundle.manifest import Graph
+
+
+def graph(folder: Path, via: Via) -> ir.Model:
+    model = open_exportable(folder, tokenizer=None, max_context=None, via=via)
+    return tidy(model.trace("decoder", Graph(file="decoder.onnx"), torch.float32))
+
+
+def operators(model: ir.Model) -> Counter[str]:
+    """Its nodes by kind; constants are folded into others by whoever runs it."""
+    return Counter(node.op_type for node in model.graph if node.op_type != "Constant")
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "llama",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gemma3_text", "gpt2", "qwen2", "qwen3")
+        ),
+    ],
+)
+def test_a_model_of_transformers_has_no_node_that_its_family_has_not(
+    model_type: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = tiny_config(model_type)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(tmp_path)
+    found = {via: graph(tmp_path, via) for via in ("family", "transformers")}
+    assert not operators(found["transformers"]) - operators(found["family"])
+    assert recipes_of([found["transformers"]])
