@@ -12,6 +12,7 @@ from ortolan.export.source.module import Described, open_empty
 from ortolan.export.source.transformers.adapter import TransformersModule, longest_context
 from ortolan.export.source.transformers.experts import WeightsInTurn
 from ortolan.export.source.transformers.keys import read_keys
+from ortolan.export.source.transformers.rotary import pin_rotary
 from ortolan.export.source.transformers.skeleton import build_skeleton
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
@@ -34,7 +35,8 @@ def open_transformers(
     """Open a checkpoint of a causal language model that transformers has.
 
     The reference is transformers' own forward, with its attention, masks and experts; what is
-    traced is the same model over a `State`.
+    traced is the same model over a `State`. In both, `max_context` chooses rotary frequencies that
+    transformers chooses by the length of a text.
 
     Args:
         checkpoint: as it was published.
@@ -56,9 +58,10 @@ def open_transformers(
     keys = read_keys(checkpoint.values, reference.config, accept_unknown)
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)
+    context = _context(reference, max_context)
     for model in (reference, traced):
         load_buffers(model, weights)
-    context = _context(reference, max_context)
+        pin_rotary(model, context)
     model_type = reference.config.model_type
     described = Described(
         model_type=model_type,
