@@ -21,7 +21,7 @@ class _Integers:
     """What `Int8` and `Int4` have in common.
 
     Weights that a checkpoint stores in as few bits, in a form that kernels take, are kept as they
-    are, whatever the method and the groups.
+    are, whatever the groups; unless a method is named.
     """
 
     method: Method | None = None

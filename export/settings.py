@@ -19,7 +19,7 @@ from ortolan.export.precision import (
     PrecisionName,
 )
 from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.plan import Quantization
+from ortolan.export.quantize.plan import Keeps, Quantization
 from ortolan.runtime.bundle.kinds import (
     DECODE,
     DECODER,
@@ -178,8 +178,8 @@ def resolve(
         options=options,
     )
     if settings.quantization is not None and options.attention == "portable":
-        without = replace(settings.quantization, minimums=False)
-        settings = replace(settings, quantization=without)
+        keeps: Keeps = "none" if settings.quantization.keeps == "none" else "plain"
+        settings = replace(settings, quantization=replace(settings.quantization, keeps=keeps))
     _check_graphs(settings)
     _check_prefill(settings)
     return settings
@@ -218,6 +218,8 @@ def _quantization(
         fits=weights.group_size is None,
         exclude=tuple(weights.exclude),
         calibration_sequences=weights.calibration_sequences,
+        # Who names a method wants its codes.
+        keeps="all" if weights.method is None else "none",
     )
 
 

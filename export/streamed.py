@@ -186,6 +186,10 @@ class LazyWeights(TorchFunctionMode):
                 return F.embedding(places, rows)
             case Tensor.__getitem__, (Tensor() as weight, int(row)) if self._name(weight):
                 return self._ask(_Row(row, self.names[id(weight)]))
+            case Tensor.__getitem__, (Tensor() as weight, Tensor() as place) if (
+                self._name(weight) and not place.dim() and place.dtype == torch.int64
+            ):
+                return self._ask(_Row(int(place), self.names[id(weight)]))
         read = tree_map_only(Tensor, self._values, (args, given))
         return func(*read[0], **read[1])
 

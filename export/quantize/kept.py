@@ -1,5 +1,6 @@
 """Codes that a checkpoint stores, as they are: nothing is rounded a second time."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from ortolan.export.quantize.blocks import Codes, Scheme
@@ -21,11 +22,11 @@ def kept_weights(weights: Weights, plan: Mapping[str, Scheme]) -> Iterable[Quant
 
 
 def _parts(weights: Weights, name: str, scheme: Scheme) -> Iterator[Part]:
-    """One weight, a few rows at a time."""
+    """One weight, a few rows at a time, or an expert at a time."""
     if not isinstance(weights, Coded):
         raise TypeError(f"{name}: its checkpoint stores no codes")
-    count, columns = weights.shape(name)
-    step = max(1, CHUNK_ELEMENTS // columns)
+    count, *width = weights.shape(name)
+    step = max(1, CHUNK_ELEMENTS // math.prod(width))
     for start in range(0, count, step):
         stop = min(start + step, count)
         found = weights.codes(name, start, stop)
@@ -36,4 +37,4 @@ def _parts(weights: Weights, name: str, scheme: Scheme) -> Iterator[Part]:
             scheme=scheme,
             minimums=found.minimums.contiguous() if scheme.minimums else None,
         )
-        yield Part(rows=weights.rows(name, start, stop).float(), codes=codes)
+        yield Part(rows=weights.rows(name, start, stop).float().flatten(0, -2), codes=codes)

@@ -21,6 +21,9 @@ EXPERT_INPUTS = (2, 4)
 """The inputs of a MoE node that are weights: those of gate and up, and of down."""
 
 
+Keeps = Literal["all", "plain", "none"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
     """How weights are stored.
@@ -32,7 +35,8 @@ class Quantization:
         fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
         calibration_sequences: see `Int8`.
-        minimums: keep codes of blocks that have a minimum for each group, which takes nodes more.
+        keeps: which codes of a checkpoint stay as they are: all; only plain ones, since a minimum
+            for each group takes more nodes; or none.
     """
 
     scheme: Scheme
@@ -41,7 +45,7 @@ class Quantization:
     fits: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CALIBRATION_SEQUENCES
-    minimums: bool = True
+    keeps: Keeps = "all"
 
 
 def plan(
@@ -80,7 +84,10 @@ def plan(
     }
     for both, widths in experts.items():
         if not any(_is_excluded(name, options) for name in both):
-            planned |= dict.fromkeys(both, _dividing(both[0], widths, options))
+            scheme = _dividing(both[0], widths, options)
+            # One node has one scheme, and no minimums.
+            stored = {_kept(weights, name, scheme, options, has_minimums=False) for name in both}
+            planned |= dict.fromkeys(both, stored.pop() if len(stored) == 1 else scheme)
     return planned
 
 
@@ -107,12 +114,24 @@ def scheme_of(
     """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if _is_block(name) else options.head
     fitting = _fewest_bytes(scheme, columns) if options.fits else scheme
-    stored = stored_scheme(weights, name)
-    if stored is None or stored.bits > fitting.bits:
-        return fitting
     # Look-ups have no minimums.
-    is_lost = stored.minimums and not (options.minimums and _is_block(name))
-    return fitting if is_lost else stored
+    return _kept(weights, name, fitting, options, has_minimums=_is_block(name))
+
+
+def _kept(
+    weights: Weights | None,
+    name: str,
+    planned: Scheme,
+    options: Quantization,
+    *,
+    has_minimums: bool,
+) -> Scheme:
+    """The scheme that a weight has already, unless it takes more bits, or nodes, than planned."""
+    stored = None if options.keeps == "none" else stored_scheme(weights, name)
+    if stored is None or stored.bits > planned.bits:
+        return planned
+    has_place = options.keeps == "all" and has_minimums
+    return stored if has_place or not stored.minimums else planned
 
 
 def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:

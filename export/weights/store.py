@@ -82,7 +82,7 @@ def _find(
     progress: Progress,
 ) -> Iterable[QuantizedWeight]:
     """The codes of every weight of a plan."""
-    stored = kept(model.weights, schemes)
+    stored = {} if quantization.keeps == "none" else kept(model.weights, schemes)
     yield from kept_weights(model.weights, stored)
     rest = {name: scheme for name, scheme in schemes.items() if name not in stored}
     if quantization.method != "gptq":

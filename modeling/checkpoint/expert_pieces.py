@@ -12,7 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortolan.modeling.weights import Table, Target, TensorSource, name_template, targets
+from ortolan.modeling.weights import (
+    Coded,
+    CodedRows,
+    CodeFormat,
+    Table,
+    Target,
+    TensorSource,
+    name_template,
+    targets,
+)
 
 
 class OneExpert(NamedTuple):
@@ -75,6 +84,15 @@ class AllExperts(NamedTuple):
             return experts_NRK
         gate, up = experts_NRK.chunk(2, 1)
         return torch.stack((gate, up), 2).flatten(1, 2)
+
+    def code_format(self, source: Coded) -> CodeFormat | None:
+        """The format of their codes; None where rows are not those of the tensor in their order."""
+        is_as_stored = self.target.transposed and not self.target.halves
+        return source.code_format(self.name) if is_as_stored else None
+
+    def codes(self, source: Coded, start: int, stop: int) -> CodedRows:
+        """The codes of experts `[start:stop]`, `((stop - start) * R, K)`."""
+        return source.codes(self.name, start, stop)
 
 
 def expert_pieces(

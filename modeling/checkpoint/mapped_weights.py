@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.expert_pieces import expert_pieces
+from ortolan.modeling.checkpoint.expert_pieces import AllExperts, expert_pieces
 from ortolan.modeling.errors import WeightError
 from ortolan.modeling.weights import (
     Coded,
@@ -81,7 +81,8 @@ class MappedWeights:
         if not isinstance(source, Coded):
             return None
         return joint_format(
-            piece.code_format(source) if isinstance(piece, Piece) else None for piece in pieces
+            piece.code_format(source) if isinstance(piece, Piece | AllExperts) else None
+            for piece in pieces
         )
 
     def codes(self, name: str, start: int, stop: int) -> CodedRows:
@@ -91,7 +92,7 @@ class MappedWeights:
         parts, offset = [], 0
         for piece in self._pieces[name]:
             first, last = max(start - offset, 0), min(stop - offset, piece.rows)
-            if first < last and isinstance(piece, Piece):
+            if first < last and isinstance(piece, Piece | AllExperts):
                 parts.append(piece.codes(self._source, first, last))
             offset += piece.rows
         return join_codes(parts)

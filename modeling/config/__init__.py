@@ -4,6 +4,7 @@ from ortolan.modeling.config.block import (
     AttentionConfig,
     BlockConfig,
     FeedForwardConfig,
+    LatentConfig,
     Placement,
 )
 from ortolan.modeling.config.head import (
@@ -64,6 +65,7 @@ __all__ = [
     "Head",
     "HeadLayer",
     "LanguageModelHead",
+    "LatentConfig",
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",

@@ -15,6 +15,25 @@ Placement = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Queries, keys and values made of few numbers a token (DeepSeek-AI 2024, "MLA").
+
+    Attributes:
+        query_rank: numbers that queries are made of; None for the stream itself.
+        rank: numbers that keys and values are made of, those that are rotated not among them.
+        rotated: last channels of each query and key; all heads have the same ones in their keys.
+        norm: of both.
+        bias: of the products that make them of the stream.
+    """
+
+    query_rank: int | None
+    rank: int
+    rotated: int
+    norm: NormConfig
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
     """Attention; `num_kv_heads` makes it multi-head, grouped or multi-query.
 
@@ -34,6 +53,7 @@ class AttentionConfig:
         norm_after_rotary: queries and keys are turned before it, not after it.
         clip: bound of the magnitude of queries, keys and values; None without one.
         out_norm: of the heads side by side, before their readout; None without one.
+        latent: how queries, keys and values are made of the stream; None for one product.
         sinks: each head has a trained score of one more key, whose value is zero: it takes
             a part of the weights (Xiao et al. 2024).
     """
@@ -55,6 +75,7 @@ class AttentionConfig:
     norm_after_rotary: bool = False
     clip: float | None = None
     out_norm: NormConfig | None = None
+    latent: LatentConfig | None = None
     sinks: bool = False
 
     @property
@@ -83,6 +104,16 @@ class AttentionConfig:
             raise ConfigError(
                 f"attention: expected a positive bound of queries, keys and values, got "
                 f"{self.clip}. Check clip_qkv."
+            )
+        if self.latent is not None and (
+            self.num_kv_heads != self.num_heads
+            or not 0 < self.latent.rotated <= self.head_dim
+            or (self.query_key_norm, self.clip, self.qkv_bias) != (None, None, False)
+        ):
+            raise ConfigError(
+                "attention: expected keys for every head, at most all of its channels rotated, and "
+                "no norm, bound nor bias of queries and keys where they are made of latents, got "
+                "others. Correct it."
             )
         if self.readout == "sum" and self.out_bias:
             raise ConfigError(
@@ -179,4 +210,6 @@ class BlockConfig:
 
 def _of_a_source(cross: AttentionConfig) -> AttentionConfig:
     """Attention without what only self-attention has."""
-    return replace(cross, rotary=None, query_key_norm=None, clip=None, out_norm=None, sinks=False)
+    return replace(
+        cross, rotary=None, query_key_norm=None, clip=None, out_norm=None, latent=None, sinks=False
+    )

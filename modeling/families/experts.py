@@ -1,13 +1,24 @@
 """What configs and checkpoints of mixtures of experts have in common."""
 
-from collections.abc import Container
-from dataclasses import replace
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ortolan.modeling.config import DecoderConfig, MixtureConfig
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import llama
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureFamily:
+    """A family that shares its file with others; see `families.Family`."""
+
+    config: Callable[[ConfigReader], DecoderConfig]
+    WEIGHTS: Table | Callable[[DecoderConfig], Table]
+    BASE_MODEL_PREFIX: str = llama.BASE_MODEL_PREFIX
+
 
 _OURS = "blocks.{}.feed_forward"
 
@@ -33,6 +44,14 @@ def apart(
         f"{expert}{gate}.weight": Target(f"{_OURS}.experts.gate_up"),
         f"{expert}{up}.weight": Target(f"{_OURS}.experts.gate_up"),
         f"{expert}{down}.weight": Target(f"{_OURS}.experts.down"),
+    }
+
+
+def together(place: str) -> Table:
+    """The rows of experts that are stored together, under `place` in a layer."""
+    return {
+        f"{_LAYER}{place}.gate_up_proj": Target(f"{_OURS}.experts.gate_up", halves=True),
+        f"{_LAYER}{place}.down_proj": Target(f"{_OURS}.experts.down"),
     }
 
 
@@ -94,8 +113,15 @@ def read_mixture(
     )
 
 
-def read_sigmoid_mixture(hf: ConfigReader) -> MixtureConfig:
+def read_sigmoid_mixture(
+    hf: ConfigReader, *, count: str = "n_routed_experts", shared: str = "n_shared_experts"
+) -> MixtureConfig:
     """The mixture of DeepSeek V3 and those after it: sigmoids, a bias that balances, groups.
+
+    Args:
+        hf: the published config.
+        count: the key of how many experts there are.
+        shared: the key of how many of all tokens there are, which are one wider one.
 
     Raises:
         ConfigError: another way to choose experts.
@@ -107,16 +133,15 @@ def read_sigmoid_mixture(hf: ConfigReader) -> MixtureConfig:
                 "This checkpoint cannot be loaded faithfully."
             )
     hf.skip("num_nextn_predict_layers", "num_mtp_layers", "ep_size", "aux_loss_alpha", "seq_aux")
-    experts = hf.get("n_shared_experts", int, 0)
-    width = hf.size("moe_intermediate_size")
+    shared_size = hf.get(shared, int, 0) * hf.size("moe_intermediate_size")
     return read_mixture(
         hf,
-        count="n_routed_experts",
+        count=count,
         score="sigmoid",
         selection_bias=True,
         normalised=hf.get("norm_topk_prob", bool, True),
         scale=hf.get("routed_scaling_factor", float, 1.0),
         groups=hf.size("n_group", 1),
         groups_per_token=hf.size("topk_group", 1),
-        shared_size=experts * width if experts else None,
+        shared_size=shared_size or None,
     )

@@ -80,6 +80,7 @@ def llama_like(
     head_dim: int | None = None,
     kind: Literal["gated", "mlp"] = "gated",
     activation: str = "silu",
+    size: int | None = None,
     norm: NormConfig | None = None,
     eps: float = 1e-6,
     tied: bool = False,
@@ -98,6 +99,7 @@ def llama_like(
         head_dim: channels of a head where the config does not say; an even share by default.
         kind: of the mlp.
         activation: its published name where the config has none.
+        size: channels of the mlp; those of the config by default.
         norm: of every layer and before the head; the config's RMS norm by default.
         eps: of that norm where the config has none.
         tied: whether the head is the embedding where the config does not say.
@@ -113,7 +115,7 @@ def llama_like(
         qkv_bias=qkv_bias,
         out_bias=out_bias,
     )
-    mlp = _mlp(hf, kind, activation, bias=mlp_bias)
+    mlp = _mlp(hf, kind, activation, size, bias=mlp_bias)
     block = BlockConfig(attention=attention, feed_forward=mlp, norm=norm)
     return gpt_like(
         hf,
@@ -130,11 +132,16 @@ def llama_like(
 
 
 def _mlp(
-    hf: ConfigReader, kind: Literal["gated", "mlp"], activation: str, *, bias: bool
+    hf: ConfigReader,
+    kind: Literal["gated", "mlp"],
+    activation: str,
+    size: int | None,
+    *,
+    bias: bool,
 ) -> FeedForwardConfig:
     return FeedForwardConfig(
         kind=kind,
-        intermediate_size=hf.size("intermediate_size"),
+        intermediate_size=hf.size("intermediate_size") if size is None else size,
         activation=read_activation(hf.get("hidden_act", str, activation)),
         bias=bias,
     )

@@ -2,36 +2,21 @@
 
 Mixtral (Jiang et al. 2024), Qwen 2 and 3 MoE (Yang et al. 2024, 2025), OLMoE (Muennighoff et al.
 2024), FlexOlmo (Shi et al. 2025), Phi 3.5 MoE (Abdin et al. 2024), Granite MoE (IBM 2024),
-gpt-oss (OpenAI 2025), ERNIE 4.5 (Baidu 2025), GLM 4.5 (GLM Team 2025), dots.llm1 (Huo et al. 2025),
-Hunyuan A13B (Tencent 2025).
+gpt-oss (OpenAI 2025), ERNIE 4.5 (Baidu 2025), Hunyuan A13B (Tencent 2025).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from ortolan.modeling.config import DecoderConfig, NormConfig
+from ortolan.modeling.config import DecoderConfig, LongRopeScaling, NormConfig, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import experts, granite, llama, llama_values, olmo
-from ortolan.modeling.families.experts import (
-    read_mixture,
-    read_sigmoid_mixture,
-    with_experts,
-)
+from ortolan.modeling.families.experts import MixtureFamily, read_mixture, with_experts
 from ortolan.modeling.families.layer_kinds import FULL, SLIDING, read_layer_kinds, windows_of
 from ortolan.modeling.families.qwen3 import QUERY_KEY_NORMS
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotary
 from ortolan.modeling.weights import Rows, Table, Target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureFamily:
-    """A family that shares this file with others; see `families.Family`."""
-
-    config: Callable[[ConfigReader], DecoderConfig]
-    WEIGHTS: Table | Callable[[DecoderConfig], Table]
-    BASE_MODEL_PREFIX: str = llama.BASE_MODEL_PREFIX
 
 
 def _windows(hf: ConfigReader) -> list[int | None]:
@@ -56,9 +41,13 @@ def _phimoe(hf: ConfigReader) -> DecoderConfig:
         qkv_bias=bias,
         out_bias=bias,
         windows=_windows(hf),
-        theta=1_000_000.0,
+        positions=_phimoe_positions(hf),
         norm=NormConfig(kind="layer", eps=hf.get("rms_norm_eps", float, 1e-5)),
     )
+    if isinstance(made.rotaries[0].scaling, LongRopeScaling):
+        # For longer texts transformers keeps the short factors, with which nobody trained it.
+        original = made.rotaries[0].scaling.original_context
+        made = llama.altered(made, context_length=min(made.context_length, original))
     mixture = read_mixture(
         hf,
         size="intermediate_size",
@@ -67,6 +56,22 @@ def _phimoe(hf: ConfigReader) -> DecoderConfig:
         normalised=False,
     )
     return with_experts(replace(made, head_bias=hf.get("lm_head_bias", bool, False)), mixture)
+
+
+def _phimoe_positions(hf: ConfigReader) -> RotaryPositions:
+    """With stretched wavelengths, cosines and sines have a factor of their own."""
+    positions = read_rotary(
+        hf,
+        head_dim=hf.size("head_dim", hf.size("hidden_size") // hf.size("num_attention_heads")),
+        context_length=hf.size("max_position_embeddings"),
+        theta=1_000_000.0,
+    )
+    rope = hf.nested("rope_scaling") or hf.nested("rope_parameters")
+    if rope is None or not isinstance(positions.scaling, LongRopeScaling):
+        return positions
+    rope.skip("long_mscale")
+    factor = rope.get("short_mscale", float)
+    return replace(positions, scaling=replace(positions.scaling, attention_factor=factor))
 
 
 def _sparse_layers(hf: ConfigReader, made: DecoderConfig) -> set[int]:
@@ -140,9 +145,18 @@ def _flex_olmo(hf: ConfigReader) -> DecoderConfig:
 
 def _granitemoe(hf: ConfigReader) -> DecoderConfig:
     made = replace(granite.GRANITE.config(hf), model_type=hf.get("model_type", str))
+    return _granite_experts(hf, made)
+
+
+def _granite_experts(hf: ConfigReader, made: DecoderConfig) -> DecoderConfig:
     shared = hf.get("shared_intermediate_size", int, 0)
     mixture = read_mixture(hf, size="intermediate_size", shared_size=shared or None)
     return with_experts(made, mixture)
+
+
+def _granitemoe_swa(hf: ConfigReader) -> DecoderConfig:
+    made = replace(granite.GRANITE_SWA.config(hf), model_type="granitemoe_swa")
+    return _granite_experts(hf, made)
 
 
 def _gpt_oss(hf: ConfigReader) -> DecoderConfig:
@@ -211,44 +225,6 @@ def _ernie4_5_moe(hf: ConfigReader) -> DecoderConfig:
     return with_experts(made, mixture, dense=set(range(layers)) - sparse)
 
 
-def _glm4_moe(hf: ConfigReader) -> DecoderConfig:
-    head_dim = hf.size("head_dim", hf.size("hidden_size") // hf.size("num_attention_heads"))
-    made = llama.llama_like(
-        hf,
-        model_type="glm4_moe",
-        qkv_bias=hf.get("attention_bias", bool, False),
-        positions=read_rotary(
-            hf,
-            head_dim=head_dim,
-            context_length=hf.size("max_position_embeddings"),
-            fraction=0.5,
-        ),
-        eps=1e-5,
-    )
-    if hf.get("use_qk_norm", bool, False):
-        made = llama.altered(made, attention={"query_key_norm": made.final_norm})
-    dense = range(hf.get("first_k_dense_replace", int, 1))
-    return with_experts(made, read_sigmoid_mixture(hf), dense=dense)
-
-
-def _dots1(hf: ConfigReader) -> DecoderConfig:
-    layers = hf.size("num_hidden_layers", most=MAX_LAYERS)
-    first = hf.get("max_window_layers", int, 62)
-    window = hf.size("sliding_window", None) if "sliding_window" in hf else 4096
-    kinds = [SLIDING if window and i >= first else FULL for i in range(layers)]
-    bias = hf.get("attention_bias", bool, False)
-    made = llama.llama_like(
-        hf,
-        model_type="dots1",
-        qkv_bias=bias,
-        out_bias=bias,
-        windows=windows_of(read_layer_kinds(hf, kinds), window),
-    )
-    made = llama.altered(made, attention={"query_key_norm": made.final_norm})
-    dense = range(hf.get("first_k_dense_replace", int, 0))
-    return with_experts(made, read_sigmoid_mixture(hf), dense=dense)
-
-
 def _hunyuan_moe(hf: ConfigReader) -> DecoderConfig:
     made = replace(llama_values.HUNYUAN_V1_DENSE.config(hf), model_type="hunyuan_v1_moe")
     shared = made.blocks[0].dense.intermediate_size
@@ -262,7 +238,7 @@ def _without_mlp(table: Table) -> Table:
 
 _LLAMA = _without_mlp(llama.WEIGHTS)
 
-_QWEN3_MOE: Table = {
+QWEN3_MOE_WEIGHTS: Table = {
     **llama.WEIGHTS,
     **QUERY_KEY_NORMS,
     **experts.router("mlp.gate.weight"),
@@ -286,8 +262,7 @@ _GRANITEMOE: Table = {
     ),
 }
 
-_GRANITEMOESHARED: Table = {
-    **_GRANITEMOE,
+_SHARED_MLP: Table = {
     "model.layers.{}.shared_mlp.input_linear.weight": tuple(
         Target(
             f"blocks.{{}}.feed_forward.shared.{ours}.weight",
@@ -318,18 +293,6 @@ _GPT_OSS: Table = {
     },
 }
 
-_SIGMOID: Table = {
-    **_QWEN3_MOE,
-    **experts.shared("mlp.shared_experts"),
-    **experts.selection_bias("mlp.gate.e_score_correction_bias"),
-}
-
-
-def _glm4_moe_weights(config: DecoderConfig) -> Table:
-    # Layers after the last one predict further tokens, to draft with.
-    return {**_SIGMOID, f"model.layers.{len(config.blocks)}.*": None}
-
-
 MIXTRAL = MixtureFamily(config=_mixtral, WEIGHTS=_MIXTRAL)
 PHIMOE = MixtureFamily(
     config=_phimoe,
@@ -353,8 +316,8 @@ QWEN2_MOE = MixtureFamily(
         ),
     },
 )
-QWEN3_MOE = MixtureFamily(config=_qwen3_moe, WEIGHTS=_QWEN3_MOE)
-OLMOE = MixtureFamily(config=_olmoe, WEIGHTS=_QWEN3_MOE)
+QWEN3_MOE = MixtureFamily(config=_qwen3_moe, WEIGHTS=QWEN3_MOE_WEIGHTS)
+OLMOE = MixtureFamily(config=_olmoe, WEIGHTS=QWEN3_MOE_WEIGHTS)
 FLEX_OLMO = MixtureFamily(
     config=_flex_olmo,
     WEIGHTS={
@@ -364,7 +327,17 @@ FLEX_OLMO = MixtureFamily(
     },
 )
 GRANITEMOE = MixtureFamily(config=_granitemoe, WEIGHTS=_GRANITEMOE)
-GRANITEMOESHARED = MixtureFamily(config=_granitemoe, WEIGHTS=_GRANITEMOESHARED)
+GRANITEMOESHARED = MixtureFamily(config=_granitemoe, WEIGHTS={**_GRANITEMOE, **_SHARED_MLP})
+GRANITEMOE_SWA = MixtureFamily(
+    config=_granitemoe_swa,
+    WEIGHTS={
+        **_LLAMA,
+        **_SHARED_MLP,
+        "model.layers.{}.self_attn.sinks": Target("blocks.{}.attention.sinks"),
+        **experts.router("block_sparse_moe.router.weight"),
+        **experts.together("block_sparse_moe.experts"),
+    },
+)
 GPT_OSS = MixtureFamily(config=_gpt_oss, WEIGHTS=_GPT_OSS)
 ERNIE4_5_MOE = MixtureFamily(
     config=_ernie4_5_moe,
@@ -378,8 +351,6 @@ ERNIE4_5_MOE = MixtureFamily(
         "model.mtp_*": None,
     },
 )
-GLM4_MOE = MixtureFamily(config=_glm4_moe, WEIGHTS=_glm4_moe_weights)
-DOTS1 = MixtureFamily(config=_dots1, WEIGHTS=_SIGMOID)
 HUNYUAN_V1_MOE = MixtureFamily(
     config=_hunyuan_moe,
     WEIGHTS={

@@ -16,6 +16,7 @@ from ortolan.modeling.config import (
     RelativeKeyPositions,
 )
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.layers.latent import LatentProjection
 from ortolan.modeling.layers.linear import PackedLinear
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import (
@@ -30,8 +31,8 @@ from ortolan.modeling.layers.ops import (
     cross_states,
     over_heads,
     split_projections,
-    turn,
 )
+from ortolan.modeling.layers.rotation import turn
 
 
 def same(x: Tensor) -> Tensor:
@@ -58,7 +59,11 @@ class SelfAttention(nn.Module):
             config.num_kv_heads * config.head_dim,
             config.num_kv_heads * config.value_width,
         )
-        self.qkv = PackedLinear(width, parts, bias=config.qkv_bias)
+        self.qkv = (
+            PackedLinear(width, parts, bias=config.qkv_bias)
+            if config.latent is None
+            else LatentProjection(config, config.latent, width)
+        )
         self.query_norm, self.key_norm = query_key_norms(config)
         self.out_norm = (
             norm(config.out_norm, config.num_heads * config.value_width)
@@ -149,6 +154,8 @@ class SelfAttention(nn.Module):
             step: says where the tokens are; they are the first ones of their texts without it.
         """
         spec = self.config
+        if isinstance(self.qkv, LatentProjection):
+            return self.qkv(x_BSE, rotary, step), None
         qkv: Tensor = self.qkv(x_BSE)
         if spec.clip is not None:
             qkv = qkv.clamp(-spec.clip, spec.clip)
@@ -156,7 +163,7 @@ class SelfAttention(nn.Module):
             return qkv, rotary
         query, key, value = split_projections(qkv, spec)
         if rotary is not None and spec.norm_after_rotary:
-            query, key = (turn(part, rotary, step, spec=spec) for part in (query, key))
+            query, key = (turn(part, rotary, step, width=spec.head_dim) for part in (query, key))
             rotary = None
         if spec.norm_over == "all":
             return Heads(self.query_norm(query), self.key_norm(key), value), rotary

@@ -184,15 +184,13 @@ def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
     )
 
 
-def rotary_embedding(
-    heads: Tensor, rotary: Rotary, positions_BS: Tensor, *, spec: AttentionConfig
-) -> Tensor:
-    """Heads side by side, `(B, S, N * D)`, turned by their positions, int64 `(B, S)`."""
+def rotary_embedding(heads: Tensor, rotary: Rotary, positions_BS: Tensor, width: int) -> Tensor:
+    """Heads side by side, `(B, S, N * width)`, turned by their positions, int64 `(B, S)`."""
     return torch.onnx.ops.symbolic(
         "RotaryEmbedding",
         (heads, rotary.cos, rotary.sin, positions_BS),
         {
-            "num_heads": int(heads.shape[-1]) // spec.head_dim,
+            "num_heads": int(heads.shape[-1]) // width,
             "rotary_embedding_dim": 2 * int(rotary.cos.shape[-1]),
             "interleaved": int(rotary.interleaved),
         },

@@ -19,6 +19,7 @@ from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers import lowering
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.rotation import rotate
 from ortolan.modeling.layers.scores import (
     Relative,
     add,
@@ -43,8 +44,9 @@ __all__ = [
     "cross_states",
     "over_heads",
     "shared_attention",
+    "split",
+    "split_heads",
     "split_projections",
-    "turn",
 ]
 
 
@@ -92,8 +94,8 @@ def attention(
     length = q_BHSD.shape[2]
     if rotary is not None:
         angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
-        q_BHSD = _rotate(q_BHSD, angles_SR)
-        k_BKSD = _rotate(k_BKSD, angles_SR)
+        q_BHSD = rotate(q_BHSD, angles_SR)
+        k_BKSD = rotate(k_BKSD, angles_SR)
     if not spec.causal:
         return _joined(
             attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, lengths=lengths, sinks=sinks)
@@ -125,8 +127,8 @@ def attention_weights(
     length = q_BHSD.shape[2]
     if rotary is not None:
         angles_SR = rotary._replace(cos=rotary.cos[:length], sin=rotary.sin[:length])
-        q_BHSD = _rotate(q_BHSD, angles_SR)
-        k_BKSD = _rotate(k_BKSD, angles_SR)
+        q_BHSD = rotate(q_BHSD, angles_SR)
+        k_BKSD = rotate(k_BKSD, angles_SR)
     allowed = None if lengths is None else inside(lengths, length)
     if spec.causal:
         allowed = visible(torch.arange(length, device=q_BHSD.device)[None], length, spec)
@@ -169,8 +171,8 @@ def cached_attention(
     positions_BS = step.positions(q_BHSD.shape[2])
     if rotary is not None:
         angles_B1SR = _at(rotary, positions_BS)
-        q_BHSD = _rotate(q_BHSD, angles_B1SR)
-        k_BKSD = _rotate(k_BKSD, angles_B1SR)
+        q_BHSD = rotate(q_BHSD, angles_B1SR)
+        k_BKSD = rotate(k_BKSD, angles_B1SR)
     present = LayerCache(
         _extended(past.key, k_BKSD, positions_BS), _extended(past.value, v_BKSU, positions_BS)
     )
@@ -208,7 +210,7 @@ def shared_attention(
     q_BHSD = torch.unflatten(query, -1, (spec.num_heads, -1)).transpose(1, 2)
     positions_BS = step.positions(q_BHSD.shape[2])
     if rotary is not None:
-        q_BHSD = _rotate(q_BHSD, _at(rotary, positions_BS))
+        q_BHSD = rotate(q_BHSD, _at(rotary, positions_BS))
     reach = step.reach(present.key.shape[2])
     k_BKTD, v_BKTU = (buffer[:, :, :reach] for buffer in present)
     allowed = visible(positions_BS, reach, spec)
@@ -255,7 +257,7 @@ def cross_attention_weights(
 def cross_states(kv: Tensor, *, spec: AttentionConfig) -> LayerCache:
     """Projections of a source, `(B, T, K * D + K * U)`, as the states of `cross_attention`."""
     heads, widths = spec.num_kv_heads, (spec.head_dim, spec.value_width)
-    parts = _split(kv, [heads * width for width in widths], -1)
+    parts = split(kv, [heads * width for width in widths], -1)
     key, value = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in parts)
     return LayerCache(key, value)
 
@@ -284,30 +286,14 @@ def split_projections(qkv: Tensor, spec: AttentionConfig) -> Heads:
         spec.num_kv_heads * spec.head_dim,
         spec.num_kv_heads * spec.value_width,
     )
-    return Heads(*_split(qkv, list(widths), -1))
+    return Heads(*split(qkv, list(widths), -1))
 
 
-def turn(
-    heads: Tensor, rotary: Rotary, step: StepLengths | None, *, spec: AttentionConfig
-) -> Tensor:
-    """Rotate queries or keys, `(B, S, N * D)`, where that is not left to the attention.
-
-    Args:
-        heads: side by side.
-        rotary: tables with a row for every position.
-        step: lengths after this step; None where the first token is at position 0.
-        spec: the width of a head.
-    """
-    batch, length, _ = heads.shape
-    if step is None:
-        positions_BS = torch.arange(length, device=heads.device)[None].expand(batch, -1)
-    else:
-        positions_BS = step.positions(length)
-    if torch.onnx.is_in_onnx_export():
-        return lowering.rotary_embedding(heads, rotary, positions_BS, spec=spec)
-    cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
-    heads_BNSD = torch.unflatten(heads, -1, (-1, spec.head_dim)).transpose(1, 2)
-    return _joined(_rotate(heads_BNSD, rotary._replace(cos=cos_B1SR, sin=sin_B1SR)))
+def split_heads(x: Tensor, width: int, parts: tuple[int, ...]) -> Sequence[Tensor]:
+    """The parts of each head of `(B, S, N * width)`, `(B, S, N, part)` each."""
+    tracing = torch.onnx.is_in_onnx_export()
+    apart = lowering.split_channels(x, width) if tracing else torch.unflatten(x, -1, (-1, width))
+    return split(apart, list(parts), -1)
 
 
 def over_heads(x: Tensor, function: Callable[[Tensor], Tensor], width: int) -> Tensor:
@@ -333,11 +319,12 @@ def _split_heads(qkv: Tensor | Heads, spec: AttentionConfig) -> tuple[Tensor, Te
         )
         return q, k, v
     all_BNSD = torch.unflatten(qkv, -1, (sum(heads), spec.head_dim)).transpose(1, 2)
-    q_BHSD, k_BKSD, v_BKSD = _split(all_BNSD, heads, 1)
+    q_BHSD, k_BKSD, v_BKSD = split(all_BNSD, heads, 1)
     return q_BHSD, k_BKSD, v_BKSD
 
 
-def _split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
+def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
+    """`torch.split`."""
     if torch.onnx.is_in_onnx_export():
         return lowering.split(x, sizes, axis)
     return torch.split(x, sizes, axis)
@@ -347,20 +334,6 @@ def _at(rotary: Rotary, positions_BS: Tensor) -> Rotary:
     """The angles of some positions, `(B, 1, S, R/2)`."""
     cos, sin = (table[positions_BS][:, None] for table in rotary[:2])
     return rotary._replace(cos=cos, sin=sin)
-
-
-def _rotate(x: Tensor, angles: Rotary) -> Tensor:
-    """Rotate the first R channels of `(B, N, S, D)` by angles `(..., S, R/2)`."""
-    half = angles.cos.shape[-1]
-    turning, rest = x[..., : 2 * half], x[..., 2 * half :]
-    if angles.interleaved:
-        left, right = turning[..., ::2], turning[..., 1::2]
-    else:
-        left, right = turning[..., :half], turning[..., half:]
-    turned = [left * angles.cos - right * angles.sin, right * angles.cos + left * angles.sin]
-    if angles.interleaved:
-        turned = [torch.stack(turned, -1).flatten(-2)]
-    return torch.cat((*turned, rest), -1)
 
 
 def _has_node(spec: AttentionConfig, rotary: Rotary | None, relative: Relative | None) -> bool:

@@ -52,6 +52,14 @@ def test_codes_of_more_bits_than_asked_for_are_rounded(tmp_path: Path) -> None:
     assert counts == {"int4": 0, "int8": 10}
 
 
+def test_who_names_a_method_gets_its_codes(tmp_path: Path) -> None:
+    write_packed(tmp_path / "source", METHODS["gptq-4"])
+    options = ExportOptions(max_kl=9.0)
+    precision = Int4(method="rtn", group_size=32, asymmetric=True)
+    bundle = export(tmp_path / "source", tmp_path / "out", precision=precision, options=options)
+    assert {weight.method for weight in bundle.manifest.quantized} == {"rtn"}
+
+
 def test_codes_of_a_gguf_file_are_kept_in_their_formats(tmp_path: Path) -> None:
     arch, _, keys, _, _ = CASES["llama"]
     model = reference_model(WIDE)

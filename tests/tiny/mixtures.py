@@ -54,6 +54,21 @@ ERNIE4_5_MOE = EVEN | {
 }
 GLM4_MOE = EVEN | _GROUPS | {"model_type": "glm4_moe", "head_dim": 32}
 DOTS1 = EVEN | _GROUPS | {"model_type": "dots1"}
+SOLAR_OPEN = {
+    key: value
+    for key, value in (LLAMA | _GROUPS | {"model_type": "solar_open"}).items()
+    if key not in ("first_k_dense_replace", "intermediate_size")
+}
+EXAONE_MOE = (
+    EVEN
+    | _FOUR
+    | MIXED
+    | {"model_type": "exaone_moe", "num_shared_experts": 1, "routed_scaling_factor": 1.5}
+)
+MINIMAX_M2 = LLAMA | _LOCAL | {"model_type": "minimax_m2"}
+GRANITEMOE_SWA = (
+    GRANITEMOESHARED | MIXED | {"model_type": "granitemoe_swa", "layer_rope_theta": [100.0, 0.0]}
+)
 HUNYUAN_V1_MOE = LLAMA | {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": 2}
 
 _ALL: tuple[dict[str, Any], ...] = (
@@ -69,6 +84,10 @@ _ALL: tuple[dict[str, Any], ...] = (
     ERNIE4_5_MOE,
     GLM4_MOE,
     DOTS1,
+    SOLAR_OPEN,
+    EXAONE_MOE,
+    MINIMAX_M2,
+    GRANITEMOE_SWA,
     HUNYUAN_V1_MOE,
 )
 

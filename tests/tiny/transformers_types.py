@@ -83,9 +83,20 @@ DECODERS = {
 """Types that are causal where their config says so."""
 
 OVERRIDES: Mapping[str, Mapping[str, object]] = {
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16},
+    "bamba": {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+    },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 32, "moe_top_k": 2},
@@ -105,6 +116,12 @@ OVERRIDES: Mapping[str, Mapping[str, object]] = {
         "mamba_n_heads": 8,
         "mamba_d_head": 16,
         "layer_types": ["mamba", "attention"],
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {
+        "num_hidden_layers": 2,
+        "layer_types": ["conv", "full_attention"],
+        "full_attn_idxs": [1],
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 16},
@@ -144,9 +161,28 @@ OVERRIDES: Mapping[str, Mapping[str, object]] = {
     "xmod": {"default_language": "en_XX"},
 }
 
+WITHOUT: Mapping[str, str] = {
+    "dots3_note": "attends to tokens that an indexer chooses",
+    "dots3_note_text": "attends to tokens that an indexer chooses",
+    "gemma3n": "its image tower needs timm; gemma3n_text does not",
+    "gemma4_assistant": "drafts from the hidden states of another model",
+    "gemma4_unified_assistant": "drafts from the hidden states of another model",
+    "musicgen": "writes several codebooks of sound from another model's states",
+    "musicgen_melody": "writes several codebooks of sound from another model's states",
+    "qwen4_exp": "attends to tokens that an indexer chooses",
+    "qwen4_exp_text": "attends to tokens that an indexer chooses",
+}
+"""Types that have no tiny config here, and why none is needed."""
+
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
-    """The tiny config of a type."""
+    """The tiny config of a type.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if model_type in WITHOUT:
+        raise ValueError(WITHOUT[model_type])
     kind: Any = CONFIG_MAPPING[model_type]
     values = _shrink(kind().to_dict()) | ({"is_decoder": True} if model_type in DECODERS else {})
     config: PreTrainedConfig = kind(**_merge(values, OVERRIDES.get(model_type, {})))

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
+from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.source.module import Described, open_empty
 from ortolan.export.source.transformers.adapter import TransformersModule, longest_context
+from ortolan.export.source.transformers.experts import WeightsInTurn
 from ortolan.export.source.transformers.keys import read_keys
+from ortolan.export.source.transformers.rotary import pin_rotary
 from ortolan.export.source.transformers.skeleton import build_skeleton
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
@@ -33,7 +36,8 @@ def open_transformers(
     """Open a checkpoint of a causal language model that transformers has.
 
     The reference is transformers' own forward, with its attention, masks and experts; what is
-    traced is the same model over a `State`.
+    traced is the same model over a `State`. In both, `max_context` chooses rotary frequencies that
+    transformers chooses by the length of a text.
 
     Args:
         checkpoint: as it was published.
@@ -50,12 +54,15 @@ def open_transformers(
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     reference = build_skeleton(checkpoint.values)
+    if reference._can_set_experts_implementation():
+        reference.set_experts_implementation("eager")  # reads one expert at a time
     keys = read_keys(checkpoint.values, reference.config, accept_unknown)
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)
+    context = _context(reference, max_context)
     for model in (reference, traced):
         load_buffers(model, weights)
-    context = _context(reference, max_context)
+        pin_rotary(model, context)
     model_type = reference.config.model_type
     described = Described(
         model_type=model_type,
@@ -65,17 +72,17 @@ def open_transformers(
         folder=checkpoint.folder,
     )
     given = None if tokenizer is None else Path(tokenizer)
+    _make_companions(checkpoint, with_tokenizer=given is None)
     try:
         adapter = TransformersModule(traced, context)
-        opened = open_empty(adapter, weights, described, tokenizer=given)
+        opened = open_empty(adapter, WeightsInTurn(weights), described, tokenizer=given)
     except ConfigError as error:
         raise ConfigError(
             f"{model_type}: expected a model that can be computed a step at a time over a State, "
             f"got: {error} It needs a family of its own."
         ) from error
-    return replace(
-        opened, module=reference, forward=lambda _, ids: _forward(reference, ids), keys=keys
-    )
+    opened = replace(opened, keys=keys, left_out=checkpoint.left_out)
+    return replace(opened, module=reference, forward=lambda _, ids: _forward(reference, ids))
 
 
 def _forward(model: "PreTrainedModel", ids: Tensor | None) -> Tensor:
@@ -110,3 +117,10 @@ def _tokens(config: "PreTrainedConfig") -> Tokens:
         eos=tuple(token for token in several if token is not None),
         pad=text.pad_token_id,
     )
+
+
+def _make_companions(checkpoint: Checkpoint, *, with_tokenizer: bool) -> None:
+    """Let a checkpoint that is a single file write what belongs beside it into its folder."""
+    for name in COMPANIONS:
+        if with_tokenizer or name != TOKENIZER:
+            checkpoint.companion(name)

@@ -43,6 +43,7 @@ class TransformersModule(nn.Module):
             raise _unsupported(model.config, f"another ({str(error)[:120]})") from error
         if model._can_set_experts_implementation():
             model.set_experts_implementation(experts.NAME)
+            experts.turn(model)
         # As a submodule, its name would come before those of its parameters.
         self.__dict__["_model"] = model
         for name, child in model.named_children():

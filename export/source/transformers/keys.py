@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ortolan.export.source.transformers.skeleton import IGNORED, build_skeleton, kept
+from ortolan.export.source.transformers.skeleton import IGNORED, build, build_skeleton, kept
 from ortolan.modeling.families.reader import ConfigKeys, ConfigReader
 
 if TYPE_CHECKING:
@@ -43,5 +43,28 @@ def _reader(values: Mapping[str, object], config: "PreTrainedConfig") -> ConfigR
     without = kind.from_dict({key: each for key, each in given.items() if key not in undeclared})
     reader = ConfigReader(values)
     reader.skip(*IGNORED)
-    reader.understood(*(given.keys() - (undeclared - vars(without).keys())))
+    unread = undeclared - vars(without).keys()
+    unread -= _names_read(config) if unread else set()
+    reader.understood(*(given.keys() - unread))
     return reader
+
+
+def _names_read(config: "PreTrainedConfig") -> set[str]:
+    """Attributes of a config that its model reads while it is built.
+
+    Some are read though the class does not declare them, as the `head_dim` of many.
+    """
+    read: set[str] = set()
+    kind: Any = type(config)
+    own = kind.__getattribute__
+
+    def recorded(self: object, name: str) -> object:
+        read.add(name)
+        return own(self, name)
+
+    kind.__getattribute__ = recorded
+    try:
+        build(config)
+    finally:
+        del kind.__getattribute__
+    return read

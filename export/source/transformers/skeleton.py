@@ -13,7 +13,7 @@ from torch import nn
 from ortolan.modeling.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 IGNORED = ("auto_map", "quantization_config", "torch_dtype", "dtype", "transformers_version")
 """Keys of a config about the files that hold the weights and the program that wrote them."""
@@ -54,7 +54,7 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
             f"{model_type}: expected transformers, which this type needs, got none. "
             f"Install it: {INSTALL}."
         )
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING
 
     if not knows(model_type):
         raise ConfigError(
@@ -62,11 +62,7 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
             " Check config.json."
         )
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(kept(values))
-        with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=False
-            )
+        model = build(CONFIG_MAPPING[model_type].from_dict(kept(values)))
         _compute_buffers(model)
     except Exception as error:  # transformers raises whatever a wrong value leads to
         raise ConfigError(
@@ -74,6 +70,17 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
             f"{type(error).__name__}: {str(error)[:300]}. Correct the config."
         ) from error
     model.eval()
+    return model
+
+
+def build(config: "PreTrainedConfig") -> "PreTrainedModel":
+    """The causal language model of a config, all of it on the device "meta"."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     return model
 
 

@@ -83,6 +83,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         model_class="Qwen3ForCausalLM",
         names={**names.LLAMA, **names.HEAD_NORMS},
     ),
+    "qwen3moe": Architecture(
+        model_type="qwen3_moe",
+        model_class="Qwen3MoeForCausalLM",
+        names={**names.LLAMA, **names.HEAD_NORMS, **names.EXPERTS},
+        keys=RMS
+        | {
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        implied={"norm_topk_prob": True},
+    ),
     "smollm3": Architecture(
         model_type="smollm3", model_class="SmolLM3ForCausalLM", turns_pairs=True
     ),

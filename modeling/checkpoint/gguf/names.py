@@ -44,6 +44,14 @@ NORM_OF_MLP: Names = {
     "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
 }
 
+EXPERTS: Names = {
+    "blk.{}.ffn_gate_inp": "model.layers.{}.mlp.gate",
+    "blk.{}.ffn_gate_exps": "model.layers.{}.mlp.experts.{}.gate_proj",
+    "blk.{}.ffn_up_exps": "model.layers.{}.mlp.experts.{}.up_proj",
+    "blk.{}.ffn_down_exps": "model.layers.{}.mlp.experts.{}.down_proj",
+}
+"""The second `{}` is the number of an expert: the file has those of a layer in one tensor."""
+
 PHI3: Names = {
     "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
     "blk.{}.ffn_up": "model.layers.{}.mlp.gate_up_proj",

@@ -38,12 +38,14 @@ class Placed(NamedTuple):
         order: the row of the file that holds each row, int64; None where it is the same.
         transposed: the checkpoint has `(in, out)`.
         offset: what the file adds to it.
+        expert: of those that the tensor of the file holds; None where it holds none.
     """
 
     name: str
     order: Tensor | None = None
     transposed: bool = False
     offset: float = 0.0
+    expert: int | None = None
 
 
 def read_stored(header: Header, name: str) -> Tensor:
@@ -64,18 +66,24 @@ class GgufTensors:
             heads: of the model.
         """
         self._header = header
-        self._placed = {
-            published_name(name, architecture, header): _place(name, header, architecture, heads)
-            for name in header.tensors
-            if name not in FACTOR_TENSORS
-        }
+        self._placed: dict[str, Placed] = {}
+        for name, stored in header.tensors.items():
+            if name in FACTOR_TENSORS:
+                continue
+            placed = _place(name, header, architecture, heads)
+            published = published_name(name, architecture, header)
+            if "{}" in published and len(stored.shape) == 3:
+                experts = range(stored.shape[0])
+                self._placed |= {published.format(i): placed._replace(expert=i) for i in experts}
+            else:
+                self._placed[published] = placed
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor."""
         return {
             name: shape[::-1] if placed.transposed else shape
             for name, placed in self._placed.items()
-            for shape in [self._header.tensors[placed.name].shape]
+            for shape in [self._shape(placed)]
         }
 
     def files(self) -> list[Path]:
@@ -85,7 +93,7 @@ class GgufTensors:
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
         """The slice `[start:stop]` along `axis` of one tensor, dequantized to float32."""
         placed = self._placed[name]
-        shape = self._header.tensors[placed.name].shape
+        shape = self._shape(placed)
         if len(shape) == 1:
             whole = read_stored(self._header, placed.name) - placed.offset
             return (whole if placed.order is None else whole[placed.order])[start:stop]
@@ -111,6 +119,11 @@ class GgufTensors:
         ]
         return join_codes(parts)
 
+    def _shape(self, placed: Placed) -> tuple[int, ...]:
+        """The shape of a tensor of the file, or of one of its experts."""
+        shape = self._header.tensors[placed.name].shape
+        return shape if placed.expert is None else shape[1:]
+
     def _codes(self, name: str, start: int, stop: int) -> CodedRows:
         placed = self._placed[name]
         return read_codes(
@@ -131,7 +144,8 @@ class GgufTensors:
     ) -> Iterator[tuple[int, int, Tensor | slice]]:
         """Rows of the file to read, and which of them are those of the checkpoint."""
         if placed.order is None:
-            yield start, stop, slice(None)
+            first = (placed.expert or 0) * self._shape(placed)[0]
+            yield first + start, first + stop, slice(None)
             return
         wanted = placed.order[start:stop]
         step = wanted.diff()
@@ -146,7 +160,7 @@ def published_name(name: str, architecture: Architecture, header: Header) -> str
     stem, dot, kind = name.rpartition(".")
     template, layer = name_template(stem)
     found = {**_norms_of_falcon(header), **architecture.names}.get(template)
-    return name if found is None else f"{found.format(layer)}{dot}{kind}"
+    return name if found is None else f"{found.replace('{}', layer, 1)}{dot}{kind}"
 
 
 def _norms_of_falcon(header: Header) -> Names:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.packed.packing import Uncoded
-from ortolan.modeling.weights import TensorSource
+from ortolan.modeling.weights import CodedRows, CodeFormat, TensorSource
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers of 4 bits of the Open Compute Project's format E2M1, by their codes."""
@@ -74,8 +74,10 @@ class Scaled(Uncoded):
 
 
 @dataclass(frozen=True)
-class Mxfp4(Uncoded):
+class Mxfp4:
     """Products of experts as MXFP4, each `(N, K)` as stored and `(K, N)` as published.
+
+    Twice the numbers of 4 bits are integers of at most 12: as codes of 8 bits they are exact.
 
     Attributes:
         stem: of the names.
@@ -94,6 +96,23 @@ class Mxfp4(Uncoded):
         """Experts `[start:stop]`, float32."""
         blocks, scales = (source.read(name, start, stop) for name in self.parts)
         return dequantize_mxfp4(blocks, scales).transpose(1, 2)
+
+    def code_format(self, source: TensorSource) -> CodeFormat | None:
+        """Integers of 8 bits in groups of 32."""
+        del source
+        return CodeFormat(bits=8, group=32, symmetric=True)
+
+    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
+        """The codes of experts `[start:stop]`, row by row as stored: `((stop - start) * N, K)`."""
+        blocks, scales = (source.read(name, start, stop).flatten(0, 1) for name in self.parts)
+        table = (2 * torch.tensor(FP4) + 128).to(torch.uint8)
+        pairs = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-3)
+        return CodedRows(
+            values=table[pairs.long()],
+            scales=torch.exp2(scales.float() - SCALE_BIAS - 1),
+            zeros=torch.full_like(scales, 128),
+            minimums=torch.zeros(scales.shape),
+        )
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ _OF_INTEGERS = (
     "--method",
     type=click.Choice(["rtn", "hqq", "gptq"]),
     help="How int4 and int8 weights are found. By default gptq for int4 with calibration data, "
-    "hqq without; rtn for int8.",
+    "hqq without; rtn for int8; and weights that SOURCE stores in as few bits are kept.",
 )
 @click.option(
     "--group-size",

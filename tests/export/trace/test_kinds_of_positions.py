@@ -14,7 +14,13 @@ from tests.export.graph_runs import Steps, assert_close, run, sessions_of
 from tests.modeling import kinds
 from tests.modeling.kinds import BLOCK, POSITIONS, VOCAB
 
-from ortolan.modeling.config import BlockConfig, NoPositions, Positions, RotaryPositions
+from ortolan.modeling.config import (
+    BlockConfig,
+    LatentConfig,
+    NoPositions,
+    Positions,
+    RotaryPositions,
+)
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import build
 
@@ -39,6 +45,8 @@ def narrow(**fields: Any) -> BlockConfig:
 
 
 WEIGHTLESS, BIASLESS = replace(kinds.RMS, scale=False), replace(kinds.LAYER, bias=False)
+
+LATENT = LatentConfig(query_rank=10, rank=12, rotated=16, norm=kinds.RMS)
 
 INNER_NORM = replace(kinds.MLP, inner_norm=kinds.RMS, down_bias=False, activation="relu2")
 
@@ -96,6 +104,13 @@ KINDS = {
             (wide(query_key_norm=WEIGHTLESS, norm_after_rotary=True, softcap=0.8), FUSED),
             (wide(query_key_norm=kinds.LAYER, value_dim=3), STANDARD),
             (wide(query_key_norm=kinds.RMS, norm_after_rotary=True, value_dim=3), STANDARD),
+        ],
+    ),
+    "latents": Kind(
+        RotaryPositions(dim=16, theta=30.0, interleaved=True),
+        [
+            (wide(latent=LATENT, value_dim=12, qkv_bias=False), STANDARD),
+            (wide(latent=replace(LATENT, query_rank=None), qkv_bias=False), FUSED),
         ],
     ),
     "norms of blocks": Kind(

@@ -37,6 +37,7 @@ def write_gguf(
     change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
     kinds: Mapping[str, str] | None = None,
     extra: Mapping[str, Tensor] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a model.
 
@@ -47,14 +48,15 @@ def write_gguf(
         metadata: values; those below the architecture without its name, such as `block_count`.
         change: what a converter does to a tensor, by its name in the file.
         kinds: formats of tensors by their names in the file; F32 for others.
-        extra: more tensors.
+        extra: more tensors, by their names in the file.
+        tensors: in place of the model's.
     """
     writer = gguf.GGUFWriter(file, arch)
     for key, value in metadata.items():
         _add(writer, key if key.startswith("tokenizer.") else f"{arch}.{key}", value)
     (number,) = [key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch]
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in (model.state_dict() if tensors is None else tensors).items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         ends = (".weight", ".bias")

@@ -21,6 +21,8 @@ from tests.modeling.tiny_models import (
     reference_logits,
     reference_model,
 )
+from tests.tiny import FAMILY_CONFIGS
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ortolan.modeling import CheckpointError, load
@@ -115,6 +117,35 @@ def test_codes_stand_for_what_the_library_dequantizes(kind: str) -> None:
     values = steps * codes.scales[..., None] + codes.minimums[..., None]
     expected = torch.from_numpy(gguf.quants.dequantize(rows, number))
     torch.testing.assert_close(values.flatten(1), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_experts_of_a_layer_are_apart(tmp_path: Path) -> None:
+    model = reference_model(FAMILY_CONFIGS["qwen3_moe"])
+    plain: dict[str, Tensor] = {}
+    stacks: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        layer = name.split(".")[2] if ".layers." in name else ""
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = torch.chunk(tensor, 2, dim=1)
+            stacks[f"blk.{layer}.ffn_gate_exps.weight"] = gate
+            stacks[f"blk.{layer}.ffn_up_exps.weight"] = up
+        elif name.endswith("experts.down_proj"):
+            stacks[f"blk.{layer}.ffn_down_exps.weight"] = tensor
+        else:
+            plain[name] = tensor
+    config = FAMILY_CONFIGS["qwen3_moe"]
+    metadata = llama_metadata(model, WINDOWED) | {
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+    }
+    file = tmp_path / "model.gguf"
+    write_gguf(file, "qwen3moe", model, metadata, extra=stacks, tensors=plain)
+    source = open_checkpoint(file).tensors
+    second = source.read("model.layers.1.mlp.experts.1.up_proj.weight", 3, 9)
+    assert torch.equal(second, stacks["blk.1.ffn_up_exps.weight"][1, 3:9])
+    with torch.inference_mode():
+        assert_same_logits(load(file)(IDS), reference_logits(model, IDS))
 
 
 def test_scaled_frequencies_are_read_as_those_of_llama_3(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.checkpoint.packed_files import GROUP, METHODS, write_packed
+from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
+from tests.tiny import FAMILY_CONFIGS
 
 from ortolan.modeling import CheckpointError, WeightError, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
@@ -127,6 +129,32 @@ def test_scales_without_a_sign_are_exponents(tmp_path: Path) -> None:
     source = Unpacked(Safetensors([file]), {"quant_method": "fp8"})
     factors = torch.exp2(scales.float() - 127).repeat_interleave(32, 1)
     assert torch.equal(source.read("a.weight", 0, 8), values.float() * factors)
+
+
+def test_a_mixture_in_mxfp4_computes_what_its_weights_stand_for(tmp_path: Path) -> None:
+    model = reference_model(
+        FAMILY_CONFIGS["gpt_oss"] | {"hidden_size": 32, "intermediate_size": 64}
+    )
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inputs, outputs = tensor.shape
+            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16)).to(torch.uint8)
+            scales = torch.randint(122, 126, blocks.shape[:-1]).to(torch.uint8)
+            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            meant = dequantize_mxfp4(blocks, scales).mT
+            model.get_parameter(name).data.copy_(meant)
+        else:
+            stored[name] = tensor
+    save_file(stored, file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        assert_same_logits(load(tmp_path)(ids), reference_logits(model, ids))
 
 
 # --- refused ------------------------------------------------------------------------------------

@@ -25,12 +25,15 @@ from ortolan.modeling.config import (
     ConcatenatedPositions,
     EmbeddingHead,
     LanguageModelHead,
+    LatentConfig,
     NoPositions,
     NormConfig,
     PatchInput,
     RotaryPositions,
     TokenInput,
 )
+
+LATENT = LatentConfig(query_rank=None, rank=4, rotated=2, norm=RMS)
 
 IMAGE = PatchInput(image_size=(8, 9), patch_size=(4, 2), channels=3, class_token=True)
 
@@ -51,6 +54,10 @@ def test_patches_that_do_not_fit_are_an_error(size: tuple[int, int]) -> None:
     [
         ({"readout": "sum"}, "no out_bias where the heads are added up"),
         ({"value_dim": 0}, "at least one channel"),
+        ({"latent": LATENT, "clip": 1.0, "qkv_bias": False}, "made of latents, got others"),
+        ({"latent": LATENT, "num_kv_heads": 2, "qkv_bias": False}, "keys for every head"),
+        ({"latent": replace(LATENT, rotated=0), "qkv_bias": False}, "keys for every head"),
+        ({"latent": LATENT}, "nor bias of queries and keys"),
         ({"clip": 0.0}, "a positive bound of queries, keys and values, got 0.0"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.modeling.families.cases_modern import LONGROPE
 from tests.tiny import mixtures
 from tests.tiny.mixtures import MIXTURES
 
@@ -9,7 +10,12 @@ BIASED = {"attention_bias": True}
 
 ALL_ALIKE = {"n_group": 1, "topk_group": 1}
 
-CASES: dict[str, dict[str, Any]] = {
+_STRETCHED = mixtures.PHIMOE | {
+    "rope_parameters": LONGROPE | {"short_mscale": 1.3, "long_mscale": 1.3},
+    "original_max_position_embeddings": 48,
+}
+
+VALUES: dict[str, dict[str, Any]] = {
     **MIXTURES,
     "mixtral-window": mixtures.MIXTRAL | {"sliding_window": 7, "num_experts_per_tok": 3},
     "qwen2_moe-normalised": mixtures.QWEN2_MOE | {"norm_topk_prob": True, "qkv_bias": False},
@@ -37,6 +43,18 @@ CASES: dict[str, dict[str, Any]] = {
     | {"norm_topk_prob": False, "first_k_dense_replace": 0},
     "dots1-windowed": mixtures.DOTS1 | BIASED | {"sliding_window": 7, "max_window_layers": 1},
     "dots1-normalised": mixtures.DOTS1 | ALL_ALIKE | {"norm_topk_prob": True},
+    "solar_open-biased": mixtures.SOLAR_OPEN | BIASED | {"norm_topk_prob": False},
+    "exaone_moe-pattern": mixtures.EXAONE_MOE
+    | {"layer_types": None, "num_hidden_layers": 4, "mlp_layer_types": ["sparse", "dense"] * 2},
+    "minimax_m2-partial": mixtures.MINIMAX_M2 | {"head_dim": 32, "rotary_dim": 16},
+    "granitemoe_swa-unshared": mixtures.GRANITEMOE_SWA
+    | BIASED
+    | {"shared_intermediate_size": 0, "layer_rope_theta": None},
     "hunyuan_v1_moe-biased": mixtures.HUNYUAN_V1_MOE | BIASED | {"moe_topk": 1},
 }
-"""By name: the values of a config."""
+
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"values": values} for name, values in VALUES.items()},
+    "phimoe-stretched": {"values": _STRETCHED, "length": 40},
+}
+"""The arguments of a `test_parity.Case` each."""

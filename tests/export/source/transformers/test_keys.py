@@ -34,6 +34,11 @@ def test_keys_of_old_versions_are_read() -> None:
     assert "torch_dtype" in keys.ignored
 
 
+def test_keys_that_a_model_reads_undeclared_are_read() -> None:
+    values = values_of("glm4_moe", head_dim=32, strange=1)
+    assert unread_keys(values) == ("strange",)
+
+
 def test_keys_that_change_nothing_are_ignored() -> None:
     assert "unsloth_fixed" in read(values_of("glm4", unsloth_fixed=True)).ignored
 

@@ -1,7 +1,9 @@
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from tests.tiny.transformers_types import tiny_config
@@ -13,6 +15,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions
 from ortolan.export.source import open_exportable
+from ortolan.export.streamed import Result, run
 from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.models.transformer import build
@@ -35,15 +38,27 @@ def opened(folder: Path, **options: Any) -> Exportable:
     return open_exportable(folder, tokenizer=None, **{"max_context": None, **options})
 
 
-@pytest.mark.parametrize("model_type", ["gpt_oss", "lfm2"])
-def test_a_bundle_computes_what_transformers_computes(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "nodes"),
+    [
+        ("gpt_oss", {"GroupQueryAttention": 2}),
+        ("lfm2", {"GroupQueryAttention": 1, "Conv": 1}),
+        ("qwen3_next", {"GroupQueryAttention": 1, "LinearAttention": 1, "Conv": 1, "MoE": 2}),
+    ],
+)
+def test_a_bundle_computes_what_transformers_computes(
+    model_type: str, nodes: dict[str, int], tmp_path: Path
+) -> None:
     model = saved(tmp_path / "source", model_type)
-    ortolan.export(
+    bundle = ortolan.export(
         tmp_path / "source", tmp_path / "bundle", options=ExportOptions(via="transformers")
     )
     found = compare(model, tmp_path / "bundle")
     assert found.error <= BOUND
     assert found.tokens_equal
+    graph = bundle.path / bundle.manifest.graphs["decoder"].file
+    counts = Counter(node.op_type for node in onnx.load(graph, load_external_data=False).graph.node)
+    assert nodes.items() <= counts.items()
 
 
 def test_the_reference_is_the_forward_of_transformers(tmp_path: Path) -> None:
@@ -53,6 +68,29 @@ def test_the_reference_is_the_forward_of_transformers(tmp_path: Path) -> None:
     assert {parameter.device.type for parameter in source.module.parameters()} == {"meta"}
     config: Any = source.module.config
     assert config._attn_implementation != "ortolan"
+
+
+def test_the_reference_reads_one_expert_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = saved(tmp_path, "mixtral")
+    source = opened(tmp_path, via="transformers")
+    lengths = []
+    read = source.weights.rows
+
+    def rows(name: str, start: int, stop: int) -> torch.Tensor:
+        if ".experts." in name:
+            lengths.append(stop - start)
+        return read(name, start, stop)
+
+    monkeypatch.setattr(source.weights, "rows", rows)
+    ids = torch.arange(5, 15)
+    calls = [lambda: source.forward(None, ids)]
+    *_, result = run(source.module, source.weights, calls)
+    assert isinstance(result, Result)
+    with torch.inference_mode():
+        torch.testing.assert_close(result.value, model(ids[None]).logits[0])
+    assert set(lengths) == {1}
 
 
 def test_a_family_is_chosen_where_there_is_one(tmp_path: Path) -> None:

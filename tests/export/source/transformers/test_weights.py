@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny.transformers_types import TYPES, tiny_config
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ortolan.export.source.transformers.experts import IN_TURN, WeightsInTurn
 from ortolan.export.source.transformers.skeleton import build_skeleton
 from ortolan.export.source.transformers.weights import ConvertedWeights, convert_weights
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
@@ -79,6 +80,19 @@ def test_experts_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     weights.rows("model.layers.1.mlp.experts.gate_up_proj", 2, 3)
     assert len(asked) == 2
     assert all("layers.1" in name and "experts.2" in name for name in asked)
+
+
+def test_rows_of_gates_and_of_what_they_multiply_come_in_turn(tmp_path: Path) -> None:
+    model = published(tmp_path, "mixtral")
+    place = "model.layers.1.mlp.experts."
+    gate, up = model.get_parameter(f"{place}gate_up_proj").detach()[2:4].chunk(2, 1)
+    weights = WeightsInTurn(opened(tmp_path, model))
+    rows = weights.rows(f"{place}{IN_TURN}", 2, 4)
+    assert torch.equal(rows[:, ::2], gate)
+    assert torch.equal(rows[:, 1::2], up)
+    down = model.get_parameter(f"{place}down_proj")
+    assert torch.equal(weights.rows(f"{place}down_proj", 1, 2), down[1:2])
+    assert weights.shape(f"{place}{IN_TURN}") == weights.shape(f"{place}gate_up_proj")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "phi3", "gemma3_text", "mamba"])
