@@ -90,9 +90,7 @@ def llama_like(
     Args:
         hf: the published config.
         model_type: of the family.
-        qkv_bias: of queries, keys and values.
-        out_bias: of the readout of the heads.
-        mlp_bias: of the mlp.
+        qkv_bias: of queries, keys and values; `out_bias`: of their readout; `mlp_bias`: of the mlp.
         windows: the sliding window of each layer; None for none in any.
         positions: what the family makes of its keys; all channels rotated by default.
         theta: their base where the config has none.
