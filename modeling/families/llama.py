@@ -90,7 +90,9 @@ def llama_like(
     Args:
         hf: the published config.
         model_type: of the family.
-        qkv_bias: of queries, keys and values; `out_bias`: of their readout; `mlp_bias`: of the mlp.
+        qkv_bias: of queries, keys and values.
+        out_bias: of the readout of the heads.
+        mlp_bias: of the mlp.
         windows: the sliding window of each layer; None for none in any.
         positions: what the family makes of its keys; all channels rotated by default.
         theta: their base where the config has none.
@@ -115,16 +117,14 @@ def llama_like(
     )
     mlp = _mlp(hf, kind, activation, size, bias=mlp_bias)
     block = BlockConfig(attention=attention, feed_forward=mlp, norm=norm)
+    each = windows or (None,) * hf.size("num_hidden_layers", most=MAX_LAYERS)
     return gpt_like(
         hf,
         model_type=model_type,
         width=width,
         context_length=hf.size("max_position_embeddings"),
         positions=positions or _rotate_all(hf, head_dim=head_dim, theta=theta),
-        blocks=tuple(
-            replace(block, attention=replace(attention, sliding_window=window))
-            for window in windows or (None,) * hf.size("num_hidden_layers", most=MAX_LAYERS)
-        ),
+        blocks=tuple(replace(block, attention=replace(attention, sliding_window=w)) for w in each),
         tied=tied,
     )
 
