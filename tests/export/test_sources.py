@@ -6,16 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.modeling.checkpoint.gguf_cases import CASES
 from tests.modeling.checkpoint.gguf_cases import written as write_gguf_case
+from tests.modeling.checkpoint.gguf_files import llama_metadata, write_gguf
 from tests.modeling.checkpoint.test_adapter import Q, factors, write_adapter
+from tests.modeling.checkpoint.test_gguf_tokenizer import bytes_metadata, trained
 from tests.modeling.checkpoint.test_pickles import Code, write_shards
 from tests.modeling.checkpoint.test_text_tower import written as write_towers
 from tests.modeling.tiny_models import LLAMA, reference_model
 
 from ortolan.cli import main
 from ortolan.export.errors import OptionError
-from ortolan.export.options import ExportOptions
+from ortolan.export.options import ExportOptions, Via
 from ortolan.export.pipeline import export
+from ortolan.export.preview import preview
 from ortolan.modeling import load
 from ortolan.runtime import load as load_bundle
 
@@ -54,6 +58,19 @@ def test_an_adapter_is_in_the_bundle(base: Path, tmp_path: Path) -> None:
     assert abs(logits[0] - logits[1]).max() > 0.01
 
 
+def test_a_gguf_file_has_its_tokenizer_by_either_way(tmp_path: Path) -> None:
+    tokenizer = bytes_metadata(trained("gpt-2"), "gpt-2")
+    size = len(tokenizer["tokenizer.ggml.tokens"])
+    model = reference_model(LLAMA | {"vocab_size": size})
+    file = tmp_path / "model.gguf"
+    arch, _, keys, _, change = CASES["llama"]
+    write_gguf(file, arch, model, llama_metadata(model, keys) | tokenizer, change=change)
+    ways: tuple[Via, ...] = ("family", "transformers")
+    for via in ways:
+        bundle = export(file, tmp_path / via, options=ExportOptions(via=via))
+        assert bundle.manifest.tokenizer == "tokenizer.json"
+
+
 def test_an_adapter_of_a_live_module_is_refused(base: Path, tmp_path: Path) -> None:
     options = ExportOptions(adapter=tmp_path)
     with pytest.raises(OptionError, match="expected none for a live module"):
@@ -66,6 +83,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, run: Run) -> None:
     assert status == 0
     assert "left out" in out
     assert "multi_modal_projector, vision_tower" in out
+    assert preview(tmp_path / "source").left_out == ("multi_modal_projector", "vision_tower")
 
 
 def pickle_with_code(folder: Path) -> Path:

@@ -144,3 +144,45 @@ def test_modernbert_is_understood() -> None:
     thetas = [rotary.theta for rotary in config.rotaries]
     assert thetas == [160_000.0, 10_000.0]
     assert [block.attention_norm for block in config.blocks] == [False, *[True] * 21]
+
+
+EMBEDDING_GEMMA: dict[str, Any] = {
+    "_sliding_window_pattern": 6,
+    "architectures": ["Gemma3TextModel"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 1152,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4,
+    "max_position_embeddings": 2048,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 3,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": 512,
+    "use_bidirectional_attention": True,
+    "use_cache": True,
+    "vocab_size": 262144,
+}
+"""The keys of google/embeddinggemma-300m."""
+
+
+def test_embedding_gemma_is_understood() -> None:
+    config = config_from_hf(EMBEDDING_GEMMA, EncoderConfig)
+    assert not any(block.attention.causal for block in config.blocks)
+    windows = [block.attention.sliding_window for block in config.blocks]
+    assert windows == ([257] * 5 + [None]) * 4
+    assert config.embedding_scale == 768**0.5
