@@ -73,6 +73,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         precisions: by name.
         unknown_keys: of the config, which an export refuses unless they are accepted by name.
         ignored_keys: of the config, which are known not to change what the model computes.
+        left_out: towers of the checkpoint for other inputs than texts.
         missing: what is not beside the weights, and what the bundle lacks without.
     """
 
@@ -90,6 +91,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     precisions: dict[str, Cost]
     unknown_keys: tuple[str, ...]
     ignored_keys: tuple[str, ...]
+    left_out: tuple[str, ...]
     missing: dict[str, str]
 
 
@@ -131,6 +133,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
         precisions=_costs(model, can_calibrate=calibration is not None),
         unknown_keys=unknown,
         ignored_keys=model.keys.ignored,
+        left_out=model.left_out,
         missing=_missing(model, calibration),
     )
 

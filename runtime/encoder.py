@@ -35,7 +35,8 @@ class Classification:
     Attributes:
         label: the likeliest.
         probability: of it.
-        probabilities: of every label, the likeliest first.
+        probabilities: of every label, the likeliest first; of a single one, such as that of a
+            reranker, by the logistic function of its logit.
     """
 
     label: str
@@ -212,8 +213,11 @@ class Encoder(Model):
             raise type(error)(f"input {index}: {error}") from error
 
     def _classification(self, logits_L: NDArray[np.float32]) -> Classification:
-        odds_L = np.exp(logits_L.astype(np.float64) - logits_L.max())
-        shares_L = odds_L / odds_L.sum()
+        scores_L = logits_L.astype(np.float64)
+        # A single label stands beside its opposite, whose logit is 0.
+        all_L = scores_L if len(scores_L) > 1 else np.append(scores_L, 0.0)
+        odds_L = np.exp(all_L - all_L.max())
+        shares_L = (odds_L / odds_L.sum())[: len(scores_L)]
         order = np.argsort(-shares_L, kind="stable")
         likeliest = {self._labels[index]: float(shares_L[index]) for index in order}
         label, probability = next(iter(likeliest.items()))

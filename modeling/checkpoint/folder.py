@@ -26,6 +26,7 @@ from ortolan.modeling.config import (
     EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
+    LanguageModelHead,
     ModelConfig,
     RelativeBiasPositions,
     RelativeKeyPositions,
@@ -96,8 +97,10 @@ def read_config(
     checkpoint = open_checkpoint(source)
     config = config_from_hf(checkpoint.values, ModelConfig, accept_unknown=accept_unknown)
     match config:
-        case EncoderConfig(head=None, hidden_size=width):
-            config = replace(config, head=read_sentence_head(checkpoint.folder, width))
+        case EncoderConfig(head=None | LanguageModelHead(), hidden_size=width):
+            # Some keep the class of the model that they were trained from.
+            embedding = read_sentence_head(checkpoint.folder, width)
+            config = config if embedding is None else replace(config, head=embedding)
         case DecoderConfig(hidden_size=width) if kind is not DecoderConfig:
             # A language model whose states embed texts.
             head = read_sentence_head(checkpoint.folder, width)

@@ -74,8 +74,13 @@ def linear(modules: dict[str, str], *, spare: bool = False) -> dict[str, Target 
 
 def bert_heads(prefix: str, *, norm: str = "LayerNorm") -> dict[str, Target | None]:
     """The heads of BERT: a pooler below the classifier, a transform below the logits."""
+    classifier = {f"{prefix}.pooler.dense": "head.dense", "classifier": "head.out"}
+    return {**linear(classifier, spare=True), **masked_head(norm=norm)}
+
+
+def masked_head(*, norm: str = "LayerNorm") -> dict[str, Target | None]:
+    """The head of BERT's language model, with the name of its norm."""
     return {
-        **linear({f"{prefix}.pooler.dense": "head.dense", "classifier": "head.out"}, spare=True),
         **linear(
             {
                 "cls.predictions.transform.dense": "head.transform",
@@ -202,6 +207,7 @@ def bert_like(
     offset: int,
     head: Head | None,
     activation: str = "gelu",
+    tied: bool = True,
 ) -> EncoderConfig:
     """A bidirectional, post-norm encoder with learned positions after `offset` rows.
 
@@ -211,8 +217,9 @@ def bert_like(
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     hf.skip("num_labels")
     hf.refuse("is_decoder")
-    # Without it, transformers takes the bias of the logits from elsewhere, too.
-    hf.require("tie_word_embeddings")
+    if tied:
+        # Without it, transformers takes the bias of the logits from elsewhere, too.
+        hf.require("tie_word_embeddings")
     kind = hf.get("position_embedding_type", str, "absolute")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     rows = hf.size("max_position_embeddings")

@@ -8,7 +8,7 @@ gpt-oss (OpenAI 2025), ERNIE 4.5 (Baidu 2025), Hunyuan A13B (Tencent 2025).
 from dataclasses import replace
 from typing import Any
 
-from ortolan.modeling.config import DecoderConfig, NormConfig
+from ortolan.modeling.config import DecoderConfig, LongRopeScaling, NormConfig, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import experts, granite, llama, llama_values, olmo
 from ortolan.modeling.families.experts import MixtureFamily, read_mixture, with_experts
@@ -41,9 +41,13 @@ def _phimoe(hf: ConfigReader) -> DecoderConfig:
         qkv_bias=bias,
         out_bias=bias,
         windows=_windows(hf),
-        theta=1_000_000.0,
+        positions=_phimoe_positions(hf),
         norm=NormConfig(kind="layer", eps=hf.get("rms_norm_eps", float, 1e-5)),
     )
+    if isinstance(made.rotaries[0].scaling, LongRopeScaling):
+        # For longer texts transformers keeps the short factors, with which nobody trained it.
+        original = made.rotaries[0].scaling.original_context
+        made = llama.altered(made, context_length=min(made.context_length, original))
     mixture = read_mixture(
         hf,
         size="intermediate_size",
@@ -52,6 +56,22 @@ def _phimoe(hf: ConfigReader) -> DecoderConfig:
         normalised=False,
     )
     return with_experts(replace(made, head_bias=hf.get("lm_head_bias", bool, False)), mixture)
+
+
+def _phimoe_positions(hf: ConfigReader) -> RotaryPositions:
+    """With stretched wavelengths, cosines and sines have a factor of their own."""
+    positions = read_rotary(
+        hf,
+        head_dim=hf.size("head_dim", hf.size("hidden_size") // hf.size("num_attention_heads")),
+        context_length=hf.size("max_position_embeddings"),
+        theta=1_000_000.0,
+    )
+    rope = hf.nested("rope_scaling") or hf.nested("rope_parameters")
+    if rope is None or not isinstance(positions.scaling, LongRopeScaling):
+        return positions
+    rope.skip("long_mscale")
+    factor = rope.get("short_mscale", float)
+    return replace(positions, scaling=replace(positions.scaling, attention_factor=factor))
 
 
 def _sparse_layers(hf: ConfigReader, made: DecoderConfig) -> set[int]:

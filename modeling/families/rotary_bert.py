@@ -20,7 +20,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import read_activation
-from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
+from ortolan.modeling.families.reader import MAX_LAYERS, MAX_SIZE, ConfigReader
 from ortolan.modeling.families.rope import read_rotary
 from ortolan.modeling.weights import Entry, Rows, Table, Target
 
@@ -66,16 +66,22 @@ class RotaryBert:
         hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
         hf.skip("num_labels")
         hf.require("tie_word_embeddings")
-        width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
+        _check_old_switches(hf)
+        width, heads = _size(hf, "hidden_size"), _size(hf, "num_attention_heads")
         head_dim = hf.size("head_dim", width // heads)
         if head_dim * heads != width:
             raise ConfigError(
                 f"{hf.name}: expected num_attention_heads that share hidden_size, got {heads} of "
                 f"{head_dim} channels and {width}. Correct one of them."
             )
-        norm = NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-12))
+        eps = hf.get("layer_norm_eps", float, hf.get("layer_norm_epsilon", float, 1e-12))
+        norm = NormConfig(kind="layer", eps=eps)
         block = self._block(hf, width, heads, norm)
-        context_length = hf.size("max_position_embeddings")
+        # The wavelengths are the same for what is longer than the texts it was trained with.
+        trained = hf.size("max_position_embeddings", None)
+        context_length = (
+            hf.size("n_positions") if trained is None else hf.size("n_positions", trained)
+        )
         return EncoderConfig(
             model_type=self.model_type,
             input=TokenInput(
@@ -85,10 +91,13 @@ class RotaryBert:
             hidden_size=width,
             context_length=context_length,
             positions=read_rotary(
-                hf, head_dim=head_dim, context_length=context_length, theta=self.theta
+                hf,
+                head_dim=head_dim,
+                context_length=context_length,
+                theta=hf.get("rotary_emb_base", float, self.theta),
             ),
             embedding_norm=norm,
-            blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
+            blocks=(block,) * _size(hf, "num_hidden_layers", most=MAX_LAYERS),
             final_norm=None,
             head=self._head(hf, norm),
             bos_token_id=hf.get("bos_token_id", int, None),
@@ -97,7 +106,7 @@ class RotaryBert:
         )
 
     def _block(self, hf: ConfigReader, width: int, heads: int, norm: NormConfig) -> BlockConfig:
-        hidden = hf.size("intermediate_size")
+        hidden = _size(hf, "intermediate_size")
         activation = hf.get("hidden_act", str, self.activation)
         block = bert.encoder_block(
             width=width, heads=heads, hidden=hidden, activation=activation, norm=norm
@@ -126,6 +135,66 @@ class RotaryBert:
             return None
         own = self.masked or hf.get("hidden_act", str, self.activation)
         return LanguageModelHead(tied=True, bias=True, activation=read_activation(own), norm=norm)
+
+
+_OLD_SIZES = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "num_hidden_layers": "n_layer",
+}
+"""Keys that Nomic's first configs have, and later ones besides."""
+
+_OLD_SWITCHES = (
+    "causal",
+    "mlp_fc1_bias",
+    "mlp_fc2_bias",
+    "parallel_block",
+    "parallel_block_tied_norm",
+    "prenorm",
+    "qkv_proj_bias",
+    "reorder_and_upcast_attn",
+    "rotary_emb_interleaved",
+    "scale_attn_by_inverse_layer_idx",
+    "use_rms_norm",
+)
+
+_OLD_INERT = (
+    "activation_function",
+    "dense_seq_output",
+    "fused_bias_fc",
+    "fused_dropout_add_ln",
+    "max_trained_positions",
+    "pad_vocab_size_multiple",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "use_flash_attn",
+    "use_xentropy",
+)
+"""What says the same as another key, how it was computed, or what heads that are not served do."""
+
+
+def _size(hf: ConfigReader, key: str, *, most: int = MAX_SIZE) -> int:
+    """A size, by its key or by the one that it had."""
+    old = hf.size(_OLD_SIZES[key], None, most=most)
+    return hf.size(key, most=most) if old is None or key in hf else old
+
+
+def _check_old_switches(hf: ConfigReader) -> None:
+    """Raise ConfigError where the code that was published with a checkpoint computes another."""
+    for switch in _OLD_SWITCHES:
+        hf.refuse(switch)
+    hf.require("scale_attn_weights")
+    hf.skip(*_OLD_INERT)
+    part = hf.get("rotary_emb_fraction", float, 1.0)
+    if part != 1.0:
+        raise ConfigError(
+            f"{hf.name}: expected rotary_emb_fraction of 1, got {part}. "
+            "This checkpoint cannot be loaded faithfully."
+        )
 
 
 def _table(prefix: str, layer: str, modules: dict[str, str], norm: str) -> dict[str, Entry]:

@@ -139,7 +139,7 @@ def _minimax_m2(hf: ConfigReader) -> DecoderConfig:
 
 _ROUTED: Table = {**QWEN3_MOE_WEIGHTS, **experts.shared("mlp.shared_experts")}
 
-_SIGMOID: Table = {
+SIGMOID_WEIGHTS: Table = {
     **_ROUTED,
     **experts.selection_bias("mlp.gate.e_score_correction_bias"),
 }
@@ -147,12 +147,12 @@ _SIGMOID: Table = {
 
 def _glm4_moe_weights(config: DecoderConfig) -> Table:
     # Layers after the last one predict further tokens, to draft with.
-    return {**_SIGMOID, f"model.layers.{len(config.blocks)}.*": None}
+    return {**SIGMOID_WEIGHTS, f"model.layers.{len(config.blocks)}.*": None}
 
 
 GLM4_MOE = MixtureFamily(config=_glm4_moe, WEIGHTS=_glm4_moe_weights)
-DOTS1 = MixtureFamily(config=_dots1, WEIGHTS=_SIGMOID)
-SOLAR_OPEN = MixtureFamily(config=_solar_open, WEIGHTS=_SIGMOID)
+DOTS1 = MixtureFamily(config=_dots1, WEIGHTS=SIGMOID_WEIGHTS)
+SOLAR_OPEN = MixtureFamily(config=_solar_open, WEIGHTS=SIGMOID_WEIGHTS)
 EXAONE_MOE = MixtureFamily(
     config=_exaone_moe,
     WEIGHTS={

@@ -92,6 +92,14 @@ def test_embed_gives_json(ortolan: Run, bundles: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(about["results"][0]["embedding"]), 1, rtol=1e-5)
 
 
+def test_embed_with_a_prompt_that_the_model_has_not_fails_in_one_line(
+    ortolan: Run, bundles: Path
+) -> None:
+    line = fails_in_one_line(ortolan, "embed", bundles / "embedding", "a", "--prompt", "query")
+
+    assert "prompt: expected none, since the model has none, got 'query'" in line
+
+
 # --- attention --------------------------------------------------------------------------------
 
 

@@ -15,12 +15,15 @@ from torch import nn
 
 import ortolan
 from ortolan.export.errors import OptionError
+from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.options import ExportOptions
 from ortolan.export.precision import GroupSize
 from ortolan.export.quantize import rounding
 from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.plan import Quantization, plan
 from ortolan.export.quantize.rounding import row_chunks
+from ortolan.export.source import open_exportable
 from ortolan.modeling import DecoderModel
 from ortolan.modeling.config import MixtureConfig
 from ortolan.modeling.weights import ModuleWeights
@@ -77,6 +80,19 @@ def test_portable_graphs_of_experts_are_refused(model: DecoderModel, tmp_path: P
     with pytest.raises(OptionError, match="attention: expected fused for a mixture of experts"):
         ortolan.export(model, tmp_path / "bundle", options=options)
     assert not (tmp_path / "bundle").exists()
+
+
+def test_experts_are_rounded_where_products_are_calibrated(model: DecoderModel) -> None:
+    source = open_exportable(model, tokenizer=None, max_context=None)
+    scheme = Scheme(bits=4, group=32)
+    names = [*EXPERTS, "blocks.0.attention.qkv.weight", "blocks.0.feed_forward.shared.up.weight"]
+    inputs = Inputs(ids=[torch.arange(start, start + 40) for start in (0, 15, 30)])
+    found = {}
+    for weight in calibrated_weights(source, dict.fromkeys(names, scheme), inputs):
+        found[weight.name] = weight.method
+        for _ in weight.parts:
+            pass
+    assert found == dict.fromkeys(names[2:], "gptq") | dict.fromkeys(EXPERTS, "hqq")
 
 
 def test_experts_of_mxfp4_are_exact_in_eight_bits(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ BERT_LIKE = {
 
 NARROW: dict[str, tuple[str, dict[str, Any]]] = {
     "albert": ("Albert", {"embedding_size": 16}),
+    "big_bird": ("BigBird", {"rescale_embeddings": True}),
     "electra": ("Electra", {"embedding_size": 16}),
     "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "mean"} | NO_TOKENS),
     "gte": ("Gte", {}),
@@ -95,6 +96,11 @@ NARROW: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBert", {"local_attention": 6} | NO_TOKENS),
     "mpnet": ("MPNet", {}),
     "nomic_bert": ("NomicBert", {}),
+    "rembert": (
+        "RemBert",
+        {"input_embedding_size": 16, "output_embedding_size": 24} | NO_TOKENS,
+    ),
+    "roformer": ("RoFormer", {"embedding_size": 16}),
 }
 """Encoders with a field more than BERT has, or another."""
 
@@ -228,6 +234,13 @@ ENCODERS = {
         values=MODERN | ALL_BIASES | {"classifier_pooling": "mean", "num_hidden_layers": 4},
     ),
     "embedding-gemma": EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA),
+    "big-bird-full": EncoderCase(
+        architecture="BigBirdForMaskedLM",
+        values=BERT | {"model_type": "big_bird", "attention_type": "original_full"},
+    ),
+    "roformer-wide": EncoderCase(
+        architecture="RoFormerForMaskedLM", values=BERT | {"model_type": "roformer"}
+    ),
     "electra-wide": EncoderCase(
         architecture="ElectraForMaskedLM",
         values=BERT | {"model_type": "electra", "embedding_size": 32},

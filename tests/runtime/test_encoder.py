@@ -79,6 +79,17 @@ def test_classes_are_those_of_the_reference(tiny: dict[str, TinyEncoder]) -> Non
         assert next(iter(found.probabilities)) == found.label
 
 
+@pytest.mark.parametrize("logit", [-800.0, -1.5, 0.0, 2.0, 800.0])
+def test_a_single_label_is_likely_or_not(tiny: dict[str, TinyEncoder], logit: float) -> None:
+    encoder = load(tiny["labels"].path)
+    encoder._labels = ["relevant"]
+
+    found = encoder._classification(np.array([logit], np.float32))
+
+    assert found.label == "relevant"
+    assert_close(found.probability, 1 / (1 + np.exp(-np.clip(logit, -700, 700))))
+
+
 @pytest.mark.parametrize(("kind", "width"), [("states", WIDTH), ("logits", VOCABULARY)])
 def test_results_for_tokens_are_without_padding(
     tiny: dict[str, TinyEncoder], kind: str, width: int

@@ -119,6 +119,16 @@ _ALL: tuple[dict[str, Any], ...] = (
         "local_attention": 6,
         **NO_TOKENS,
     },
+    BERT | {"model_type": "big_bird", "architectures": ["BigBirdForMaskedLM"]},
+    BERT
+    | {
+        "model_type": "rembert",
+        "architectures": ["RemBertForMaskedLM"],
+        "input_embedding_size": 16,
+        "output_embedding_size": 24,
+        **NO_TOKENS,
+    },
+    BERT | {"model_type": "roformer", "architectures": ["RoFormerForMaskedLM"]},
     BERT | {"model_type": "nomic_bert", "architectures": ["NomicBertForMaskedLM"]},
     DISTILBERT,
     VIT,

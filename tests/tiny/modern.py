@@ -112,11 +112,26 @@ LATENT: dict[str, Any] = EVEN | {
 YOUTU = LATENT | {"model_type": "youtu"}
 MINICPM3 = LATENT | {"model_type": "minicpm3", "dim_model_base": 16, "scale_emb": 3}
 
+_EXPERTS: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.5,
+    "n_group": 4,
+    "topk_group": 2,
+}
+DEEPSEEK_V3 = LATENT | _EXPERTS | {"model_type": "deepseek_v3", "first_k_dense_replace": 1}
+DEEPSEEK_V2 = DEEPSEEK_V3 | {"model_type": "deepseek_v2", "topk_method": "greedy"}
+GLM4_MOE_LITE = LATENT | _EXPERTS | {"model_type": "glm4_moe_lite"}
+
 _ALL = (
     *(QWEN3, SMOLLM3, GEMMA, GEMMA2, VAULTGEMMA, GEMMA3, OLMO, OLMO2, OLMO3, EXAONE4),
     *(GRANITE, GRANITE_SWA, HYPERCLOVAX, COHERE, COHERE2, GLM, GLM4, PHI3, SEED_OSS, CWM),
     *(MINISTRAL, MINISTRAL3, INTERNLM3, IQUESTCODER, ERNIE4_5, HELIUM, HUNYUAN, NEMOTRON),
     *(ARCEE, JAIS2, NANOCHAT, BITNET, YOUTU, MINICPM3),
+    *(DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE),
 )
 
 MODERN: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

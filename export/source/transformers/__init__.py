@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
+from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.source.module import Described, open_empty
 from ortolan.export.source.transformers.adapter import (
     TransformersModule,
@@ -76,6 +77,7 @@ def open_transformers(
         folder=checkpoint.folder,
     )
     given = None if tokenizer is None else Path(tokenizer)
+    _make_companions(checkpoint, with_tokenizer=given is None)
     try:
         adapter = TransformersModule(traced, context)
         opened = open_empty(adapter, WeightsInTurn(weights), described, tokenizer=given)
@@ -84,9 +86,8 @@ def open_transformers(
             f"{model_type}: expected a model that can be computed a step at a time over a State, "
             f"got: {error} It needs a family of its own."
         ) from error
-    return replace(
-        opened, module=reference, forward=lambda _, ids: _forward(reference, ids), keys=keys
-    )
+    opened = replace(opened, keys=keys, left_out=checkpoint.left_out)
+    return replace(opened, module=reference, forward=lambda _, ids: _forward(reference, ids))
 
 
 def _forward(model: "PreTrainedModel", ids: Tensor | None) -> Tensor:
@@ -124,3 +125,10 @@ def _tokens(config: "PreTrainedConfig") -> Tokens:
         eos=tuple(token for token in several if token is not None),
         pad=text.pad_token_id,
     )
+
+
+def _make_companions(checkpoint: Checkpoint, *, with_tokenizer: bool) -> None:
+    """Let a checkpoint that is a single file write what belongs beside it into its folder."""
+    for name in COMPANIONS:
+        if with_tokenizer or name != TOKENIZER:
+            checkpoint.companion(name)

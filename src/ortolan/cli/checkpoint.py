@@ -35,6 +35,7 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
             ("parameters", f"{about.parameters:,}"),
             *_context(about),
             ("config", _keys(about)),
+            *([("left out", ", ".join(about.left_out))] if about.left_out else []),
             *[("missing", f"{name}: {loss}") for name, loss in about.missing.items()],
         ]
     )

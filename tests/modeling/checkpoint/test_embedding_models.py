@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.modeling.tiny_encoders import EMBEDDING_GEMMA, EncoderCase, ragged, reference_output
+from tests.modeling.tiny_encoders import (
+    EMBEDDING_GEMMA,
+    ENCODERS,
+    EncoderCase,
+    ragged,
+    reference_output,
+)
 from tests.modeling.tiny_models import VOCABULARY, assert_same_logits, reference_model
 from torch.nn import functional
 from transformers import AutoModel
@@ -14,7 +20,7 @@ from transformers import AutoModel
 from ortolan.modeling import DecoderModel, EncoderConfig, EncoderModel, ModelConfig, load
 from ortolan.modeling.checkpoint.folder import read_config
 from ortolan.modeling.checkpoint.sentence_head import write_sentence_head
-from ortolan.modeling.config import DecoderConfig, EmbeddingHead
+from ortolan.modeling.config import DecoderConfig, EmbeddingHead, Projection
 from ortolan.modeling.errors import ConfigError
 
 TEXTS = ragged(9, 1, 16, 4)
@@ -105,3 +111,35 @@ def test_padding_beyond_every_window_is_finite(tmp_path: Path) -> None:
     with torch.inference_mode():
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             assert module.to(dtype)(TEXTS.ids, TEXTS.lengths).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["mpnet", "roberta"])
+def test_an_embedding_may_keep_the_class_of_a_masked_language_model(
+    name: str, tmp_path: Path
+) -> None:
+    # As all-mpnet-base-v2 and all-distilroberta-v1 are published.
+    case = ENCODERS[f"{name}-masked"]
+    reference = case.reference()
+    reference.save_pretrained(tmp_path)
+    write_sentence_head(tmp_path, EmbeddingHead(pooling=("mean",)), 32)
+    with torch.inference_mode():
+        states = reference.base_model(TEXTS.ids, TEXTS.mask).last_hidden_state
+    mean = (states * TEXTS.mask[..., None]).sum(1) / TEXTS.mask.sum(1, keepdim=True)
+    with torch.inference_mode():
+        got = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
+    assert_same_logits(got, functional.normalize(mean, dim=1))
+
+
+def test_a_projection_may_be_a_pickle(tmp_path: Path) -> None:
+    # As folders of version 2 have it.
+    ENCODERS["bert"].reference().save_pretrained(tmp_path)
+    head = EmbeddingHead(pooling=("first",), projections=(Projection(width=20),))
+    (dense,) = write_sentence_head(tmp_path, head, 32)
+    weights = {"linear.weight": torch.randn(20, 32), "linear.bias": torch.randn(20)}
+    torch.save(weights, dense / "pytorch_model.bin")
+    module = load(tmp_path, EncoderModel)
+    with torch.inference_mode():
+        first = module.states(TEXTS.ids, TEXTS.lengths)[:, 0]
+        hidden = torch.tanh(first @ weights["linear.weight"].T + weights["linear.bias"])
+        got = module(TEXTS.ids, TEXTS.lengths)
+    assert_same_logits(got, functional.normalize(hidden, dim=1))

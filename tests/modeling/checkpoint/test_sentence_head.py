@@ -331,8 +331,8 @@ def test_vectors_of_tokens_written_over_an_embedding_are_read_as_such(tmp_path: 
     assert read_config(tmp_path / "sentence", EncoderConfig).head is None
 
 
-def test_another_head_does_not_mind_the_file(tmp_path: Path) -> None:
-    ENCODERS["bert-masked"].reference().save_pretrained(tmp_path)
+def test_a_classifier_does_not_mind_the_file(tmp_path: Path) -> None:
+    ENCODERS["bert-classifier"].reference().save_pretrained(tmp_path)
     before = read_config(tmp_path, EncoderConfig)
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
     assert read_config(tmp_path, EncoderConfig) == before

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.modeling.families.cases_modern import LONGROPE
 from tests.tiny import mixtures
 from tests.tiny.mixtures import MIXTURES
 
@@ -9,7 +10,12 @@ BIASED = {"attention_bias": True}
 
 ALL_ALIKE = {"n_group": 1, "topk_group": 1}
 
-CASES: dict[str, dict[str, Any]] = {
+_STRETCHED = mixtures.PHIMOE | {
+    "rope_parameters": LONGROPE | {"short_mscale": 1.3, "long_mscale": 1.3},
+    "original_max_position_embeddings": 48,
+}
+
+VALUES: dict[str, dict[str, Any]] = {
     **MIXTURES,
     "mixtral-window": mixtures.MIXTRAL | {"sliding_window": 7, "num_experts_per_tok": 3},
     "qwen2_moe-normalised": mixtures.QWEN2_MOE | {"norm_topk_prob": True, "qkv_bias": False},
@@ -46,4 +52,9 @@ CASES: dict[str, dict[str, Any]] = {
     | {"shared_intermediate_size": 0, "layer_rope_theta": None},
     "hunyuan_v1_moe-biased": mixtures.HUNYUAN_V1_MOE | BIASED | {"moe_topk": 1},
 }
-"""By name: the values of a config."""
+
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"values": values} for name, values in VALUES.items()},
+    "phimoe-stretched": {"values": _STRETCHED, "length": 40},
+}
+"""The arguments of a `test_parity.Case` each."""

@@ -65,6 +65,16 @@ VALUES: dict[str, dict[str, Any]] = {
     "youtu-biased": modern.YOUTU
     | BIASED
     | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+    "deepseek_v2-one-product": modern.DEEPSEEK_V2
+    | BIASED
+    | {"q_lora_rank": None, "first_k_dense_replace": 0, "mlp_bias": False},
+    "deepseek_v3-yarn": modern.DEEPSEEK_V3
+    | BIASED
+    | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "norm_topk_prob": False},
+    "deepseek_v3-halves": modern.DEEPSEEK_V3
+    | {"rope_interleave": False, "q_lora_rank": None, "first_k_dense_replace": 2, "topk_group": 4},
+    "glm4_moe_lite-kinds": modern.GLM4_MOE_LITE
+    | {"mlp_layer_types": ["sparse", "dense", "sparse"], "topk_group": 4},
     "minicpm3-unscaled": modern.MINICPM3
     | {"scale_depth": None, "dim_model_base": None, "v_head_dim": None, "mlp_bias": True},
 }
