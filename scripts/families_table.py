@@ -31,6 +31,7 @@ import transformers  # noqa: E402
 from tests.tiny import FAMILY_CONFIGS  # noqa: E402
 from tests.tiny.transformers_types import TYPES as CAUSAL_TYPES  # noqa: E402
 from tests.tiny.transformers_types import tiny_config  # noqa: E402
+from transformers import AutoConfig  # noqa: E402
 
 import ortolan  # noqa: E402
 from family_checks import compare, save_tiny  # noqa: E402
@@ -69,7 +70,11 @@ def measure(model_type: str, way: Via) -> Row:
         folder = Path(name)
         try:
             spread = SPREADS.get(model_type, SPREAD)
-            model = save_tiny(tiny_values(model_type, way), folder / "source", spread=spread)
+            values = tiny_values(model_type, way)
+            model = save_tiny(values, folder / "source", spread=spread)
+            if model.config.model_type != model_type:  # saved as the part that is a decoder
+                whole: Any = AutoConfig.for_model(**values)
+                whole.save_pretrained(folder / "source")
             options = ortolan.ExportOptions(via=way)
             context = CONTEXT if way == "transformers" else None
             ortolan.export(

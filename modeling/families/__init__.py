@@ -115,6 +115,7 @@ FAMILIES: dict[str, Family[Any]] = {
     "ctrl": ctrl,
     "cwm": llama_values.CWM,
     "data2vec-text": roberta.DATA2VEC_TEXT,
+    "deepseek_v2": latent_mixtures.DEEPSEEK_V2,
     "deepseek_v3": latent_mixtures.DEEPSEEK_V3,
     "distilbert": distilbert,
     "dots1": sigmoid_mixtures.DOTS1,

@@ -1,10 +1,13 @@
-"""Mixtures of experts whose attention has latents: DeepSeek V3 (2024), GLM 4.7 Flash (2026)."""
+"""Mixtures of experts with latents: DeepSeek V2 and V3 (2024), GLM 4.7 Flash (2026).
+
+V2 chooses experts by a softmax, and is read where it chooses among all of them.
+"""
 
 from collections.abc import Container
 
 from ortolan.modeling.config import DecoderConfig
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.experts import read_sigmoid_mixture, with_experts
+from ortolan.modeling.families.experts import read_mixture, read_sigmoid_mixture, with_experts
 from ortolan.modeling.families.latent import LatentFamily, latent_like, latent_weights
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.sigmoid_mixtures import SIGMOID_WEIGHTS
@@ -21,6 +24,28 @@ def _latent_mixture(hf: ConfigReader, model_type: str, dense: Container[int]) ->
     interleaved = hf.get("rope_interleave", bool, True)
     made = latent_like(hf, model_type=model_type, interleaved=interleaved, eps=1e-6, tied=False)
     return with_experts(made, read_sigmoid_mixture(hf), dense=dense)
+
+
+def _deepseek_v2(hf: ConfigReader) -> DecoderConfig:
+    for key, only in (("topk_method", "greedy"), ("scoring_func", "softmax")):
+        if hf.get(key, str, only) != only:
+            raise ConfigError(
+                f"{hf.name}: expected {key} {only}, got {hf.get(key, str, only)!r:.40}. "
+                "This checkpoint cannot be loaded faithfully."
+            )
+    # transformers would not normalise, the original does.
+    hf.refuse("norm_topk_prob")
+    hf.skip("n_group", "topk_group", "moe_layer_freq", "ep_size", "aux_loss_alpha", "seq_aux")
+    made = latent_like(hf, model_type="deepseek_v2", interleaved=True, eps=1e-6, tied=False)
+    shared = hf.get("n_shared_experts", int, 2) * hf.size("moe_intermediate_size")
+    mixture = read_mixture(
+        hf,
+        count="n_routed_experts",
+        normalised=False,
+        scale=hf.get("routed_scaling_factor", float, 1.0),
+        shared_size=shared or None,
+    )
+    return with_experts(made, mixture, dense=range(hf.get("first_k_dense_replace", int, 0)))
 
 
 def _deepseek_v3(hf: ConfigReader) -> DecoderConfig:
@@ -41,5 +66,6 @@ def _glm4_moe_lite(hf: ConfigReader) -> DecoderConfig:
     return _latent_mixture(hf, "glm4_moe_lite", dense)
 
 
+DEEPSEEK_V2 = LatentFamily(config=_deepseek_v2, WEIGHTS=_weights)
 DEEPSEEK_V3 = LatentFamily(config=_deepseek_v3, WEIGHTS=_weights)
 GLM4_MOE_LITE = LatentFamily(config=_glm4_moe_lite, WEIGHTS=_weights)

@@ -123,11 +123,18 @@ def llama_like(
         width=width,
         context_length=hf.size("max_position_embeddings"),
         positions=positions or _rotate_all(hf, head_dim=head_dim, theta=theta),
-        blocks=tuple(
-            replace(block, attention=replace(attention, sliding_window=window))
-            for window in windows or (None,) * hf.size("num_hidden_layers", most=MAX_LAYERS)
-        ),
+        blocks=_layers(hf, block, windows),
         tied=tied,
+    )
+
+
+def _layers(
+    hf: ConfigReader, block: BlockConfig, windows: Sequence[int | None] | None
+) -> tuple[BlockConfig, ...]:
+    """A block for each layer, with its window."""
+    return tuple(
+        replace(block, attention=replace(block.attention, sliding_window=window))
+        for window in windows or (None,) * hf.size("num_hidden_layers", most=MAX_LAYERS)
     )
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from tests.modeling.checkpoint.gguf_cases import CASES
 from tests.modeling.checkpoint.gguf_cases import written as write_gguf_case
 from tests.modeling.checkpoint.gguf_files import llama_metadata, write_gguf
+from tests.modeling.checkpoint.packed_files import WIDE
 from tests.modeling.checkpoint.test_adapter import Q, factors, write_adapter
 from tests.modeling.checkpoint.test_gguf_tokenizer import bytes_metadata, trained
 from tests.modeling.checkpoint.test_pickles import Code, write_shards
@@ -42,12 +43,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    reference_model(LLAMA).save_pretrained(tmp_path / "base")
+    reference_model(WIDE).save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 
 
 def test_an_adapter_is_in_the_bundle(base: Path, tmp_path: Path) -> None:
-    write_adapter(tmp_path / "adapter", {Q: factors((32, 32))})
+    write_adapter(tmp_path / "adapter", {Q: factors((64, 64))})
     options = ExportOptions(adapter=tmp_path / "adapter")
     plain = export(base, tmp_path / "plain")
     adapted = export(base, tmp_path / "adapted", options=options)
@@ -58,17 +59,17 @@ def test_an_adapter_is_in_the_bundle(base: Path, tmp_path: Path) -> None:
     assert abs(logits[0] - logits[1]).max() > 0.01
 
 
-def test_a_gguf_file_has_its_tokenizer_by_either_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("via", ["family", pytest.param("transformers", marks=pytest.mark.slow)])
+def test_a_gguf_file_has_its_tokenizer_by_either_way(via: Via, tmp_path: Path) -> None:
     tokenizer = bytes_metadata(trained("gpt-2"), "gpt-2")
     size = len(tokenizer["tokenizer.ggml.tokens"])
-    model = reference_model(LLAMA | {"vocab_size": size})
+    model = reference_model(WIDE | {"vocab_size": size})
     file = tmp_path / "model.gguf"
     arch, _, keys, _, change = CASES["llama"]
-    write_gguf(file, arch, model, llama_metadata(model, keys) | tokenizer, change=change)
-    ways: tuple[Via, ...] = ("family", "transformers")
-    for via in ways:
-        bundle = export(file, tmp_path / via, options=ExportOptions(via=via))
-        assert bundle.manifest.tokenizer == "tokenizer.json"
+    metadata = llama_metadata(model, keys) | tokenizer | {"attention.key_length": 16}
+    write_gguf(file, arch, model, metadata, change=change)
+    bundle = export(file, tmp_path / "bundle", options=ExportOptions(via=via))
+    assert bundle.manifest.tokenizer == "tokenizer.json"
 
 
 def test_an_adapter_of_a_live_module_is_refused(base: Path, tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_an_adapter_of_another_model_is_one_line_and_leaves_nothing(
     base: Path, tmp_path: Path, run: Run
 ) -> None:
     adapter, out = tmp_path / "adapter", tmp_path / "out"
-    write_adapter(adapter, {Q: factors((64, 64))})
+    write_adapter(adapter, {Q: factors((32, 32))})
     status, _, said = run(base, out, "--adapter", adapter)
     assert status == 2
     assert "expected an adapter of this model" in said

@@ -123,6 +123,7 @@ _EXPERTS: dict[str, Any] = {
     "topk_group": 2,
 }
 DEEPSEEK_V3 = LATENT | _EXPERTS | {"model_type": "deepseek_v3", "first_k_dense_replace": 1}
+DEEPSEEK_V2 = DEEPSEEK_V3 | {"model_type": "deepseek_v2", "topk_method": "greedy"}
 GLM4_MOE_LITE = LATENT | _EXPERTS | {"model_type": "glm4_moe_lite"}
 
 _ALL = (
@@ -130,7 +131,7 @@ _ALL = (
     *(GRANITE, GRANITE_SWA, HYPERCLOVAX, COHERE, COHERE2, GLM, GLM4, PHI3, SEED_OSS, CWM),
     *(MINISTRAL, MINISTRAL3, INTERNLM3, IQUESTCODER, ERNIE4_5, HELIUM, HUNYUAN, NEMOTRON),
     *(ARCEE, JAIS2, NANOCHAT, BITNET, YOUTU, MINICPM3),
-    *(DEEPSEEK_V3, GLM4_MOE_LITE),
+    *(DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE),
 )
 
 MODERN: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

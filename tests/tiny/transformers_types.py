@@ -216,6 +216,8 @@ def _shrink(values: Mapping[str, object]) -> dict[str, object]:
                 small[name] = _shrink(value) if "model_type" in value else value
             case list() if layers and len(value) == _depth(values):
                 small[name] = [value[layer] for layer in layers]
+            case _ if name.startswith(("forced_", "suppress_", "begin_suppress_")):
+                small[name] = None  # what is generated shall be the likeliest
             case list() if name == "eos_token_id":
                 small[name] = [SIZES[name], SIZES[name] + 1]
             case int() | None if name in SIZES and not isinstance(value, bool):

@@ -4,17 +4,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.source.module import Described, open_empty
-from ortolan.export.source.transformers.adapter import TransformersModule, longest_context
+from ortolan.export.source.transformers.adapter import (
+    TransformersModule,
+    first_position,
+    longest_context,
+)
 from ortolan.export.source.transformers.experts import WeightsInTurn
 from ortolan.export.source.transformers.keys import read_keys
 from ortolan.export.source.transformers.rotary import pin_rotary
-from ortolan.export.source.transformers.skeleton import build_skeleton
+from ortolan.export.source.transformers.skeleton import build_skeleton, config_of
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.errors import ConfigError
@@ -56,7 +61,7 @@ def open_transformers(
     reference = build_skeleton(checkpoint.values)
     if reference._can_set_experts_implementation():
         reference.set_experts_implementation("eager")  # reads one expert at a time
-    keys = read_keys(checkpoint.values, reference.config, accept_unknown)
+    keys = read_keys(checkpoint.values, config_of(checkpoint.values), accept_unknown)
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)
     context = _context(reference, max_context)
@@ -88,7 +93,10 @@ def open_transformers(
 def _forward(model: "PreTrainedModel", ids: Tensor | None) -> Tensor:
     if ids is None:
         raise TypeError("a decoder takes ids")
-    out: Tensor = model(input_ids=ids[None], use_cache=False).logits
+    first = first_position(model)
+    # Such a model does not count a token of the padding's id, which a text may hold.
+    given = {"position_ids": torch.arange(first, first + len(ids))[None]} if first else {}
+    out: Tensor = model(input_ids=ids[None], use_cache=False, **given).logits
     return out[0]
 
 

@@ -94,8 +94,12 @@ def longest_context(model: "PreTrainedModel") -> int | None:
     text = model.config.get_text_config()
     found = (getattr(text, name, None) for name in LENGTHS)
     longest = next((length for length in found if isinstance(length, int) and length > 0), None)
-    first = max(map(_first_position, model.modules()))
-    return None if longest is None else longest - first
+    return None if longest is None else longest - first_position(model)
+
+
+def first_position(model: nn.Module) -> int:
+    """The position of a text's first token, as a model counts."""
+    return max(map(_first_position, model.modules()))
 
 
 def _first_position(module: nn.Module) -> int:

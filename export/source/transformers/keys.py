@@ -1,10 +1,18 @@
 """Keys of a config that transformers keeps without reading them."""
 
+import inspect
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ortolan.export.source.transformers.skeleton import IGNORED, build, build_skeleton, kept
+from ortolan.export.source.transformers.skeleton import (
+    IGNORED,
+    build,
+    build_skeleton,
+    config_of,
+    kept,
+)
 from ortolan.modeling.families.reader import ConfigKeys, ConfigReader
 
 if TYPE_CHECKING:
@@ -31,7 +39,8 @@ def read_keys(
 
 def unread_keys(values: Mapping[str, object]) -> tuple[str, ...]:
     """The keys for which `read_keys` raises; see `build_skeleton`."""
-    return _reader(values, build_skeleton(values).config).unknown()
+    build_skeleton(values)
+    return _reader(values, config_of(values)).unknown()
 
 
 def _reader(values: Mapping[str, object], config: "PreTrainedConfig") -> ConfigReader:
@@ -41,24 +50,25 @@ def _reader(values: Mapping[str, object], config: "PreTrainedConfig") -> ConfigR
     undeclared = (given.keys() & vars(config).keys()) - declared
     # A class computes some attributes from others: these it has without being given them.
     without = kind.from_dict({key: each for key, each in given.items() if key not in undeclared})
-    reader = ConfigReader(values)
-    reader.skip(*IGNORED)
     unread = undeclared - vars(without).keys()
     unread -= _names_read(config) if unread else set()
+    reader = ConfigReader(values)
+    reader.skip(*IGNORED)
     reader.understood(*(given.keys() - unread))
     return reader
 
 
 def _names_read(config: "PreTrainedConfig") -> set[str]:
-    """Attributes of a config that its model reads while it is built.
+    """Keys that are read though the class of a config does not declare them.
 
-    Some are read though the class does not declare them, as the `head_dim` of many.
+    Its model reads some while it is built, as the `head_dim` of many; and the class itself takes
+    old names out of what it is given.
     """
     read: set[str] = set()
     kind: Any = type(config)
     own = kind.__getattribute__
 
-    def recorded(self: object, name: str) -> object:
+    def recorded(self: object, name: str) -> Any:
         read.add(name)
         return own(self, name)
 
@@ -67,4 +77,4 @@ def _names_read(config: "PreTrainedConfig") -> set[str]:
         build(config)
     finally:
         del kind.__getattribute__
-    return read
+    return read | set(re.findall(r"kwargs\.\w+\(\s*\"(\w+)\"", inspect.getsource(kind)))

@@ -54,15 +54,13 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
             f"{model_type}: expected transformers, which this type needs, got none. "
             f"Install it: {INSTALL}."
         )
-    from transformers import CONFIG_MAPPING
-
     if not knows(model_type):
         raise ConfigError(
             f"model_type: expected a causal language model of transformers, got {model_type!r:.80}."
             " Check config.json."
         )
     try:
-        model = build(CONFIG_MAPPING[model_type].from_dict(kept(values)))
+        model = build(config_of(values))
         _compute_buffers(model)
     except Exception as error:  # transformers raises whatever a wrong value leads to
         raise ConfigError(
@@ -71,6 +69,14 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
         ) from error
     model.eval()
     return model
+
+
+def config_of(values: Mapping[str, object]) -> "PreTrainedConfig":
+    """What transformers makes of a config.json of a type that it has."""
+    from transformers import CONFIG_MAPPING
+
+    config: PreTrainedConfig = CONFIG_MAPPING[str(values["model_type"])].from_dict(kept(values))
+    return config
 
 
 def build(config: "PreTrainedConfig") -> "PreTrainedModel":

@@ -65,6 +65,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "youtu-biased": modern.YOUTU
     | BIASED
     | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+    "deepseek_v2-one-product": modern.DEEPSEEK_V2
+    | BIASED
+    | {"q_lora_rank": None, "first_k_dense_replace": 0, "mlp_bias": False},
     "deepseek_v3-yarn": modern.DEEPSEEK_V3
     | BIASED
     | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "norm_topk_prob": False},

@@ -37,6 +37,7 @@ def test_keys_of_old_versions_are_read() -> None:
 def test_keys_that_a_model_reads_undeclared_are_read() -> None:
     values = values_of("glm4_moe", head_dim=32, strange=1)
     assert unread_keys(values) == ("strange",)
+    assert unread_keys(values_of("gemma3_text", sliding_window_pattern=6)) == ()
 
 
 def test_keys_that_change_nothing_are_ignored() -> None:
