@@ -85,9 +85,7 @@ class RotaryIntoAttention(ir.passes.InPlacePass):
         return {} if is_done else agreeing
 
 
-def _rotations(
-    found: list[Rotation], key: tuple[TokenMap, Reading] | None
-) -> list[Rotation]:
+def _rotations(found: list[Rotation], key: tuple[TokenMap, Reading] | None) -> list[Rotation]:
     rotation = None if key is None else key[1].rotation
     return found if rotation is None else [rotation, *found]
 
