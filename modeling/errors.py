@@ -32,7 +32,7 @@ class CheckpointError(ModelingError):
 
 
 class WeightError(CheckpointError):
-    """The weights of a checkpoint do not fit its config; names every one of them."""
+    """The weights of a checkpoint do not fit its config; names them."""
 
     code: ClassVar[str] = "weight"
 

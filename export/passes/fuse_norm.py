@@ -3,9 +3,11 @@
 Spec: ai.onnx RMSNormalization, version 23, and LayerNormalization, version 17.
 """
 
+import numpy as np
 import onnx_ir as ir
 
 from ortolan.export.values import (
+    add_initializer,
     is_weight,
     number,
     only_user,
@@ -20,9 +22,10 @@ class FuseNorm(ir.passes.InPlacePass):
 
     Case 1: over the last axis, with a weight of that axis: rewritten.
     Case 2: as case 1, and x is something without its mean: LayerNormalization of that.
-    Case 3: as the others, in float32 between two casts of a 16-bit type: the node takes x as it
-        is, and computes in float32 as well.
-    Case 4: anything else, no weight included: the nodes stay.
+    Case 3: as the others, in float32 between two casts of a 16-bit type, before or after the
+        weight: the node takes x as it is, and computes in float32 as well.
+    Case 4: as case 1 or 2, without a weight: the node gets one of ones.
+    Case 5: anything else: the nodes stay.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -37,20 +40,17 @@ class FuseNorm(ir.passes.InPlacePass):
 def _rewrite(graph: ir.Graph, mean: ir.Node) -> bool:
     x = _squared(mean.inputs[0])
     if x is None or not _is_over_last(mean):
-        return False  # Case 4
+        return False  # Case 5
     add = only_user(mean.outputs[0], "Add")
     epsilon = None if add is None else number(_other(add, mean.outputs[0]))
     normed = None if add is None else _normed(x, add.outputs[0])
     if epsilon is None or normed is None:
-        return False  # Case 4
+        return False  # Case 5
     centred = _centred(x)
     x, normed = _uncast(x if centred is None else centred, normed)
-    product = only_user(normed, "Mul")
-    scale = None if product is None else _other(product, normed)
-    if product is None or scale is None or not is_weight(scale, axes=1):
-        return False  # Case 4
-    if scale.dtype != normed.dtype or x.shape is None or static_shape(scale) != x.shape[-1:]:
-        return False  # Case 4
+    x, scale, out = _scaled(x, normed) or (x, _ones(graph, x), normed)
+    if x.shape is None or scale is None or static_shape(scale) != x.shape[-1:]:
+        return False  # Case 5
     norm = ir.Node(
         "",
         "RMSNormalization" if centred is None else "LayerNormalization",
@@ -58,9 +58,38 @@ def _rewrite(graph: ir.Graph, mean: ir.Node) -> bool:
         [ir.AttrFloat32("epsilon", epsilon), ir.AttrInt64("axis", -1)],
         num_outputs=1,
     )
-    graph.insert_before(product, norm)
-    replace_value(product.outputs[0], norm.outputs[0])
+    last = out.producer()
+    if last is not None:
+        graph.insert_before(last, norm)
+    replace_value(out, norm.outputs[0])
     return True
+
+
+def _scaled(x: ir.Value, normed: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+    """What the node takes as x and as its weight, and the value that it gives."""
+    product = only_user(normed, "Mul")
+    scale = None if product is None else _other(product, normed)
+    if product is None or scale is None:
+        return None
+    if is_weight(scale, axes=1):
+        return (x, scale, product.outputs[0]) if scale.dtype == normed.dtype else None
+    casts = producer(x, "Cast"), producer(scale, "Cast"), only_user(product.outputs[0], "Cast")
+    narrow, weight = (None if cast is None else cast.inputs[0] for cast in casts[:2])
+    if narrow is None or weight is None or casts[2] is None or not is_weight(weight, axes=1):
+        return None
+    out = casts[2].outputs[0]
+    # Case 3
+    return (narrow, weight, out) if narrow.dtype == weight.dtype == out.dtype else None
+
+
+def _ones(graph: ir.Graph, x: ir.Value) -> ir.Value | None:
+    """A weight that changes nothing, for the last axis of x."""
+    width = None if x.shape is None else x.shape[-1]
+    if not isinstance(width, int) or x.dtype is None:
+        return None
+    ones = add_initializer(graph, f"ones_{width}", x.dtype, (width,))
+    ones.const_value = ir.tensor(np.ones(width, x.dtype.numpy()), dtype=x.dtype, name=ones.name)
+    return ones
 
 
 def _squared(value: ir.Value | None) -> ir.Value | None:
@@ -78,10 +107,10 @@ def _is_twice(node: ir.Node) -> bool:
 
 def _normed(x: ir.Value, variance: ir.Value) -> ir.Value | None:
     """X / sqrt(variance), however it is written."""
-    root = only_user(variance, "Sqrt")
-    if root is None:
+    root = only_user(variance, "Sqrt", "Pow")
+    if root is None or (root.op_type == "Pow" and number(root.inputs[1]) != -0.5):
         return None
-    inverse = only_user(root.outputs[0], "Reciprocal")
+    inverse = root if root.op_type == "Pow" else only_user(root.outputs[0], "Reciprocal")
     last = root if inverse is None else inverse
     node = only_user(last.outputs[0], "Div" if inverse is None else "Mul")
     if node is None or _other(node, last.outputs[0]) is not x:
@@ -92,7 +121,7 @@ def _normed(x: ir.Value, variance: ir.Value) -> ir.Value | None:
 
 
 def _uncast(x: ir.Value, normed: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The values around the casts of case 3."""
+    """The values around the casts of case 3, where the weight comes after the second."""
     before, after = producer(x, "Cast"), only_user(normed, "Cast")
     if before is None or after is None or before.inputs[0] is None:
         return x, normed

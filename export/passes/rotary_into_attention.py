@@ -26,8 +26,8 @@ class RotaryIntoAttention(ir.passes.InPlacePass):
     """What lies between projections and GroupQueryAttention becomes part of the node.
 
     Case 1: queries and keys are rotated by their positions, alike: the node does it by tables.
-    Case 2: they are moved at most, there and back, and scaled: the node takes what was moved, and
-        its scale the factors.
+    Case 2: they are moved at most, there and back: the node takes what was moved. A factor of the
+        queries, in both cases, becomes one of the node's scale.
     Case 3: values are moved there and back: as case 2.
     Case 4: queries, keys and values are all the channels of one tensor: the node takes that.
     Case 5: anything else, or a rotation that the kernel does not take: the nodes stay.
@@ -69,7 +69,10 @@ class RotaryIntoAttention(ir.passes.InPlacePass):
                 width=width,
                 head_dim=width // count,
                 positions=self.positions,
-                known=found,
+                # Queries are compared with the keys that they meet first of all.
+                known=_rotations(found, parts.get(_KEY)),
+                # The keys in the cache stay what they were: other nodes may read them.
+                may_scale=place == _QUERY,
             )
             if reading is None or not _takes(reading, width // count):
                 continue
@@ -82,6 +85,11 @@ class RotaryIntoAttention(ir.passes.InPlacePass):
         return {} if is_done else agreeing
 
 
+def _rotations(found: list[Rotation], key: tuple[TokenMap, Reading] | None) -> list[Rotation]:
+    rotation = None if key is None else key[1].rotation
+    return found if rotation is None else [rotation, *found]
+
+
 def _takes(reading: Reading, head_dim: int) -> bool:
     """Whether the kernel rotates like this."""
     rotation = reading.rotation
@@ -91,7 +99,7 @@ def _takes(reading: Reading, head_dim: int) -> bool:
 def _agreeing(node: ir.Node, parts: Parts) -> Parts:
     """The parts that one node can do: queries and keys are turned alike, values are not."""
     values = {place: part for place, part in parts.items() if place == _VALUE}
-    if values and (values[_VALUE][1].rotation is not None or values[_VALUE][1].scale != 1):
+    if values and values[_VALUE][1].rotation is not None:
         del parts[_VALUE]
         values = {}
     if not {_QUERY, _KEY} <= parts.keys():
@@ -111,7 +119,7 @@ def _rewrite(graph: ir.Graph, node: ir.Node, parts: Parts, found: list[Rotation]
             node.replace_input_with(place, whole if place == _QUERY else None)
     if _QUERY not in parts:
         return
-    factor = parts[_QUERY][1].scale * parts[_KEY][1].scale
+    factor = parts[_QUERY][1].scale
     if factor != 1:
         scale = node.attributes.get_float("scale")
         node.attributes.add(ir.AttrFloat32("scale", scale * factor))

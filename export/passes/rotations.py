@@ -71,6 +71,7 @@ def read_map(
     head_dim: int,
     positions: int,
     known: Iterable[Rotation],
+    may_scale: bool,
 ) -> Reading | None:
     """Find out what a map does, and see that it does just that.
 
@@ -79,7 +80,8 @@ def read_map(
         width: N.
         head_dim: D.
         positions: P.
-        known: rotations that others do; where this is one of them but for a factor, it is used.
+        known: rotations that others do; where this is one of them, it is used.
+        may_scale: a factor may be left to the caller; else it is part of a rotation, or nothing.
 
     Returns:
         What it does; None where it is something else.
@@ -91,14 +93,17 @@ def read_map(
     pattern = _pattern(matrix)
     if pattern is None:
         plain = Reading(first, _factor(matrix[0, 0]), None)
-        return plain if _is_right(vectors, plain, width, head_dim, positions) else None
+        is_taken = may_scale or plain.scale == 1
+        is_right = is_taken and _is_right(vectors, plain, width, head_dim, positions)
+        return plain if is_right else None
     rotated, interleaved = pattern
     if rotated > head_dim:
         return None
     for rotation in known:
         if (rotation.rotated, rotation.interleaved) == pattern and len(rotation.cos) == positions:
             reading = Reading(first, _factor(matrix[0, 0] / rotation.cos[1, 0]), rotation)
-            if _is_right(vectors, reading, width, head_dim, positions):
+            is_taken = may_scale or reading.scale == 1
+            if is_taken and _is_right(vectors, reading, width, head_dim, positions):
                 return reading
     cos, sin = _tables(vectors, first, rotated, positions, interleaved=interleaved)
     new = Reading(first, 1.0, Rotation(cos=cos, sin=sin, interleaved=interleaved))

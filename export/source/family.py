@@ -108,7 +108,7 @@ def open_family(
     Raises:
         CheckpointError: the files cannot be read.
         ConfigError: the model cannot be exported like this.
-        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        WeightError: names weights that are missing, unexpected or of the wrong shape.
         OptionError: the given tokenizer does not exist, or is not needed; generation_config.json
             or preprocessor_config.json cannot be read or honoured; or a special token is outside
             the vocabulary.

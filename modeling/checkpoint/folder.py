@@ -170,7 +170,7 @@ def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
     """The weights of a checkpoint by our names, read on demand.
 
     Raises:
-        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        WeightError: names weights that are missing, unexpected or of the wrong shape.
         CheckpointError: the files cannot be read.
     """
     module = empty_model(config)
@@ -220,7 +220,7 @@ def load(
         CheckpointError: this is not a checkpoint that can be read.
         ConfigError: the config asks for something that Ortolan does not have, or is of a model
             of another kind.
-        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        WeightError: names weights that are missing, unexpected or of the wrong shape.
     """
     checkpoint = open_checkpoint(source)
     config = read_config(checkpoint, CONFIGS[kind])

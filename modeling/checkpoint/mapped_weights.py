@@ -1,6 +1,6 @@
 """The weights of a checkpoint by our names, through its family's table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +25,9 @@ from ortolan.modeling.weights import (
 )
 
 ROWS_AT_ONCE = 4096
+
+MOST_NAMED = 16
+"""Weights that the message of an error names."""
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """Names of the parameters of norms in checkpoints of the first BERTs, and in tables."""
@@ -118,7 +121,7 @@ def map_weights(
         tied: our names of weights that share another's values, which a checkpoint may repeat.
 
     Raises:
-        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        WeightError: names weights that are missing, unexpected or of the wrong shape.
     """
     published = source.shapes()
     names = _table_names(published, table, base_model_prefix)
@@ -148,15 +151,23 @@ def map_weights(
         if name not in copies and not _is_dropped(table, place):
             problems.append(f"unexpected {name}")
     if problems:
-        raise WeightError(
-            f"weights: expected those that config.json describes, got {len(problems)} "
-            f"differences: {'; '.join(sorted(set(problems)))}. "
-            "The checkpoint and its config do not belong together."
-        )
+        raise differing(problems)
     weights = MappedWeights(source, mapped, expected)
     for name, original in copies.items():
         _check_tied(source, name, weights, original)
     return weights
+
+
+def differing(problems: Iterable[str]) -> WeightError:
+    """The error of weights that are not those of a config; names the first `MOST_NAMED`."""
+    found = sorted(set(problems))
+    named = found[:MOST_NAMED]
+    if len(found) > MOST_NAMED:
+        named.append(f"and {len(found) - MOST_NAMED} more")
+    return WeightError(
+        f"weights: expected those that config.json describes, got {len(found)} differences: "
+        f"{'; '.join(named)}. The checkpoint and its config do not belong together."
+    )
 
 
 def _differences(wanted: Shapes, names: Mapping[str, str], published: Shapes) -> list[str]:

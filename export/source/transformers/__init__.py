@@ -54,7 +54,7 @@ def open_transformers(
         CheckpointError: the files cannot be read.
         ConfigError: transformers is not installed or does not have the model, or the model's
             attention cannot be exported like this.
-        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        WeightError: names weights that are missing, unexpected or of the wrong shape.
         OptionError: nothing says how many tokens have to fit.
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """

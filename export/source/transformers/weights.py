@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ortolan.export.source.transformers.lazy import LazyTensor, rows_of
+from ortolan.modeling.checkpoint.mapped_weights import differing
 from ortolan.modeling.errors import WeightError
 from ortolan.modeling.weights import TensorSource
 
@@ -55,7 +56,7 @@ def convert_weights(source: TensorSource, model: "PreTrainedModel") -> Converted
         model: without weights, as `build_skeleton` gives it.
 
     Raises:
-        WeightError: names every weight that is missing, unexpected or of the wrong shape.
+        WeightError: names weights that are missing, unexpected or of the wrong shape.
     """
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     made, problems = _converted(source, model, expected)
@@ -73,11 +74,7 @@ def convert_weights(source: TensorSource, model: "PreTrainedModel") -> Converted
         if name not in expected and not _ignored(unexpected, name)
     ]
     if problems:
-        raise WeightError(
-            f"weights: expected those that config.json describes, got {len(problems)} "
-            f"differences: {'; '.join(sorted(problems))}. "
-            "The checkpoint and its config do not belong together."
-        )
+        raise differing(problems)
     _check_tied(model, made)
     return ConvertedWeights({name: made[name] for name in made if name in expected}, tied)
 

@@ -9,6 +9,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
 from ortolan.export.derived import DerivedWeights, recipes_of
@@ -76,7 +77,8 @@ def run(
         if value.const_value is not None:
             array = value.const_value.numpy()
         else:
-            array = source.rows(name, 0, source.shape(name)[0]).numpy()
+            rows = source.rows(name, 0, source.shape(name)[0])
+            array = rows.to(to_torch_dtype(type_of(value))).numpy()
         proto.graph.initializer.append(numpy_helper.from_array(array, name))
     options = ort.SessionOptions()
     options.log_severity_level = 3

@@ -1,4 +1,5 @@
 import numpy as np
+import onnx_ir as ir
 import pytest
 from tests.export.passes.graphs import normal, operators, parsed, run
 
@@ -25,6 +26,17 @@ def test_a_number_added_to_a_weight_is_added_when_its_rows_are_read(inputs: str)
     assert recipes_of([model]) == {"plus_1.w": Recipe(("w",), offset=1.0)}
     np.testing.assert_array_equal(run(model, {"w": W}, x=x)[0], before[0])
     assert not FoldOffsets()(model).modified
+
+
+def test_a_number_added_after_a_cast_is_added_before_it() -> None:
+    text = TEXT.replace("more = Add (SUM)", "wide = Cast <to = 1> (w) more = Add (wide, one)")
+    model = parsed(text, w=W.half())
+    assert FoldOffsets()(model).modified
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    assert operators(model) == ["Cast", "Mul"]
+    x = normal(2, 8, seed=1).numpy()
+    wanted = x * (1 + W.half().numpy()).astype(np.float32)
+    np.testing.assert_allclose(run(model, {"w": W.half()}, x=x)[0], wanted, rtol=1e-3)
 
 
 @pytest.mark.parametrize("inputs", ["x, one", "w, x", "w, w"])

@@ -14,17 +14,23 @@ g (float[batch, 3, 8] x, WEIGHTS) => (float[batch, 3, 8] y)
     square = SQUARE
     mean = ReduceMean <keepdims = 1> (square, last)
     sum = Add (mean, eps)
-    root = Sqrt (sum)
     NORMED
     y = Mul (SCALED)
 }
 """
 
-INVERSE = "inverse = Reciprocal (root)"
+ROOT = "root = Sqrt (sum)"
+
+INVERSE = f"{ROOT} inverse = Reciprocal (root)"
 
 SPELLINGS = {
     "power and reciprocal": ("Pow (x, two)", f"{INVERSE} normed = Mul (x, inverse)"),
-    "product and quotient": ("Mul (x, x)", "normed = Div (x, root)"),
+    "product and quotient": ("Mul (x, x)", f"{ROOT} normed = Div (x, root)"),
+    "a negative power": (
+        "Pow (x, two)",
+        "half = Constant <value_float = -0.5> () inverse = Pow (sum, half) "
+        "normed = Mul (x, inverse)",
+    ),
     "factors turned": ("Pow (x, two)", f"{INVERSE} normed = Mul (inverse, x)"),
 }
 
@@ -90,23 +96,43 @@ g (float16[batch, 3, 8] narrow, WEIGHTS) => (float16[batch, 3, 8] y)
 """
 
 
-def test_casts_around_a_norm_are_part_of_the_node() -> None:
-    model = parsed(HALF, w=W.half())
+WIDE = HALF.replace(
+    "normed = Cast <to = 10> (wide)\n    y = Mul (w, normed)",
+    "v = Cast <to = 1> (w)\n    scaled = Mul (wide, v)\n    y = Cast <to = 10> (scaled)",
+)
+
+
+@pytest.mark.parametrize("text", [HALF, WIDE], ids=["before the weight", "after the weight"])
+def test_casts_around_a_norm_are_part_of_the_node(text: str) -> None:
+    model = parsed(text, w=W.half())
     model = fused(model)
     assert operators(model) == ["RMSNormalization"]
     node = model.graph[0]
     assert [value.dtype for value in node.inputs if value] == [ir.DataType.FLOAT16] * 2
 
 
+WITHOUT = {
+    "scaled by a number": "normed, two",
+    "scaled by what is computed": "normed, x",
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_a_norm_without_a_weight_gets_one_of_ones(case: str) -> None:
+    model = rms("Mul (x, x)", f"{ROOT} normed = Div (x, root)", WITHOUT[case])
+    before = run(model, {"w": W}, x=X)
+    model = fused(model)
+    assert operators(model) == ["RMSNormalization", "Mul"]
+    np.testing.assert_allclose(run(model, {"w": W}, x=X)[0], before[0], atol=1e-6)
+
+
 KEPT = {
     "another power": ("Pow (x, eps)", SPELLINGS["power and reciprocal"][1], "w, normed"),
     "square of something else": ("Mul (x, w)", SPELLINGS["product and quotient"][1], "w, normed"),
-    "quotient turned": ("Mul (x, x)", "normed = Div (root, x)", "w, normed"),
-    "no weight": ("Mul (x, x)", "normed = Div (x, root)", "normed, two"),
-    "scaled by what is computed": ("Mul (x, x)", "normed = Div (x, root)", "normed, root"),
+    "quotient turned": ("Mul (x, x)", f"{ROOT} normed = Div (root, x)", "w, normed"),
     "root has another reader": (
         "Mul (x, x)",
-        "normed = Div (x, root) other = Neg (root) unread = Neg (other)",
+        f"{ROOT} normed = Div (x, root) other = Neg (root) unread = Neg (other)",
         "normed, w",
     ),
 }
@@ -122,7 +148,7 @@ def test_what_is_another_formula_stays(case: str) -> None:
 
 @pytest.mark.parametrize(("old", "new"), [("-1", "1"), ("keepdims = 1", "keepdims = 0")])
 def test_a_mean_over_another_axis_stays(old: str, new: str) -> None:
-    text = RMS.replace("SQUARE", "Mul (x, x)").replace("NORMED", "normed = Div (x, root)")
+    text = RMS.replace("SQUARE", "Mul (x, x)").replace("NORMED", f"{ROOT} normed = Div (x, root)")
     model = parsed(text.replace("SCALED", "w, normed").replace(old, new), w=W)
     assert not FuseNorm()(model).modified
 

@@ -49,6 +49,15 @@ def partial(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([turned, x[..., 16:]], -1)
 
 
+def longer(x: Tensor, angles: Tensor) -> Tensor:
+    """Scaled as well, queries and keys alike."""
+    return 2 * halves(x, angles)
+
+
+def scaled(x: Tensor, angles: Tensor) -> Tensor:
+    return 3 * x
+
+
 def few(x: Tensor, angles: Tensor) -> Tensor:
     """Fewer channels than the kernel can turn."""
     return torch.cat([halves(x[..., :8], angles[..., :4]), x[..., 8:]], -1)
@@ -75,6 +84,8 @@ LAYERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
     "partial": (partial, 1.0, 1.0),
     "scaled queries": (halves, 0.5, 1.0),
     "other frequencies": (halves, 1.0, 0.5),
+    "scaled rotation": (longer, 1.0, 1.0),
+    "scaled keys": (scaled, 1.0, 1.0),
     "no positions": (nothing, 1.0, 1.0),
     "no positions, scaled": (nothing, 0.25, 1.0),
     "too few channels": (few, 1.0, 1.0),
@@ -207,7 +218,9 @@ def test_every_layer_computes_what_it_did(
         np.testing.assert_allclose(new[place][valid], old[place][valid], atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["halves", "the same again", "neighbours", "partial"])
+@pytest.mark.parametrize(
+    "name", ["halves", "the same again", "neighbours", "partial", "scaled rotation"]
+)
 def test_a_rotation_becomes_part_of_the_node(rewritten: ir.Model, name: str) -> None:
     node = layer(rewritten, name)
     assert node.attributes.get_int("do_rotary") == 1
@@ -227,8 +240,8 @@ def test_layers_that_rotate_alike_share_tables(rewritten: ir.Model) -> None:
     names = {name: tables(layer(rewritten, name)) for name in LAYERS}
     assert names["halves"] == names["the same again"] == ["rotary_cos", "rotary_sin"]
     assert names["scaled queries"] == names["halves"]
-    apart = ("halves", "neighbours", "partial", "other frequencies")
-    assert len({names[name][0] for name in apart}) == 4
+    apart = ("halves", "neighbours", "partial", "other frequencies", "scaled rotation")
+    assert len({names[name][0] for name in apart}) == 5
 
 
 @pytest.mark.parametrize(
@@ -249,7 +262,7 @@ def test_heads_that_are_only_moved_are_taken_as_they_were(rewritten: ir.Model) -
     assert producer(whole, "Relu") is not None
 
 
-@pytest.mark.parametrize("name", ["too few channels", "permuted", "wrong"])
+@pytest.mark.parametrize("name", ["too few channels", "permuted", "wrong", "scaled keys"])
 def test_what_the_kernel_does_not_compute_stays(rewritten: ir.Model, name: str) -> None:
     node = layer(rewritten, name)
     assert node.attributes.get_int("do_rotary", 0) == 0

@@ -54,6 +54,18 @@ def weight_error(folder: Path) -> str:
 # --- weights that are not those of the config ---------------------------------------------------
 
 
+def test_of_many_differences_the_first_are_named(llama: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        for number in range(40):
+            tensors[f"other.{number:02}.weight"] = torch.ones(1)
+
+    edit(llama, change)
+    message = weight_error(llama)
+    assert "got 40 differences: unexpected other.00.weight;" in message
+    assert "other.15.weight; and 24 more. The checkpoint" in message
+    assert "other.16" not in message
+
+
 def test_every_difference_is_named_at_once(llama: Path) -> None:
     def change(tensors: Tensors) -> None:
         del tensors["model.layers.0.self_attn.k_proj.weight"]
