@@ -118,12 +118,12 @@ def _context(model: "PreTrainedModel", max_context: int | None) -> int:
 
 def _tokens(config: "PreTrainedConfig") -> Tokens:
     text = config.get_text_config()
-    eos = text.eos_token_id
+    bos, eos, pad = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
     several = tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
     return Tokens(
-        bos=text.bos_token_id,
+        bos=bos,
         eos=tuple(token for token in several if token is not None),
-        pad=text.pad_token_id,
+        pad=pad,
     )
 
 
