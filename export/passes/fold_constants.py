@@ -5,11 +5,55 @@ import logging
 from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 from onnxscript import optimizer
+from onnxscript.rewriter import RewriteRuleSet
+from onnxscript.rewriter.rules import common as rules
 from torch import Tensor
 
 LARGEST = 64
 """Elements of a constant that is written into the graph itself."""
+
+
+class _Fold(ir.passes.InPlacePass):
+    """The folding of onnxscript, and some of its rules.
+
+    Not those that drop sums with 0 and products with 1, which are so to a tolerance: the 1e-8 that
+    keeps a norm from dividing by 0 would go as well.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the graph in place."""
+        optimizer.fold_constants(model, onnx_shape_inference=True)
+        _RULES.apply_to_model(model)
+        return ir.passes.PassResult(model, modified=True)
+
+
+_RULES = RewriteRuleSet(
+    [
+        rules.collapse_slice_rule,
+        rules.collapse_slice2_rule,
+        rules.no_op_cast_rule,
+        rules.no_op_expand_rule,
+        rules.no_op_transpose_rule,
+        rules.reshape_reshape_rule,
+        rules.slice_split_rule,
+        rules.transpose_transpose_rule,
+        rules.unsqueeze_unsqueeze_rule,
+    ]
+)
+
+_STEPS = ir.passes.Sequential(
+    common.InlinePass(),
+    _Fold(),
+    common.RemoveUnusedNodesPass(),
+    _Fold(),
+    common.RemoveUnusedNodesPass(),
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+    common.DeduplicateInitializersPass(),
+    common.CommonSubexpressionEliminationPass(),
+    common.NameFixPass(),
+)
 
 
 class FoldConstants(ir.passes.InPlacePass):
@@ -32,7 +76,7 @@ class FoldConstants(ir.passes.InPlacePass):
             if name in model.graph.initializers:
                 model.graph.initializers[name].const_value = ir.tensor(table, name=name)
         with _quiet():
-            optimizer.optimize(model)
+            _STEPS(model)
         return ir.passes.PassResult(model, modified=True)
 
 

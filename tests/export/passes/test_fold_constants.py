@@ -35,6 +35,13 @@ def test_numbers_and_tables_are_computed_and_weights_are_not() -> None:
     np.testing.assert_allclose(run(model, {"w": W}, x=x)[0], before[0], rtol=1e-6)
 
 
+def test_the_smallest_number_that_is_added_stays() -> None:
+    text = "e = Constant <value_float = 1e-8> () s = Add (x, e) y = Sqrt (s)"
+    model = parsed(f"g (float[4] x) => (float[4] y) {{ {text} }}")
+    FoldConstants({})(model)
+    assert operators(model) == ["Add", "Sqrt"]
+
+
 def test_weights_without_data_are_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
     FoldConstants({})(parsed("g (float[4] x, WEIGHTS) => (float[4] y) { y = Mul (x, w) }", w=W))
     assert not caplog.records
