@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ortolan.export.trace.decoder import Pairs, seen_of
+from ortolan.export.trace.decoder import seen_of
 from ortolan.export.trace.program import Entry, Signature, trace_entry
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.errors import ConfigError, ModelingError
@@ -86,17 +86,15 @@ class _ModuleGraph(Entry):
         seqlens_k: Tensor,
         total: Tensor,
         logit_positions: Tensor,
-        cache: Pairs,
-        memory: Sequence[Tensor] = (),
+        states: Sequence[Tensor],
     ) -> tuple[Tensor, list[LayerCache], list[Tensor]]:
-        capacity = cache[0][0].shape[2] if cache else None
-        seen = None if capacity is None else seen_of(total, capacity)
+        layers = self.carried.layers
+        buffers, memory = states[: 2 * len(layers)], states[2 * len(layers) :]
+        pairs = map(LayerCache, buffers[::2], buffers[1::2])
+        seen = seen_of(total, buffers[0].shape[2]) if buffers else None
         state = CachedState(
             StepLengths(seqlens_k, total, seen),
-            {
-                layer: LayerCache(key, value)
-                for layer, (key, value) in zip(self.carried.layers, cache, strict=True)
-            },
+            dict(zip(layers, pairs, strict=True)),
             dict(zip(self.carried.kept, memory, strict=True)),
             logit_positions,
         )
@@ -180,11 +178,9 @@ def trace_module(
 def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Signature:
     batch, new_tokens, capacity = 2, sequence or 4, 8
     cache = [
-        tuple(
-            torch.zeros(batch, spec.num_kv_heads, capacity, spec.head_dim, dtype=dtype)
-            for _ in range(2)
-        )
+        torch.zeros(batch, spec.num_kv_heads, capacity, spec.head_dim, dtype=dtype)
         for spec in carried.layers.values()
+        for _ in range(2)
     ]
     memory = [torch.zeros(batch, *shape, dtype=dtype) for shape in carried.kept.values()]
     length: dict[int, str] = {} if sequence else {1: "sequence"}
@@ -197,17 +193,14 @@ def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Si
             torch.zeros(batch, dtype=torch.int32),
             torch.zeros((), dtype=torch.int32),
             torch.zeros(batch, sequence or 3, dtype=torch.int64),
-            cache,
-            # An empty list would keep the exporter from naming any axis.
-            *((memory,) if memory else ()),
+            [*cache, *memory],  # together: an empty list would leave every axis without a name
         ),
         axes=(
             {0: "batch", **length},
             {0: "batch"},
             {},
             {0: "batch", **rows},
-            [(buffer, buffer) for _ in cache],
-            *(([{0: "batch"} for _ in memory],) if memory else ()),
+            [*(buffer for _ in cache), *({0: "batch"} for _ in memory)],
         ),
         inputs=[
             *STEP_INPUTS,

@@ -96,6 +96,38 @@ def test_other_weights_are_another_model() -> None:
     assert len(digests) == 2
 
 
+class Recurrent(nn.Module):
+    """One state that is replaced, and no attention."""
+
+    context_length = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 4)
+        self.step = nn.Linear(4, 4)
+
+    def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        sums = x.cumsum(1) + state.recall("sum", (4,), x)[:, None]
+        state.keep("sum", sums[:, -1])
+        return torch.nn.functional.linear(self.step(sums), self.embed.weight)
+
+
+def test_a_module_without_attention_continues_its_texts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Recurrent().eval()
+    ortolan.export(module, tmp_path / "bundle")
+    model = ortolan.load(tmp_path / "bundle", ortolan.Decoder)
+    prompts = [[1, 5, 3], [7], [2, 2, 9, 4]]
+    for prompt, completion in zip(prompts, model.generate(prompts, max_new_tokens=6), strict=True):
+        text = list(prompt)
+        for _ in range(6):
+            with torch.no_grad():
+                logits = module(torch.tensor([text]), ortolan.State.whole())
+            text.append(int(logits[0, -1].argmax()))
+        assert list(completion.tokens) == text[len(prompt) :]
+
+
 class Forgetful(nn.Module):
     """It asks the state for nothing."""
 

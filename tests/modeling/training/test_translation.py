@@ -177,7 +177,7 @@ def test_a_training_learns_and_says_what_it_saw(trained: Path) -> None:
     [
         ("[tokenizer]\nvocab_size = 400\nend_of_text = \"</s>\"", "", RecipeError,
          "tokenizer: expected a value for translation"),
-        ('model_type = "marian"', 'model_type = "llama"', ConfigError, "num_hidden_layers"),
+        ('model_type = "marian"', 'model_type = "llama"', ConfigError, "hidden_size"),
         ("max_position_embeddings = 96", "max_position_embeddings = 20", RecipeError,
          "max_position_embeddings above"),
     ],
