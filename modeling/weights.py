@@ -65,8 +65,6 @@ class Target(NamedTuple):
         spare: of a head; a checkpoint may hold it though this model has another head, or none.
         rows: which of its rows are ours; None for all, as they are.
         offset: added to the published values, which are then read as float32.
-        scaled_by: name of another published tensor, `(rows,)`, that multiplies each row.
-        absent: the checkpoint has no such vector; it is zeros.
         halves: of the experts of a layer in one tensor; it has the rows of the gate first, then
             those of up, which are ours in turn.
     """
@@ -77,8 +75,6 @@ class Target(NamedTuple):
     spare: bool = False
     rows: Rows | None = None
     offset: float = 0.0
-    scaled_by: str | None = None
-    absent: bool = False
     halves: bool = False
 
 
@@ -164,13 +160,11 @@ class Piece(NamedTuple):
         name: of the published tensor.
         rows: of ours that it fills.
         target: how.
-        scale: name of the published tensor that multiplies them.
     """
 
     name: str
     rows: int
     target: Target
-    scale: str | None = None
 
     def published_shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """The shape that the checkpoint stores, for a weight of shape `ours`."""
@@ -180,43 +174,19 @@ class Piece(NamedTuple):
 
     def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """What it reads, for a weight of shape `ours`: the names of the table, and shapes."""
-        if self.target.absent:
-            return {}
-        scale = {} if self.scale is None else {self.scale: (self.rows,)}
-        return scale | {self.name: self.published_shape(ours)}
+        return {self.name: self.published_shape(ours)}
 
     def renamed(self, names: Mapping[str, str]) -> "Piece":
         """The same with the names of the checkpoint instead of those of the table."""
-        scale = None if self.scale is None else names.get(self.scale, self.scale)
-        return self._replace(name=names.get(self.name, self.name), scale=scale)
+        return self._replace(name=names.get(self.name, self.name))
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Our rows `[start:stop]` of this piece, in their stored dtype if they are stored so."""
-        if self.target.absent:
-            return torch.zeros(stop - start)
         rows = self._stored(source, start, stop)
-        if self.target.offset:
-            rows = rows.float() + self.target.offset
-        if self.scale is not None:
-            factors = source.read(self.scale, start, stop).float()
-            rows = rows.float() * factors.view(-1, *[1] * (rows.dim() - 1))
-        return rows
+        return rows.float() + self.target.offset if self.target.offset else rows
 
     def write(self, rows: Tensor, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """Put our rows where the checkpoint stores them; the inverse of `read`.
-
-        Raises:
-            WeightError: the format has no place for them.
-        """
-        if self.target.absent:
-            if rows.count_nonzero():
-                raise WeightError(
-                    f"{self.target.name}: expected zeros, which the family's format leaves out, "
-                    "got others. This model cannot be stored in this format."
-                )
-            return
-        if self.scale is not None:
-            tensors[self.scale] = torch.ones(self.rows, dtype=dtype)
+        """Put our rows where the checkpoint stores them; the inverse of `read`."""
         values = (rows.float() - self.target.offset if self.target.offset else rows).to(dtype)
         layout = self.target.rows
         if layout is None:
@@ -229,7 +199,7 @@ class Piece(NamedTuple):
     def code_format(self, source: Coded) -> CodeFormat | None:
         """The format of its codes; None where rows are not those of a matrix of codes."""
         plain = Target(self.target.name, rows=self.target.rows, spare=self.target.spare)
-        if self.target != plain or self.scale is not None:
+        if self.target != plain:
             return None
         return source.code_format(self.name)
 
@@ -356,12 +326,7 @@ def published_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[P
         )
     rows = parts if len(found) > 1 else (sum(parts),)
     return tuple(
-        Piece(
-            name.format(layer),
-            count,
-            target,
-            None if target.scaled_by is None else target.scaled_by.format(layer),
-        )
+        Piece(name.format(layer), count, target)
         for (name, target), count in zip(found, rows, strict=True)
     )
 

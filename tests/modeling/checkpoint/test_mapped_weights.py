@@ -155,57 +155,6 @@ def test_an_offset_is_added_in_float32_and_taken_away_again() -> None:
     torch.testing.assert_close(back, {NORM: stored})
 
 
-def test_another_tensor_scales_rows() -> None:
-    table = {"model.{}.up": Target(UP, scaled_by="model.{}.factor")}
-    stored = {"model.0.up": numbered(4), "model.0.factor": torch.tensor([1.0, 2.0, 3.0, 4.0])}
-    name = UP.format(0)
-    weights, _ = mapped(stored, table, {name: (4, 2)})
-
-    torch.testing.assert_close(
-        weights.rows(name, 1, 4), stored["model.0.up"][1:] * torch.tensor([[2.0], [3.0], [4.0]])
-    )
-    (piece,) = published_pieces(table, name, (4,))
-    back: dict[str, Tensor] = {}
-    piece.write(weights.rows(name, 0, 4), back, torch.float32)
-    again, _ = mapped(back, table, {name: (4, 2)})
-    torch.testing.assert_close(again.rows(name, 0, 4), weights.rows(name, 0, 4))
-
-
-def test_a_scale_that_is_missing_is_named() -> None:
-    table = {"model.{}.up": Target(UP, scaled_by="model.{}.factor")}
-
-    with pytest.raises(WeightError, match=r"1 differences: missing model\.0\.factor"):
-        mapped({"model.0.up": numbered(4)}, table, {UP.format(0): (4, 2)})
-
-
-BIAS = "blocks.{}.attention.qkv.bias"
-ABSENT: Table = {
-    "model.{}.q.bias": Target(BIAS),
-    "model.{}.k.bias": Target(BIAS, absent=True),
-    "model.{}.v.bias": Target(BIAS),
-}
-
-
-def test_a_bias_that_a_format_leaves_out_is_zero() -> None:
-    name = BIAS.format(0)
-    source = Tensors({"model.0.q.bias": torch.ones(2), "model.0.v.bias": torch.full((2,), 3.0)})
-    weights = map_weights(
-        source, ABSENT, {name: (6,)}, {name: (2, 2, 2)}, base_model_prefix="model", tied={}
-    )
-
-    assert weights.rows(name, 1, 6).tolist() == [1, 0, 0, 3, 3]
-
-
-def test_a_bias_that_a_format_leaves_out_is_not_lost() -> None:
-    piece = published_pieces(ABSENT, BIAS.format(0), (2, 2, 2))[1]
-    tensors: dict[str, Tensor] = {}
-
-    piece.write(torch.zeros(2), tensors, torch.float32)
-    assert not tensors
-    with pytest.raises(WeightError, match="expected zeros"):
-        piece.write(torch.ones(2), tensors, torch.float32)
-
-
 TOWERS: Table = {
     "vision_tower.*": None,
     "language_model.model.*": "model.",
