@@ -34,9 +34,11 @@ test: $(INSTALLED)
 # forms of parity that take long to trace.
 test-ci: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow --ignore=tests/end_to_end/test_install.py \
-		--ignore=tests/end_to_end/test_demo.py --ignore=tests/export/test_kill.py
+		--ignore=tests/end_to_end/test_demo.py --ignore=tests/export/test_kill.py \
+		--ignore=tests/export/source/transformers
 
-# These, installs into new environments, exports that are killed, and the demo of a fresh clone.
+# These, every type of transformers, installs into new environments, exports that are killed, and the
+# demo of a fresh clone.
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
 
