@@ -52,8 +52,17 @@ def test_rows_are_those_that_transformers_saved(model_type: str, tmp_path: Path)
     check(tmp_path, published(tmp_path, model_type))
 
 
+NOT_READ = {
+    "deepseek_v4": "it has weights of integers, which are refused",
+    "emu3": "its language model is saved under a type that is none by itself",
+    "gemma3": "it is saved as a model of images and texts, whose head is tied",
+    "mllama": "its language model is saved under a type that is none by itself",
+}
+"""Types whose tiny model is saved as another type."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", sorted({*TYPES} - {*FAST}))
+@pytest.mark.parametrize("model_type", sorted({*TYPES} - {*FAST} - {*NOT_READ}))
 def test_rows_of_every_type_are_those_that_transformers_saved(
     model_type: str, tmp_path: Path
 ) -> None:
