@@ -30,7 +30,7 @@ NOT_STEPPED = {
     "blt": "its tiny config does not fit together",
     "deepseek_v4": "it hashes the ids of a text",
     "git": "adds numbers to its mask",
-    "hrm_text": "its recurrence doubles the rounding of each pass; an export's certificate refuses it",
+    "hrm_text": "its recurrence multiplies rounding; the certificate of an export refuses it",
     "minimax": "takes a cache of its own alone",
     "roformer": "its attention permutes scores",
     "xlstm": "takes a cache of its own alone",
