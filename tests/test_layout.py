@@ -186,7 +186,7 @@ def dependencies() -> list[str]:
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"]]
     for extra in extras.keys() - {"cuda"}:  # not installed where these pins were tested
-        needed += extras[extra]
+        needed += [line for line in extras[extra] if not line.startswith(f"{project['name']}[")]
     return sorted(set(needed))
 
 

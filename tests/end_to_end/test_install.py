@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.modeling.checkpoint.gguf_cases import written
+from tests.tiny.transformers_types import tiny_config
+from transformers import AutoModelForCausalLM
 
 from digits.data import read
 from ortolan.modeling.training.data import LabelledImages
@@ -127,6 +130,21 @@ def test_export_makes_a_bundle_that_verifies(
 ) -> None:
     program = installed("export", environments) / "ortolan"
     run(program, "export", MODELS / model, tmp_path / "bundle", "--precision", precision)
+    assert "PASS" in run(program, "verify", tmp_path / "bundle")
+
+
+def test_transformers_exports_a_type_without_a_family(environments: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(tiny_config("lfm2"))  # type: ignore[no-untyped-call]
+    model.save_pretrained(tmp_path / "lfm2")
+    program = installed("transformers", environments) / "ortolan"
+    run(program, "export", tmp_path / "lfm2", tmp_path / "bundle")
+    assert "PASS" in run(program, "verify", tmp_path / "bundle")
+
+
+def test_gguf_exports_a_file(environments: Path, tmp_path: Path) -> None:
+    _, file = written("llama", tmp_path)
+    program = installed("gguf", environments) / "ortolan"
+    run(program, "export", file, tmp_path / "bundle")
     assert "PASS" in run(program, "verify", tmp_path / "bundle")
 
 
