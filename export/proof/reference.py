@@ -72,9 +72,12 @@ def _logits(logits_SV: Tensor, next_ids: Tensor | None) -> Logits:
 def _highest(logits_SV: Tensor) -> Tensor:
     """Where the highest logits of each row are, `(S, K)`; of equal ones the first comes first."""
     values, places = logits_SV.topk(min(TOP_K + 1, logits_SV.shape[1]))
-    if bool((values[:, TOP_K - 1 : TOP_K] == values[:, TOP_K:]).any()):
-        # equal ones on both sides of the cut, of which topk takes any
-        return logits_SV.sort(dim=-1, descending=True, stable=True).indices[:, :TOP_K]
+    tied = (values[:, TOP_K - 1 : TOP_K] == values[:, TOP_K:]).any(-1)
     places = places[:, :TOP_K].sort(dim=-1).values
     order = logits_SV.gather(1, places).sort(dim=-1, descending=True, stable=True).indices
-    return places.gather(1, order)
+    highest = places.gather(1, order)
+    for row in tied.nonzero()[:, 0].tolist():
+        # Equal ones on both sides of the cut, of which topk takes any. Row by row: the order of a
+        # whole vocabulary is twice as large as its logits.
+        highest[row] = logits_SV[row].sort(descending=True, stable=True).indices[:TOP_K]
+    return highest
