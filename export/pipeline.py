@@ -1,7 +1,7 @@
 """From a trained model to a bundle: the steps, in order."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from ortolan.export.manifest import describe
 from ortolan.export.options import DEFAULTS, Device, ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.export.passes import tidy
-from ortolan.export.passes.lower import Lowered, lower
+from ortolan.export.passes.lower import lower
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.export.precision import Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
@@ -32,7 +32,7 @@ from ortolan.export.proof.probes import make_probes
 from ortolan.export.proof.replay import replay
 from ortolan.export.settings import Settings, resolve
 from ortolan.export.source import Source, open_exportable
-from ortolan.export.weights.blob import Blob, bind
+from ortolan.export.weights.blob import bind
 from ortolan.export.weights.store import Stored, store
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
@@ -130,12 +130,7 @@ def _build(
     certificate = _reference(model, settings, data, progress)
     traced = _trace(model, settings, progress)
     model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
-    lowered = lower(traced, settings, model.weights)
-    check_placement(lowered.graphs, settings)
-    stored = store(lowered, model, settings, inputs, folder, progress)
-    _write_graphs(lowered, stored.blob, settings, folder)
-    for name, path in model.companions.items():
-        shutil.copyfile(path, folder / name)
+    stored = _write_files(folder, model, settings, traced, inputs, progress)
     _write_certified(folder, model, settings, stored, certificate)
     if settings.unverified is not None:
         return  # the manifest says so, and the certificate holds the reference
@@ -170,14 +165,28 @@ def _trace(model: Exportable, settings: Settings, progress: Progress) -> dict[st
     return traced
 
 
-def _write_graphs(lowered: Lowered, blob: Blob, settings: Settings, folder: Path) -> None:
+def _write_files(
+    folder: Path,
+    model: Exportable,
+    settings: Settings,
+    traced: Mapping[str, ir.Model],
+    inputs: Inputs,
+    progress: Progress,
+) -> Stored:
+    """Write graphs, weights and companions: everything but certificate and manifest."""
+    lowered = lower(traced, settings, model.weights)
+    check_placement(lowered.graphs, settings)
+    stored = store(lowered, model, settings, inputs, folder, progress)
     for role, graph in lowered.graphs.items():
-        bind(graph, blob)
+        bind(graph, stored.blob)
         proto = ir.to_proto(graph)
         if settings.options.attention == "portable":
             attach_bodies(proto)
         file = folder / settings.graph_files[role].file
         file.write_bytes(proto.SerializeToString(deterministic=True))
+    for name, path in model.companions.items():
+        shutil.copyfile(path, folder / name)
+    return stored
 
 
 def _write_certified(
