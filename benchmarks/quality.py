@@ -20,10 +20,9 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,7 @@ from prepare import (
 )
 from rounds import Program, Worker
 from script import count, exit_status, names
-from settings import Setting, chosen, standing
+from settings import SETTINGS, Setting, chosen, standing
 from sizes import sizes_of
 from texts import Text, Window
 
@@ -163,32 +162,32 @@ def started(setting: Setting, checkpoint: Checkpoint, args: argparse.Namespace) 
     return program(peer, source, args.work, precision=setting.precision, threads=args.threads)
 
 
-def merged(earlier: Iterable[Any], entries: Sequence[Any]) -> list[Any]:
-    """Return the rows of earlier runs with those of this one in their places, by tool and size."""
-    rows = {(entry["tool"], entry["label"]): entry for entry in (*earlier, *entries)}
+def merged(earlier: report.Document, new: report.Document) -> report.Document:
+    """Return what is new with the rows of an earlier run over the same text, by tool and size."""
+    if earlier["text"] != new["text"]:
+        return new
+    settings = (*earlier["settings"], *new["settings"])
+    rows = {(row["tool"], row["label"]): row for row in settings}
     tools = list(dict.fromkeys(tool for tool, _ in rows))
-    return sorted(rows.values(), key=lambda row: (tools.index(row["tool"]), row["file_bytes"]))
+    ordered = sorted(rows.values(), key=lambda row: (tools.index(row["tool"]), row["file_bytes"]))
+    versions = {**earlier["versions"], **new["versions"]}
+    return {**new, "versions": versions, "settings": ordered}
 
 
 def publish(document: report.Document, path: Path) -> None:
     """Write the rows, together with those of earlier runs over the same text."""
     if path.exists():
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-        if earlier.get("text") == document["text"]:
-            document = {
-                **document,
-                "versions": {**earlier["versions"], **document["versions"]},
-                "settings": merged(earlier["settings"], document["settings"]),
-            }
+        document = merged(json.loads(path.read_text(encoding="utf-8")), document)
     report.write(path, document)
     path.with_suffix(".md").write_text(markdown(document), encoding="utf-8")
     title = f"{document['checkpoint']}, {document['text']['source']}"
-    draw_frontier(document["settings"], path.with_suffix(".png"), title=title)
+    of = ("mean_kl", "mean KL to float32, nats")
+    draw_frontier(document["settings"], path.with_suffix(".png"), of=of, title=title)
 
 
 def compare(args: argparse.Namespace) -> None:
     """Measure every requested setting, print and write the result after each."""
-    settings = [standing(folder) for folder in args.bundles or ()] or chosen(args.only)
+    settings = [standing(folder) for folder in args.bundles or ()] or chosen(args.only, SETTINGS)
     checkpoint = trained_checkpoint(args.checkpoint)
     checkpoint = replace(checkpoint, name=args.name or checkpoint.name)
     text = text_of(args)

@@ -96,6 +96,7 @@ SETTINGS = (
     ),
     ours("", "int8", precision="int8"),
     ours("", "int4"),
+    ours("split", "int4", "--graphs", "split", "--prefill-precision", "int8"),
     *groups("rtn", "--method", "rtn", "--head-bits", "8"),
     *groups("hqq", "--method", "hqq", "--head-bits", "8"),
     *groups("gptq", "--method", "gptq", "--head-bits", "8"),
@@ -124,7 +125,7 @@ def standing(folder: Path) -> Setting:
     return Setting(tool="bundle", label=folder.name, precision="int4", peer=peer, bundle=folder)
 
 
-def chosen(patterns: Sequence[str]) -> list[Setting]:
+def chosen(patterns: Sequence[str], settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings whose tool is named, or whose name matches; all without patterns.
 
     Raises:
@@ -132,9 +133,9 @@ def chosen(patterns: Sequence[str]) -> list[Setting]:
     """
     found = []
     for pattern in patterns:
-        matching = [s for s in SETTINGS if s.tool == pattern or fnmatch(s.name, pattern)]
+        matching = [s for s in settings if s.tool == pattern or fnmatch(s.name, pattern)]
         if not matching:
-            known = ", ".join(setting.name for setting in SETTINGS)
+            known = ", ".join(setting.name for setting in settings)
             raise ValueError(f"--only: expected some of {known}, got {pattern}.")
         found += matching
-    return [setting for setting in SETTINGS if not patterns or setting in found]
+    return [setting for setting in settings if not patterns or setting in found]

@@ -100,12 +100,16 @@ def test_settings_are_distinct_and_can_all_give_logits() -> None:
 
 
 def test_settings_are_chosen_by_tool_or_pattern() -> None:
-    assert settings.chosen(()) == list(SETTINGS)
-    assert [setting.label for setting in settings.chosen(["ortolan"])] == ["fp32", "int8", "int4"]
-    found = settings.chosen(["llama.cpp Q4_?", "llama.cpp Q4_0"])
+    assert settings.chosen((), SETTINGS) == list(SETTINGS)
+    assert [setting.label for setting in settings.chosen(["ortolan"], SETTINGS)] == [
+        "fp32",
+        "int8",
+        "int4",
+    ]
+    found = settings.chosen(["llama.cpp Q4_?", "llama.cpp Q4_0"], SETTINGS)
     assert [setting.label for setting in found] == ["Q4_0", "Q4_1"]
     with pytest.raises(ValueError, match="got nobody"):
-        settings.chosen(["nobody"])
+        settings.chosen(["nobody"], SETTINGS)
 
 
 def row(tool: str, label: str, size: int, kl: float = 0.02) -> dict[str, object]:
