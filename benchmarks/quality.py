@@ -20,9 +20,10 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -123,9 +124,16 @@ def markdown(document: report.Document) -> str:
             f"{text['source']}, in windows of {text['window']} tokens. KL in nats. MB are millions "
             "of bytes of the files that hold weights, without tokenizers.",
             report.table(header, rows),
+            *(made_of(entry) for entry in document["settings"] if entry["formats"]),
             report.with_versions(document["versions"]),
         ]
     )
+
+
+def made_of(entry: Mapping[str, Any]) -> str:
+    """Return a line that says in which formats the weights of a row are."""
+    parts = [f"{size / 1e6:.1f} MB of {kind}" for kind, size in entry["formats"].items()]
+    return f"{entry['tool']} {entry['label']}: {', '.join(parts)}."
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
