@@ -157,7 +157,7 @@ def test_version_repeated_is_refused() -> None:
         (("vocab_size",), 0),
         (("graphs",), []),
         (("graphs", "decoder", "sequence"), 0),
-        (("states", 0, "dtype"), "int8"),
+        (("states", 0, "dtype"), "int4"),
         (("states", 0, "update"), "drop"),
         (("states", 0, "shape"), ["batch", 2, "capacity", 8.0]),
         (("states", 0, "name"), ""),
@@ -303,6 +303,12 @@ def test_split_graphs_and_a_state_of_fixed_size_are_accepted() -> None:
 
     assert manifest.graphs["decode"].sequence == 1
     assert manifest.states[0].shape == ("batch", 64)
+
+
+def test_only_states_that_grow_are_codes() -> None:
+    assert decode(changed(put("states", 0, "dtype", value="int8"))).states[0].unit_bytes == 16
+    document = {"update": "replace", "shape": ["batch", 64], "dtype": "int8"}
+    assert "grow" in error_of(changed(lambda manifest: manifest["states"][0].update(document)))
 
 
 def with_extra_files(count: int) -> Change:
