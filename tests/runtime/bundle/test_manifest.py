@@ -305,12 +305,6 @@ def test_split_graphs_and_a_state_of_fixed_size_are_accepted() -> None:
     assert manifest.states[0].shape == ("batch", 64)
 
 
-def test_only_states_that_grow_are_codes() -> None:
-    assert decode(changed(put("states", 0, "dtype", value="int8"))).states[0].unit_bytes == 16
-    document = {"update": "replace", "shape": ["batch", 64], "dtype": "int8"}
-    assert "grow" in error_of(changed(lambda manifest: manifest["states"][0].update(document)))
-
-
 def with_extra_files(count: int) -> Change:
     def change(document: dict[str, Any]) -> None:
         while len(document["files"]) < count:
