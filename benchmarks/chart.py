@@ -61,17 +61,21 @@ def panel(
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_frontier(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
+def draw_frontier(
+    rows: Sequence[Mapping[str, Any]], path: Path, *, of: tuple[str, str], title: str
+) -> None:
     """Write a PNG: what each way of making a model small costs in size and in quality.
 
     Args:
-        rows: of quality.py. Those of a tool are joined by a line; Ortolan's are coloured.
+        rows: of a table. Those of a tool are joined by a line; Ortolan's are coloured.
         path: the file.
+        of: the key of the cost in a row, and its name.
         title: what was measured.
     """
     small = [row for row in rows if row["precision"] != "fp32"]  # far off, and all alike
     if not small:
         return
+    key, name = of
     figure = Figure(figsize=FRONTIER_INCHES, layout="constrained")
     axes = figure.subplots()
     tools = list(dict.fromkeys(row["tool"] for row in small))
@@ -81,18 +85,18 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) 
         sizes = [row["file_bytes"] / 1e6 for row in points]
         color = SHADES[own.index(tool) % len(SHADES)] if tool in own else None
         style = "o-" if tool in own else MARKERS[tools.index(tool) % len(MARKERS)]
-        axes.plot(sizes, [row["mean_kl"] for row in points], style, color=color, label=tool)
+        axes.plot(sizes, [row[key] for row in points], style, color=color, label=tool)
         for size, row in zip(sizes, points, strict=True):
             axes.annotate(
                 row["label"],
-                (size, row["mean_kl"]),
+                (size, row[key]),
                 xytext=(4, 3),
                 textcoords="offset points",
                 fontsize="xx-small",
             )
     axes.set_yscale("log")
     axes.set_xlabel("MB of weights")
-    axes.set_ylabel("mean KL to float32, nats")
+    axes.set_ylabel(name)
     axes.set_title(title, fontsize="small")
     axes.legend(fontsize="x-small")
     axes.grid(visible=True, which="both", alpha=0.25)

@@ -30,7 +30,7 @@ from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.export.passes import tidy
 from ortolan.export.passes.lower import lower
 from ortolan.export.passes.portable_bodies import attach_bodies
-from ortolan.export.precision import Precision
+from ortolan.export.precision import CALIBRATION_SEQUENCES, Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.proof.probes import make_probes
@@ -40,6 +40,7 @@ from ortolan.export.quantize.plan import Quantization, plan
 from ortolan.export.settings import Settings, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import bind
+from ortolan.export.weights.int8_cache import with_int8_cache
 from ortolan.export.weights.store import Stored, store
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
@@ -110,16 +111,19 @@ def _calibration(
     model: Exportable, settings: Settings, file: Path | None, *, is_given: bool
 ) -> Calibration | None:
     """The given file, or the one beside the checkpoint where weights are quantized."""
-    if file is None or not (is_given or settings.quantization is not None):
+    if file is None or not (is_given or settings.rounds):
         return None
     # The first part of a checkpoint's own file may be what the model was trained on.
-    return read_calibration(file, model, is_learned_from=settings.calibrates or not is_given)
+    is_learned_from = settings.calibrates or settings.options.cache == "int8" or not is_given
+    return read_calibration(file, model, is_learned_from=is_learned_from)
 
 
 def _inputs(model: Exportable, settings: Settings, data: Calibration | None) -> Inputs | None:
-    """What a method calibrates on, if it does; None where that is yet to be written."""
-    if settings.quantization is None or not settings.calibrates:
-        return Inputs()
+    """What weights and cache are calibrated on, if they are; None where it is yet to be written."""
+    if not settings.calibrates or settings.quantization is None:
+        if data is None or settings.options.cache == "float":
+            return Inputs()
+        return cut_inputs(data, model, count=CALIBRATION_SEQUENCES)
     if data is None:
         return None
     return cut_inputs(data, model, count=settings.quantization.calibration_sequences)
@@ -139,6 +143,8 @@ def _build(
     model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
     if inputs is None:
         inputs = _own_inputs(folder, model, settings, traced, progress)
+    if settings.options.cache == "int8":
+        model = with_int8_cache(model, traced, inputs)
     stored = _write_files(folder, model, settings, traced, inputs, progress)
     _write_certified(folder, model, settings, stored, certificate)
     if settings.unverified is not None:
@@ -206,7 +212,10 @@ def _reference(
     model: Exportable, settings: Settings, data: Calibration | None, progress: Progress
 ) -> Certificate:
     """What PyTorch computes, and the bounds that the bundle has to keep to."""
-    bounds = thresholds(settings.precision, output=model.output, max_kl=settings.options.max_kl)
+    options = settings.options
+    bounds = thresholds(
+        settings.precision, output=model.output, max_kl=options.max_kl, cache=options.cache
+    )
     return certify(
         model,
         make_probes(model, data),

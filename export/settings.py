@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 
 from ortolan.export.errors import OptionError
-from ortolan.export.options import DEFAULTS, Attention, Device, ExportOptions, Graphs
+from ortolan.export.options import DEFAULTS, Attention, Cache, Device, ExportOptions, Graphs
 from ortolan.export.precision import (
     METHODS,
     GroupSize,
@@ -98,6 +98,11 @@ class Settings:
         return DTYPES[self.device][self.precision]
 
     @property
+    def rounds(self) -> bool:
+        """Whether weights, or what is cached, become integers."""
+        return self.quantization is not None or self.options.cache == "int8"
+
+    @property
     def calibrates(self) -> bool:
         """Whether weights are fitted to calibration data."""
         return self.quantization is not None and self.quantization.method == "gptq"
@@ -178,6 +183,7 @@ def resolve(
         settings = replace(settings, quantization=replace(settings.quantization, keeps=keeps))
     _check_graphs(settings)
     _check_prefill(settings)
+    _check_cache(settings)
     return settings
 
 
@@ -199,6 +205,7 @@ def draft_of(settings: Settings) -> Settings:
         options=replace(
             settings.options,
             attention="fused",
+            cache="float",
             prefill_precision=None,
             attention_maps=False,
             allow_cpu_nodes=False,
@@ -276,6 +283,7 @@ def _check_choices(precision: PrecisionName, device: Device, options: ExportOpti
         ("graphs", options.graphs, get_args(Graphs)),
         ("attention", options.attention, get_args(Attention)),
         ("prefill precision", options.prefill_precision, (None, "int8")),
+        ("cache", options.cache, get_args(Cache)),
     ):
         if value not in choices:
             raise _not_among(name, value, choices)
@@ -330,3 +338,19 @@ def _check_prefill(settings: Settings) -> None:
             "prefill precision: expected fused attention, got portable. Products of int8 "
             "activations have no portable form: leave one of the two out."
         )
+
+
+def _check_cache(settings: Settings) -> None:
+    options = settings.options
+    if options.cache == "float":
+        return
+    for expected, got, fits in (
+        ("a decoder by itself", f"an {settings.kind}", settings.kind == "decoder"),
+        ("the device cpu", settings.device, settings.device == "cpu"),
+        ("fused attention", options.attention, options.attention == "fused"),
+    ):
+        if not fits:
+            raise OptionError(
+                f"cache: expected {expected} for keys and values in 8 bits, got {got}. "
+                "Leave --cache out."
+            )

@@ -119,3 +119,19 @@ def test_int8_products_of_a_translator_are_those_of_its_encoder() -> None:
     settings = resolve("encoder-decoder", precision="int8", options=options)
     assert settings.graph_files["prefill"].min_new_tokens == 2
     assert settings.graph_files["decode"].sequence == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "options", "got"),
+    [
+        ("encoder", "cpu", ExportOptions(cache="int8"), "an encoder"),
+        ("encoder-decoder", "cpu", ExportOptions(cache="int8"), "an encoder-decoder"),
+        ("decoder", "cuda", ExportOptions(cache="int8"), "cuda"),
+        ("decoder", "cpu", ExportOptions(cache="int8", attention="portable"), "portable"),
+    ],
+)
+def test_cache_in_8_bits_is_refused_where_there_is_no_kernel(
+    kind: str, device: Device, options: ExportOptions, got: str
+) -> None:
+    with pytest.raises(OptionError, match=rf"^cache: expected .* in 8 bits, got {got}\. Leave"):
+        resolve(kind, precision="int8", device=device, options=options)

@@ -95,6 +95,14 @@ _OF_INTEGERS = (
     "more memory; or in all of an encoder.",
 )
 @click.option(
+    "--cache",
+    type=click.Choice(["float", "int8"]),
+    default="float",
+    show_default=True,
+    help="How a decoder keeps keys and values. int8 takes a quarter of the memory; prompts take "
+    "longer.",
+)
+@click.option(
     "--attention-maps",
     is_flag=True,
     help="Add a graph that shows what each token attends to, for ortolan attention.",
