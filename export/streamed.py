@@ -92,10 +92,10 @@ def run(
 
 def _serve(waiting: Sequence["_Text"], lazy: "LazyWeights") -> Iterator[Product | Result]:
     """Compute what is waited at first, for all that wait at it."""
-    reading = [text for text in waiting if isinstance(text.request, _Row)]
+    reading = [text for text in waiting if isinstance(text.request, Row)]
     if reading:
         # Before products, at which others may wait until these have had their rows.
-        row = min(cast(_Row, text.request) for text in reading)
+        row = min(cast(Row, text.request) for text in reading)
         values = lazy.row(row)
         for text in reading:
             if text.request == row:
@@ -103,7 +103,7 @@ def _serve(waiting: Sequence["_Text"], lazy: "LazyWeights") -> Iterator[Product 
         return
     name = waiting[0].request.name
     served = [text for text in waiting if text.request.name == name]
-    requests = [cast(_Request, text.request) for text in served]
+    requests = [cast(Request, text.request) for text in served]
     yield Product(name, [each.entering for each in requests])
     is_small = lazy.bytes_of(name) <= READ_BYTES
     given = read_weight(lazy.weights, name) if is_small else None
@@ -119,7 +119,7 @@ def _resume(text: "_Text", answer: Tensor | None) -> Iterator[Result]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
     """A product to compute."""
 
     name: str
@@ -128,14 +128,14 @@ class _Request:
     is_transposed: bool
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A row of a weight to read; those of lower numbers come first."""
 
     number: int
     name: str
 
 
-_Ask = Callable[[_Request | _Row], Tensor]
+_Ask = Callable[[Request | Row], Tensor]
 
 
 class LazyWeights(TorchFunctionMode):
@@ -155,7 +155,7 @@ class LazyWeights(TorchFunctionMode):
         self.weights = weights
         self.names: dict[int, str] = {id(p): name for name, p in module.named_parameters()}
         self._module = module  # keeps the parameters, and so their ids
-        self._ask = ask or self._answer
+        self._ask = ask or self.answer
 
     def asking(self, ask: _Ask) -> "LazyWeights":
         """The same weights for another thread."""
@@ -185,19 +185,19 @@ class LazyWeights(TorchFunctionMode):
                 rows = gather_rows(self.weights, self.names[id(weight)], used)
                 return F.embedding(places, rows)
             case Tensor.__getitem__, (Tensor() as weight, int(row)) if self._name(weight):
-                return self._ask(_Row(row, self.names[id(weight)]))
+                return self._ask(Row(row, self.names[id(weight)]))
             case Tensor.__getitem__, (Tensor() as weight, Tensor() as place) if (
                 self._name(weight) and not place.dim() and place.dtype == torch.int64
             ):
-                return self._ask(_Row(int(place), self.names[id(weight)]))
+                return self._ask(Row(int(place), self.names[id(weight)]))
         read = tree_map_only(Tensor, self._values, (args, given))
         return func(*read[0], **read[1])
 
-    def row(self, row: _Row) -> Tensor:
+    def row(self, row: Row) -> Tensor:
         """One row of a weight."""
         return self.weights.rows(row.name, row.number, row.number + 1)[0].float()
 
-    def product(self, request: _Request, weight: Tensor | None) -> Tensor:
+    def product(self, request: Request, weight: Tensor | None) -> Tensor:
         """A product with a weight that was read, or with one read some rows at a time."""
         x, bias = request.entering, request.bias
         if weight is not None:
@@ -213,8 +213,9 @@ class LazyWeights(TorchFunctionMode):
             out[..., start:stop] = F.linear(x, self.weights.rows(request.name, start, stop).float())
         return out if bias is None else out.add_(bias)
 
-    def _answer(self, request: _Request | _Row) -> Tensor:
-        return self.row(request) if isinstance(request, _Row) else self.product(request, None)
+    def answer(self, request: Request | Row) -> Tensor:
+        """What is asked for, computed at once."""
+        return self.row(request) if isinstance(request, Row) else self.product(request, None)
 
     def bytes_of(self, name: str) -> int:
         """A weight in float32."""
@@ -222,9 +223,9 @@ class LazyWeights(TorchFunctionMode):
 
     def _request(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, is_transposed: bool
-    ) -> _Request:
+    ) -> Request:
         bias = None if bias is None else self._values(bias)
-        return _Request(self.names[id(weight)], x, bias, is_transposed)
+        return Request(self.names[id(weight)], x, bias, is_transposed)
 
     def _name(self, tensor: Tensor) -> str | None:
         return self.names.get(id(tensor))
@@ -261,7 +262,7 @@ class _Text:
 
     def __init__(self, index: int, call: Callable[[], Any], lazy: LazyWeights) -> None:
         self.index = index
-        self.request: _Request | _Row
+        self.request: Request | Row
         self.is_done = False
         self._is_abandoned = False
         self._answer: Tensor | None = None
@@ -307,7 +308,7 @@ class _Text:
         self.is_done = True
         self._has_stopped.release()
 
-    def _ask(self, request: _Request | _Row) -> Tensor:
+    def _ask(self, request: Request | Row) -> Tensor:
         self.request = request
         self._has_stopped.release()
         self._may_run.acquire()

@@ -10,22 +10,20 @@ columns.
 Shape letters: S tokens of a text, K columns of a weight.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ortolan.export.derived import leaves_of
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.precision import Method
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme
+from ortolan.export.quantize.places import Place, places_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows, row_chunks
 from ortolan.export.streamed import Product, Result, run
-from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
 TIED_DAMPING = 0.5
@@ -52,7 +50,7 @@ def calibrated_weights(
     Yields:
         Each weight once; read its parts before the next weight.
     """
-    looked_up, places = _looked_up(model.module), _places(model.weights, plan)
+    looked_up, places = _looked_up(model.module), places_of(model.weights, plan)
     found: dict[str, dict[int, Part]] = {name: {} for name in plan}
     factor: gptq.Factor | None = None
     factored: Sequence[Tensor] = ()
@@ -76,37 +74,10 @@ def calibrated_weights(
         progress(len(plan), len(plan))
 
 
-class _Place(NamedTuple):
-    """Where the weight of a product is among those of a plan.
-
-    Attributes:
-        name: of the planned weight.
-        start: its first row there.
-        stop: the row after its last.
-        parts: weights that make up the planned one.
-    """
-
-    name: str
-    start: int
-    stop: int
-    parts: int
-
-
-def _places(weights: Weights, plan: Iterable[str]) -> dict[str, _Place]:
-    """Where each weight of the module is stored, by its name."""
-    places = {}
-    for name in plan:
-        leaves, start = leaves_of(weights, name), 0
-        for leaf in leaves:
-            places[leaf.name] = _Place(name, start, start + leaf.rows, len(leaves))
-            start += leaf.rows
-    return places
-
-
 def _round(
     model: Exportable,
     product: Product,
-    place: _Place,
+    place: Place,
     scheme: Scheme,
     factor: gptq.Factor,
     found: dict[str, dict[int, Part]],
