@@ -248,9 +248,18 @@ def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantizati
         fits=weights.group_size is None,
         exclude=tuple(weights.exclude),
         calibration_sequences=weights.calibration_sequences,
+        tunes=_tunes(weights, kind, method),
         # Who names a method wants its codes.
         keeps="all" if weights.method is None else "none",
     )
+
+
+def _tunes(weights: Int8 | Int4, kind: str, method: Method) -> bool | None:
+    """Whether scales are tuned: by default those of small decoders in 4 bits."""
+    wanted = weights.tune if isinstance(weights, Int4) else False
+    if wanted and method != "gptq":
+        raise OptionError(f"tune: expected the method gptq, whose scales it tunes, got {method}.")
+    return wanted if method == "gptq" and KINDS[kind].has_decoder else False
 
 
 def _group_size(device: Device, given: GroupSize | None, default: GroupSize) -> GroupSize:

@@ -35,6 +35,7 @@ class Quantization:
         fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
         calibration_sequences: see `Int8`.
+        tunes: tune the scales of calibrated weights end to end; None where that takes minutes.
         keeps: which codes of a checkpoint stay as they are: all; only plain ones, since a minimum
             for each group takes more nodes; or none.
     """
@@ -45,6 +46,7 @@ class Quantization:
     fits: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CALIBRATION_SEQUENCES
+    tunes: bool | None = False
     keeps: Keeps = "all"
 
 

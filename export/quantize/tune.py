@@ -46,6 +46,9 @@ RATE = 5e-3
 
 WARM_UP = 4
 
+PASSES = 1
+"""Over the texts."""
+
 BETAS, EPSILON = (0.9, 0.95), 1e-12
 """Of Adam."""
 
@@ -98,7 +101,8 @@ def tuned(
     found = [_Rounded.of(weight) for weight in quantized]
     _train(model, {each.weight.name: each for each in found}, inputs, progress)
     for each in found:
-        yield replace(each.weight, parts=_parts(model.weights, each))
+        parts = _parts(model.weights, each)
+        yield replace(each.weight, method="tuned", parts=parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,7 +171,9 @@ def _train(
     optimizer = torch.optim.Adam(
         [each.change for each in rounded.values()], lr=RATE, betas=BETAS, eps=EPSILON
     )
-    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
+    generator, order = torch.Generator().manual_seed(0), list[int]()
+    for _ in range(PASSES):
+        order += torch.randperm(len(texts), generator=generator).tolist()
     steps = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
     student = _student(model, rounded)
     for number, chosen in enumerate(steps):

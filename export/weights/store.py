@@ -13,6 +13,7 @@ from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.kept import kept, kept_weights
 from ortolan.export.quantize.plan import Quantization
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
+from ortolan.export.quantize.tune import is_affordable, tuned
 from ortolan.export.settings import Settings
 from ortolan.export.weights.blob import Blob, BlobWriter, initializer_bytes, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
@@ -73,7 +74,7 @@ def store(
                 quantized += write_codes(writer, found, dtype=dtype)
             quantized += write_channels(writer, model.weights, lowered.channels)
         write_rest(writer, models, model.weights, model.tables, dtype=dtype)
-        is_calibrated = any(tensor.method == "gptq" for tensor in quantized)
+        is_calibrated = any(tensor.method in ("gptq", "tuned") for tensor in quantized)
         return Stored(
             blob=writer.finish(),
             quantized=tuple(quantized),
@@ -94,5 +95,9 @@ def _find(
     rest = {name: scheme for name, scheme in schemes.items() if name not in stored}
     if quantization.method != "gptq":
         yield from round_weights(model.weights, rest, quantization.method)
-    elif rest:
-        yield from calibrated_weights(model, rest, inputs, progress=partial(progress, "calibrate"))
+        return
+    found = calibrated_weights(model, rest, inputs, progress=partial(progress, "calibrate"))
+    tunes = quantization.tunes
+    if is_affordable(model, inputs, rest) if tunes is None else tunes:
+        found = tuned(model, found, inputs, progress=partial(progress, "tune"))
+    yield from found
