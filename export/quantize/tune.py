@@ -19,7 +19,7 @@ inputs, G groups of a weight.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -85,20 +85,25 @@ def tuned(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[QuantizedWeight]:
-    """The same codes with tuned scales.
+    """The same codes with tuned scales; those of experts stay as they are.
 
     In memory are all codes, a byte each, and what PyTorch keeps of one text for its gradients.
 
     Args:
         model: as it was trained.
-        quantized: weights with two axes, and their codes.
+        quantized: weights, and their codes.
         inputs: texts of the calibration.
         progress: told after every text.
 
     Yields:
         Each weight once; read its parts before the next weight.
     """
-    found = [_Rounded.of(weight) for weight in quantized]
+    found = []
+    for weight in quantized:
+        if len(model.weights.shape(weight.name)) == 2:
+            found.append(_Rounded.of(weight))
+        else:
+            yield weight
     _train(model, {each.weight.name: each for each in found}, inputs, progress)
     for each in found:
         parts = _parts(model.weights, each)
@@ -159,6 +164,11 @@ class _Product(torch.autograd.Function):
         return to_x, blocks.sum(-1), None
 
 
+def product(x: Tensor, scales_NG: Tensor, codes: Codes) -> Tensor:
+    """The product of `(..., K)` with rows of a weight, `(..., N)`; gradients reach the scales."""
+    return cast(Tensor, _Product.apply(x, scales_NG, codes))  # type: ignore[no-untyped-call]
+
+
 def _train(
     model: Exportable,
     rounded: Mapping[str, _Rounded],
@@ -182,7 +192,7 @@ def _train(
         for place in chosen:
             with student:
                 logits_SV = texts[place]()
-            loss = _divergence(logits_SV, taught[place]) / len(chosen)
+            loss = divergence(logits_SV, taught[place]) / len(chosen)
             loss.backward()  # type: ignore[no-untyped-call]
             return_free_memory()
             if progress is not None:
@@ -202,7 +212,7 @@ def _student(model: Exportable, rounded: Mapping[str, _Rounded]) -> LazyWeights:
             return lazy.answer(request)
         scales = rounded[place.name].scales()[place.start : place.stop]
         rows = codes[place.name].rows(place.start, place.stop)
-        y: Tensor = _Product.apply(request.entering, scales, rows)  # type: ignore[no-untyped-call]
+        y = product(request.entering, scales, rows)
         return y if request.bias is None else y + request.bias
 
     return lazy.asking(ask)
@@ -224,7 +234,7 @@ def _predictions(model: Exportable, texts: Sequence[Callable[[], Tensor]]) -> li
     return [found[place] for place in range(len(texts))]
 
 
-def _divergence(logits_SV: Tensor, taught: Predictions) -> Tensor:
+def divergence(logits_SV: Tensor, taught: Predictions) -> Tensor:
     """The mean divergence from what the trained model says; the predictions not kept are one."""
     logs_SV = logits_SV.float().log_softmax(-1)
     kept_SP = logs_SV.gather(-1, taught.ids)
