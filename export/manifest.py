@@ -13,6 +13,7 @@ from ortolan.export.settings import Settings
 from ortolan.export.weights.store import Stored
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.manifest import Manifest, Provenance, StateType
+from ortolan.runtime.bundle.quality import Quality
 
 _DTYPES: Mapping[torch.dtype, StateType] = {
     torch.float32: "float32",
@@ -22,7 +23,13 @@ _DTYPES: Mapping[torch.dtype, StateType] = {
 """As the manifest names them."""
 
 
-def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored) -> Manifest:
+def describe(
+    folder: Path,
+    model: Exportable,
+    settings: Settings,
+    stored: Stored,
+    quality: Quality | None = None,
+) -> Manifest:
     """The manifest of the files that lie in a folder."""
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
     return Manifest(
@@ -54,4 +61,5 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
         output=model.gives,
         attention_maps=model.maps if settings.options.attention_maps else (),
         unverified=settings.unverified,
+        quality=quality,
     )
