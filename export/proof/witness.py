@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.export.proof.placement import without_weights
-from ortolan.runtime.certificate.weights import (
+from ortolan.runtime.certificate.sums import (
     VECTORS,
     ExpectedWeights,
     block_sizes,

@@ -8,8 +8,6 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from ortolan.runtime import limits
-
 __all__ = ["COSINE_SCALE", "KL_SCALE", "Quality", "Word", "rate"]
 
 Word = Literal["excellent", "good", "fair", "poor"]
@@ -24,7 +22,7 @@ A vector of E numbers that is d away moves its cosine with any third one by abou
 with E = 384, 0.002, 0.005 and 0.01, where neighbours in a ranked list are 0.01 apart.
 """
 
-_Sentence = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
+_Sentence = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,7 +24,7 @@ from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS, ModelKind
 from ortolan.runtime.bundle.manifest import KindName, Label, OutputName
 from ortolan.runtime.bundle.quality import Quality, rate
-from ortolan.runtime.certificate.weights import ExpectedWeights, WeightsReport
+from ortolan.runtime.certificate.sums import ExpectedWeights, WeightsReport
 
 __all__ = [
     "MAX_PROBES",

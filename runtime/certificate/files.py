@@ -35,7 +35,7 @@ from ortolan.runtime.certificate.fields import (
     Vectors,
     kept_positions,
 )
-from ortolan.runtime.certificate.weights import VECTORS, ExpectedWeights, blocks
+from ortolan.runtime.certificate.sums import VECTORS, ExpectedWeights, blocks
 from ortolan.runtime.errors import CertificateError
 
 __all__ = ["ARRAYS_NAME", "JSON_NAME", "read", "write"]

@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from ortolan.runtime import certificate
 from ortolan.runtime.bundle.manifest import File, Graph, Manifest, Provenance, State, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.certificate.weights import (
+from ortolan.runtime.certificate.sums import (
     ExpectedWeights,
     block_sizes,
     block_sums,
