@@ -1,7 +1,8 @@
-"""The speeds of a measurement as a picture. Does not measure."""
+"""The figures of a measurement as a picture. Does not measure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,6 +13,10 @@ FIRST, OTHER = "#1f6f8b", "#b8c4ca"  # the peer that the others are compared wit
 BAR_INCHES = 0.36
 FRAME_INCHES = 1.1
 WIDTH_INCHES = 4.6
+FRONTIER_INCHES = (9, 6)
+OURS = "ortolan"
+SHADES = (FIRST, "#0b3c4d", "#3fa7c4", "#7a4fa3", "#2f9e77", "#5566cc")
+MARKERS = ("s--", "^--", "v--", "D--", "P--", "X--")
 
 
 def draw(speeds: Sequence[Speed], path: Path, *, title: str, highlighted: str) -> None:
@@ -54,3 +59,46 @@ def panel(
     axes.set_xlabel("tokens per second")
     axes.set_title(label, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_frontier(
+    rows: Sequence[Mapping[str, Any]], path: Path, *, of: tuple[str, str], title: str
+) -> None:
+    """Write a PNG: what each way of making a model small costs in size and in quality.
+
+    Args:
+        rows: of a table. Those of a tool are joined by a line; Ortolan's are coloured.
+        path: the file.
+        of: the key of the cost in a row, and its name.
+        title: what was measured.
+    """
+    small = [row for row in rows if row["precision"] != "fp32"]  # far off, and all alike
+    if not small:
+        return
+    key, name = of
+    figure = Figure(figsize=FRONTIER_INCHES, layout="constrained")
+    axes = figure.subplots()
+    tools = list(dict.fromkeys(row["tool"] for row in small))
+    own = [tool for tool in tools if tool.startswith(OURS)]
+    for tool in tools:
+        points = [row for row in small if row["tool"] == tool]
+        sizes = [row["file_bytes"] / 1e6 for row in points]
+        color = SHADES[own.index(tool) % len(SHADES)] if tool in own else None
+        style = "o-" if tool in own else MARKERS[tools.index(tool) % len(MARKERS)]
+        axes.plot(sizes, [row[key] for row in points], style, color=color, label=tool)
+        for size, row in zip(sizes, points, strict=True):
+            axes.annotate(
+                row["label"],
+                (size, row[key]),
+                xytext=(4, 3),
+                textcoords="offset points",
+                fontsize="xx-small",
+            )
+    axes.set_yscale("log")
+    axes.set_xlabel("MB of weights")
+    axes.set_ylabel(name)
+    axes.set_title(title, fontsize="small")
+    axes.legend(fontsize="x-small")
+    axes.grid(visible=True, which="both", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)

@@ -47,6 +47,7 @@ class Quality:
     """One model against its reference over some text."""
 
     mean_kl: float
+    p99_kl: float
     max_kl: float
     top1_agreement: float
     bits_per_byte: float
@@ -59,6 +60,7 @@ class Quality:
         nats = math.fsum(float(predictions.nats.sum()) for predictions in found)
         return cls(
             mean_kl=float(kl.mean()),
+            p99_kl=float(np.quantile(kl, 0.99)),
             max_kl=float(kl.max()),
             top1_agreement=float(agrees.mean()),
             bits_per_byte=nats / math.log(2) / text_bytes,

@@ -1,270 +1,256 @@
-"""How well a trained model still predicts after each way of quantizing it.
+"""How well a trained model still predicts after each way of making it small.
 
     python benchmarks/quality.py models/pythonic
-    python benchmarks/quality.py models/pythonic --peers ortolan,onnxruntime-genai --out build
+    python benchmarks/quality.py models/pythonic --only 'ortolan gptq*,llama.cpp' --out build
+    python benchmarks/quality.py CHECKPOINT --text FILE... --name smollm2
+    python benchmarks/quality.py CHECKPOINT --text FILE... --bundles BUNDLE... --out build
 
-Reads the beginnings of files that the checkpoint's recipe held out of its training, a window at
-a time as `bits_per_byte` of ortolan.modeling does, and compares the logits of every setting with
-those of PyTorch in float32. Prints a table and writes benchmarks/results/quality-NAME.json and .md.
+Reads the beginnings of files that the checkpoint's recipe held out of its training, as
+`bits_per_byte` of ortolan.modeling does, or windows spread evenly over the files of --text, and
+compares the logits of every setting with those of PyTorch in float32. Prints a table and writes
+quality-NAME.json, .md and .png. Rows measured earlier over the same text stay beside the new ones.
+Speeds compare only with those of the same run.
 
-A setting is a peer at a precision: all peers as peers.py measures them, and Ortolan with every
-method and size of groups.
+What is measured stands in settings.py, the texts in texts.py, what counts as size in sizes.py.
 """
 
 import argparse
 import dataclasses
+import hashlib
 import json
-import random
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 import report
-from catalog import PEERS, PRECISIONS, TRANSFORMERS, Peer, ortolan
+import rounds
+import texts
+from catalog import TRANSFORMERS
+from chart import draw_frontier
 from divergence import Predictions, Quality
-from ortolan.modeling.training.data import Texts, read_data
-from ortolan.modeling.training.recipe import read_recipe
-from ortolan.modeling.training.tokenizer import encode
-from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
+from prepare import (
+    RESULTS,
+    ROOT,
+    Checkpoint,
+    all_versions,
+    program,
+    say,
+    trained_checkpoint,
+)
 from rounds import Program, Worker
 from script import count, exit_status, names
+from settings import SETTINGS, Setting, chosen, standing
+from sizes import sizes_of
+from texts import Text, Window
 
-METHODS = ("rtn", "hqq", "gptq")
-GROUP_SIZES = (32, 64, 128, 256)
-WINDOW = 1024
-CHARACTERS = 8192  # of one file, at most: the largest would be most of the text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A peer at one precision."""
-
-    peer: Peer
-    precision: str
+PROMPT_TOKENS = NEW_TOKENS = 128  # of a measurement of speed
+ROWS = 16  # compared at once: more do not stay in the processor's cache
 
 
-REFERENCE = Setting(peer=TRANSFORMERS, precision="fp32")
+def reference(checkpoint: Checkpoint, pieces: Sequence[Window], args: argparse.Namespace) -> Path:
+    """Return a folder with the logits of PyTorch in float32, a file for each window.
 
-SETTINGS = (
-    *(
-        Setting(peer=peer, precision=precision)
-        for precision in PRECISIONS
-        for peer in PEERS
-        if precision in peer.convert and not peer.last_logits_only
-    ),
-    Setting(peer=ortolan("ortolan", "int8"), precision="int8"),
-    *(
-        Setting(
-            peer=ortolan(
-                *(f"ortolan-{method}-{size}", "int4"),
-                *("--method", method, "--group-size", str(size)),
-            ),
-            precision="int4",
-        )
-        for method in METHODS
-        for size in GROUP_SIZES
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
-    """Documents that the model was not trained on, each with the token before it.
-
-    Attributes:
-        documents: ids of each.
-        size_bytes: what all of them are in UTF-8.
+    They are computed once for each checkpoint and text, and kept below the work folder.
     """
-
-    documents: tuple[tuple[int, ...], ...]
-    size_bytes: int
-
-    @property
-    def predictions(self) -> int:
-        """How many tokens there are to predict: all but the first of each document."""
-        return sum(len(ids) - 1 for ids in self.documents)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """A piece of a document.
-
-    Attributes:
-        ids: what the model sees.
-        targets: what follows each of the last `len(targets)` ids.
-    """
-
-    ids: tuple[int, ...]
-    targets: tuple[int, ...]
-
-
-def held_out(checkpoint: Checkpoint, *, tokens: int) -> Text:
-    """Return the beginnings of documents, in random order, until there are `tokens` to predict."""
-    recipe = read_recipe(checkpoint.path / "recipe.toml")
-    tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
-    special = recipe.required(recipe.tokenizer, "tokenizer").end_of_text
-    texts = list(read_data(recipe, checkpoint.path, Texts).held_out)
-    random.Random(0).shuffle(texts)
-    documents: list[tuple[int, ...]] = []
-    predictions = size_bytes = 0
-    for text in (whole[:CHARACTERS] for whole in texts):
-        if predictions >= tokens:
-            break
-        (ids,) = encode(tokenizer, (text,), special)
-        documents.append(tuple(ids))
-        predictions += len(ids) - 1
-        size_bytes += len(text.encode())
-    return Text(documents=tuple(documents), size_bytes=size_bytes)
-
-
-def windows(text: Text, size: int) -> Iterator[Window]:
-    """Yield windows that overlap by half, so that every token but a first is a target once."""
-    stride = max(size // 2, 1)
-    for ids in text.documents:
-        for start in range(0, max(len(ids) - 1, 0), stride):
-            piece = ids[start : start + size + 1]
-            known = 0 if start == 0 else size - stride
-            if len(piece) - 1 <= known:
-                break
-            yield Window(ids=piece[:-1], targets=piece[1 + known :])
-
-
-def write_reference(started: Program, pieces: Sequence[Window], scratch: Path) -> list[Path]:
-    """Write the logits of the reference for each window and return the files."""
-    files = [scratch / f"reference-{number}.npy" for number in range(len(pieces))]
-    with Worker(started) as worker:
-        for piece, file in zip(pieces, files, strict=True):
-            worker.logits(piece.ids, file)
-    return files
+    files = sorted(checkpoint.path.glob("*.safetensors"))
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    known = repr((stamps, [piece.ids for piece in pieces]))
+    key = hashlib.sha256(known.encode()).hexdigest()[:16]
+    folder: Path = args.work.resolve() / checkpoint.name / f"reference-{key}"
+    if folder.exists():
+        return folder
+    say(f"computing the reference, {len(pieces)} windows")
+    running = program(TRANSFORMERS, checkpoint, args.work, precision="fp32", threads=args.threads)
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    with Worker(running) as worker:
+        for number, piece in enumerate(pieces):
+            worker.logits(piece.ids, unfinished / f"{number}.npy")
+    return unfinished.rename(folder)
 
 
 def measure(
-    started: Program, pieces: Sequence[Window], reference: Sequence[Path], *, text_bytes: int
-) -> tuple[Quality, int]:
+    started: Program, pieces: Sequence[Window], folder: Path, *, text_bytes: int
+) -> Quality:
     """Compare one setting with the reference.
 
     Args:
         started: the setting.
         pieces: what to predict.
-        reference: files with the logits of the reference, one for each piece.
+        folder: the logits of the reference, from `reference`.
         text_bytes: what all targets are in UTF-8.
-
-    Returns:
-        What was found, and the bytes of the model.
     """
-    found = []
+    found: list[Predictions] = []
     with Worker(started) as worker, tempfile.TemporaryDirectory() as scratch:
-        for piece, file in zip(pieces, reference, strict=True):
+        for number, piece in enumerate(pieces):
             logits = worker.logits(piece.ids, Path(scratch) / "logits.npy")
-            expected = np.load(file)
-            last = len(piece.targets)
-            found.append(Predictions.of(expected[-last:], logits[-last:], piece.targets))
-        return Quality.of(found, text_bytes=text_bytes), worker.model_bytes
+            expected = np.load(folder / f"{number}.npy", mmap_mode="r")
+            first = len(piece.ids) - len(piece.targets)
+            for at in range(0, len(piece.targets), ROWS):
+                rows = slice(first + at, first + at + ROWS)
+                targets = piece.targets[at : at + ROWS]
+                found.append(Predictions.of(expected[rows], logits[rows], targets))
+    return Quality.of(found, text_bytes=text_bytes)
 
 
 def markdown(document: report.Document) -> str:
     """Return what was measured as text and a table, one row per setting."""
-    text = document["held_out"]
-    header = ["", "mean KL", "max KL", "top-1 agreement", "bits per byte", "model MiB"]
+    text = document["text"]
+    header = [
+        *("", "MB", "MB read per token", "mean KL", "p99 KL", "max KL"),
+        *("top-1 agreement", "bits per byte", "decoded tokens/s"),
+    ]
     rows = [
         [
-            f"{entry['peer']} {entry['precision']}",
-            f"{entry['mean_kl']:.1e}",
-            f"{entry['max_kl']:.1e}",
+            f"{entry['tool']} {entry['label']}",
+            f"{entry['file_bytes'] / 1e6:.1f}",
+            f"{entry['read_bytes'] / 1e6:.1f}",
+            f"{entry['mean_kl']:.2g}",
+            f"{entry['p99_kl']:.2g}",
+            f"{entry['max_kl']:.2g}",
             f"{entry['top1_agreement']:.4f}",
             f"{entry['bits_per_byte']:.4f}",
-            f"{entry['model_bytes'] / 2**20:.1f}",
+            f"{entry['decode_per_s']:.1f}" if "decode_per_s" in entry else "",
         ]
         for entry in document["settings"]
     ]
     return "\n\n".join(
         [
             f"# {document['checkpoint']}",
-            f"Against PyTorch in float32 on {text['predictions']} held-out tokens, "
-            f"{text['bytes']} bytes in {text['documents']} files, "
-            f"windows of {document['window']} tokens. KL in nats.",
+            f"Against PyTorch in float32 on {text['predictions']} tokens, {text['bytes']} bytes: "
+            f"{text['source']}, in windows of {text['window']} tokens. KL in nats. MB are millions "
+            "of bytes of the files that hold weights, without tokenizers.",
             report.table(header, rows),
+            *(made_of(entry) for entry in document["settings"] if entry["formats"]),
             report.with_versions(document["versions"]),
         ]
     )
 
 
-def chosen(wanted: Sequence[str] | None) -> list[Setting]:
-    """Return the settings of the named peers, or all.
-
-    Raises:
-        ValueError: no setting has such a peer.
-    """
-    known = list(dict.fromkeys(setting.peer.name for setting in SETTINGS))
-    for name in wanted or ():
-        if name not in known:
-            raise ValueError(f"--peers: expected some of {', '.join(known)}, got {name}.")
-    return [setting for setting in SETTINGS if setting.peer.name in (wanted or known)]
+def made_of(entry: Mapping[str, Any]) -> str:
+    """Return a line that says in which formats the weights of a row are."""
+    parts = [f"{size / 1e6:.1f} MB of {kind}" for kind, size in entry["formats"].items()]
+    return f"{entry['tool']} {entry['label']}: {', '.join(parts)}."
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure what quantization costs in quality.")
-    parser.add_argument("checkpoint", type=Path, help="folder with a checkpoint and its recipe")
-    parser.add_argument("--peers", type=names, help="NAME,NAME: settings of these alone")
-    parser.add_argument("--tokens", type=count, default=20480, help="to predict, or a few more")
+    parser.add_argument("checkpoint", type=Path, help="folder with a checkpoint")
+    parser.add_argument("--name", help="of the result; the folder's by default")
+    parser.add_argument("--only", type=names, default=(), help="TOOL,PATTERN: these settings")
+    parser.add_argument("--bundles", type=Path, nargs="+", help="these bundles, no settings")
+    parser.add_argument("--reuse", action="store_true", help="take our earlier exports as they are")
+    parser.add_argument("--text", type=Path, nargs="+", help="files to read, not the recipe's")
+    parser.add_argument("--windows", type=count, default=24, help="over the files of --text")
+    parser.add_argument("--window", type=count, default=256, help="tokens in each of them")
+    parser.add_argument("--tokens", type=count, default=20480, help="of its recipe's files")
     parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("--speed", action="store_true", help="decode in turn as well")
+    parser.add_argument("-r", "--rounds", type=count, default=7, help="of --speed")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(arguments)
 
 
-def compare(args: argparse.Namespace) -> None:
-    """Measure every requested setting, print and write the result."""
-    settings = chosen(args.peers)
-    checkpoint = trained_checkpoint(args.checkpoint)
-    text = held_out(checkpoint, tokens=args.tokens)
-    config = json.loads((checkpoint.path / "config.json").read_text(encoding="utf-8"))
-    window = min(WINDOW, config["max_position_embeddings"])
-    pieces = list(windows(text, window))
+def text_of(args: argparse.Namespace) -> Text:
+    """Return the text that the command line asks for."""
+    if args.text is None:
+        return texts.held_out(args.checkpoint, tokens=args.tokens)
+    return texts.spread(args.checkpoint, args.text, windows=args.windows, window=args.window)
 
-    def start(setting: Setting) -> Program:
-        return program(
-            *(setting.peer, checkpoint, args.work),
-            precision=setting.precision,
-            threads=args.threads,
-        )
 
-    # Before the long part: what fails for lack of a peer fails now.
-    versions = all_versions(setting.peer for setting in settings)
-    machine = report.machine()
-    entries = []
-    with tempfile.TemporaryDirectory() as scratch:
-        reference = write_reference(start(REFERENCE), pieces, Path(scratch))
-        for setting in settings:
-            quality, model_bytes = measure(
-                start(setting), pieces, reference, text_bytes=text.size_bytes
-            )
-            entry = {"peer": setting.peer.name, "precision": setting.precision}
-            entries.append({**entry, **dataclasses.asdict(quality), "model_bytes": model_bytes})
-            say(f"{entry['peer']} {entry['precision']}: mean KL {quality.mean_kl:.2e}")
-    document = {
-        "checkpoint": checkpoint.name,
-        "held_out": {
-            "documents": len(text.documents),
-            "bytes": text.size_bytes,
-            "predictions": text.predictions,
-        },
-        "window": window,
-        "versions": versions,
-        "machine": machine,
-        "settings": entries,
-    }
-    path = args.out / f"quality-{checkpoint.name}.json"
+def started(setting: Setting, checkpoint: Checkpoint, args: argparse.Namespace) -> Program:
+    """Make the model of a setting if need be, and return what runs it."""
+    source = checkpoint
+    if setting.bundle is not None:
+        source = replace(checkpoint, path=setting.bundle.resolve())
+    peer = replace(setting.peer, reuse=setting.peer.reuse or args.reuse)
+    return program(peer, source, args.work, precision=setting.precision, threads=args.threads)
+
+
+def merged(earlier: report.Document, new: report.Document) -> report.Document:
+    """Return what is new with the rows of an earlier run over the same text, by tool and size."""
+    if earlier["text"] != new["text"]:
+        return new
+    settings = (*earlier["settings"], *new["settings"])
+    rows = {(row["tool"], row["label"]): row for row in settings}
+    tools = list(dict.fromkeys(tool for tool, _ in rows))
+    ordered = sorted(rows.values(), key=lambda row: (tools.index(row["tool"]), row["file_bytes"]))
+    versions = {**earlier["versions"], **new["versions"]}
+    return {**new, "versions": versions, "settings": ordered}
+
+
+def publish(document: report.Document, path: Path) -> None:
+    """Write the rows, together with those of earlier runs over the same text."""
+    if path.exists():
+        document = merged(json.loads(path.read_text(encoding="utf-8")), document)
     report.write(path, document)
     path.with_suffix(".md").write_text(markdown(document), encoding="utf-8")
-    print(markdown(document))
-    say(f"wrote {path} and, beside it, .md")
+    title = f"{document['checkpoint']}, {document['text']['source']}"
+    of = ("mean_kl", "mean KL to float32, nats")
+    draw_frontier(document["settings"], path.with_suffix(".png"), of=of, title=title)
+
+
+def with_speeds(
+    rows: Sequence[report.Document], programs: Sequence[Program], prompt: Sequence[int], turns: int
+) -> list[report.Document]:
+    """Return rows with the decode speed of their programs, which take turns."""
+    request = {"prompt": list(prompt), "new_tokens": NEW_TOKENS}
+    runs, loaded = rounds.measure(programs, [request], rounds=turns)
+    speeds = report.summarize(runs, loaded, new_tokens=NEW_TOKENS).speeds
+    return [
+        {**row, "decode_per_s": speed.decode_per_s} for row, speed in zip(rows, speeds, strict=True)
+    ]
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Measure every requested setting, print and write the result after each."""
+    settings = [standing(folder) for folder in args.bundles or ()] or chosen(args.only, SETTINGS)
+    checkpoint = trained_checkpoint(args.checkpoint)
+    checkpoint = replace(checkpoint, name=args.name or checkpoint.name)
+    text = text_of(args)
+    pieces = list(texts.cut(text))
+    # Before the long part: what fails for lack of a peer fails now.
+    versions = all_versions(setting.peer for setting in settings)
+    expected = reference(checkpoint, pieces, args)
+    path = args.out / f"quality-{checkpoint.name}.json"
+    document = {
+        "checkpoint": checkpoint.name,
+        "text": {
+            "source": text.source,
+            "bytes": text.size_bytes,
+            "predictions": text.predictions,
+            "window": text.window,
+        },
+        "machine": report.machine(),
+    }
+    rows, programs = [], []
+    for setting in settings:
+        running = started(setting, checkpoint, args)
+        quality = measure(running, pieces, expected, text_bytes=text.size_bytes)
+        row = {
+            **{"tool": setting.tool, "label": setting.label, "precision": setting.precision},
+            **dataclasses.asdict(quality),
+            **dataclasses.asdict(sizes_of(running.model)),
+        }
+        say(f"{setting.name}: {row['file_bytes'] / 1e6:.1f} MB, mean KL {quality.mean_kl:.2e}")
+        used = {setting.tool: versions[setting.peer.name]}
+        publish({**document, "versions": used, "settings": [row]}, path)
+        rows.append(row)
+        programs.append(running)
+    if args.speed:
+        rows = with_speeds(rows, programs, pieces[0].ids[:PROMPT_TOKENS], args.rounds)
+        publish({**document, "versions": {}, "settings": rows}, path)
+    print(path.with_suffix(".md").read_text(encoding="utf-8"))
+    say(f"wrote {path} and, beside it, .md and .png")
 
 
 if __name__ == "__main__":

@@ -103,18 +103,27 @@ def values_of(tensor: Tensor, config: Mapping[str, Any]) -> Array:
     return interleaved(values, config[HEADS[inner]]) if inner in HEADS else values
 
 
+def rotary(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of the positions, wherever the version of transformers put them."""
+    scaling = config.get("rope_scaling") or {"rope_type": "default"}
+    return config.get("rope_parameters") or {"rope_theta": config["rope_theta"], **scaling}
+
+
 def rope_factors(config: Mapping[str, Any]) -> Array | None:
     """Return what llama.cpp divides each rotary frequency by, or None for 1.
 
     Source: Llama 3.1's scaling, as in transformers' `_compute_llama3_parameters`.
+
+    Raises:
+        ValueError: the scaling is another.
     """
-    scaling = config.get("rope_scaling")
-    if scaling is None:
+    scaling = rotary(config)
+    if scaling["rope_type"] == "default":
         return None
     if scaling["rope_type"] != "llama3":
         raise ValueError(f"rope_scaling: expected llama3 or none, got {scaling['rope_type']}.")
     size = config["head_dim"]
-    lengths = 2 * math.pi * config["rope_theta"] ** (np.arange(0, size, 2) / size)
+    lengths = 2 * math.pi * scaling["rope_theta"] ** (np.arange(0, size, 2) / size)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] / lengths
     share = np.clip((turns - low) / (high - low), 0, 1)

@@ -20,7 +20,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from workers.llama_weights import gguf_name, rope_factors, tensors, values_of
+from workers.llama_weights import gguf_name, rope_factors, rotary, tensors, values_of
 
 
 def describe(writer: Any, config: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ def describe(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(rotary(config)["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(llama_cpp.LLAMA_FTYPE_ALL_F32)
     writer.add_tokenizer_model("none")

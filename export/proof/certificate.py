@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ortolan.export.errors import ExportError, OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import calls
+from ortolan.export.options import Cache
 from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import join, keep
 from ortolan.export.streamed import Result, run
@@ -54,6 +55,7 @@ def thresholds(
     output: str = "logits",
     max_kl: float | None = None,
     allow_poor: bool = False,
+    cache: Cache = "float",
 ) -> Thresholds:
     """The bounds of a bundle.
 
@@ -62,11 +64,13 @@ def thresholds(
         output: what is compared (`runtime.bundle.kinds.OUTPUTS`).
         max_kl: the user's own bound on the divergence of logits.
         allow_poor: no bound where weights are rounded, unless there is one of the user's own.
+        cache: of keys and values; codes of 8 bits are as far from floats as such weights are.
 
     Raises:
         OptionError: a bound on logits where there are none.
     """
-    bounds = THRESHOLDS[precision]
+    is_rounded = cache == "int8" and THRESHOLDS[precision].max_abs_delta is not None
+    bounds = THRESHOLDS["int8" if is_rounded else precision]
     if allow_poor and bounds.max_abs_delta is None:
         bounds = Thresholds(mean_kl=ANY_DISTANCE, mean_cosine=ANY_DISTANCE)
     if OUTPUTS[output].are_logits:

@@ -1,18 +1,20 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import quality
+import settings
+import texts
 from catalog import PRECISIONS
 from divergence import Predictions, Quality, log_softmax
 from ortolan.modeling.training.evaluation import bits_per_byte
-from quality import SETTINGS, Text
+from settings import SETTINGS
+from texts import Text
 
 P, V = 7, 11
 
@@ -56,22 +58,6 @@ def test_summary_counts_each_prediction_once() -> None:
     assert found.bits_per_byte == pytest.approx(nats / math.log(2) / 20)
 
 
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    size=st.integers(1, 12),
-)
-def test_windows_predict_every_token_but_a_first_once(lengths: list[int], size: int) -> None:
-    documents = tuple(tuple(range(100 * n, 100 * n + length)) for n, length in enumerate(lengths))
-    text = Text(documents=documents, size_bytes=1)
-    pieces = list(quality.windows(text, size))
-    predicted = [target for piece in pieces for target in piece.targets]
-    assert predicted == [token for ids in documents for token in ids[1:]]
-    assert len(predicted) == text.predictions
-    for piece in pieces:
-        assert len(piece.targets) <= len(piece.ids) <= size
-        assert piece.targets[-1] == piece.ids[-1] + 1
-
-
 class Bigrams(torch.nn.Module):
     """Logits that depend on the window's length as well: another cut would show."""
 
@@ -85,10 +71,12 @@ def test_bits_per_byte_is_that_of_the_trainer() -> None:
     text = Text(
         documents=tuple(tuple(random.integers(0, V, size).tolist()) for size in (30, 1, 8, 9)),
         size_bytes=100,
+        source="drawn",
+        window=8,
     )
     module = Bigrams()
     found = []
-    for piece in quality.windows(text, 8):
+    for piece in texts.cut(text):
         rows = module(torch.tensor([piece.ids]))[0, -len(piece.targets) :].numpy()
         found.append(Predictions.of(rows, rows, piece.targets))
     expected = bits_per_byte(
@@ -101,34 +89,61 @@ def test_bits_per_byte_is_that_of_the_trainer() -> None:
 
 
 def test_settings_are_distinct_and_can_all_give_logits() -> None:
-    named = [(setting.peer.name, setting.precision) for setting in SETTINGS]
-    assert len(set(named)) == len(named)
-    assert {precision for _, precision in named} == {*PRECISIONS, "int8"}
+    names = [setting.name for setting in SETTINGS]
+    assert len(set(names)) == len(names)
+    folders = [(setting.peer.name, setting.precision) for setting in SETTINGS]
+    assert len(set(folders)) == len(folders)
+    assert {setting.precision for setting in SETTINGS} == {*PRECISIONS, "int8"}
     assert not any(setting.peer.last_logits_only for setting in SETTINGS)
     for setting in SETTINGS:
-        assert setting.peer.command(setting.precision, random=False) is not None
+        assert setting.peer.command(setting.precision, random=False)
 
 
-def test_settings_of_unknown_peers_are_refused() -> None:
-    assert {setting.precision for setting in quality.chosen(["ortolan"])} == {
-        *("fp32", "int8", "int4")
-    }
+def test_settings_are_chosen_by_tool_or_pattern() -> None:
+    assert settings.chosen((), SETTINGS) == list(SETTINGS)
+    assert [setting.label for setting in settings.chosen(["ortolan"], SETTINGS)] == [
+        "fp32",
+        "int8",
+        "int4",
+    ]
+    found = settings.chosen(["llama.cpp Q4_?", "llama.cpp Q4_0"], SETTINGS)
+    assert [setting.label for setting in found] == ["Q4_0", "Q4_1"]
     with pytest.raises(ValueError, match="got nobody"):
-        quality.chosen(["nobody"])
+        settings.chosen(["nobody"], SETTINGS)
 
 
-def test_table_has_a_row_for_each_setting() -> None:
-    entry = {
-        **{"peer": "a", "precision": "int4", "mean_kl": 0.02, "max_kl": 1.0},
-        **{"top1_agreement": 0.9, "bits_per_byte": 1.1, "model_bytes": 2**20},
+def row(tool: str, label: str, size: int, kl: float = 0.02) -> dict[str, object]:
+    return {
+        **{"tool": tool, "label": label, "precision": "int4"},
+        **{"mean_kl": kl, "p99_kl": 0.5, "max_kl": 1.0, "top1_agreement": 0.9},
+        **{"bits_per_byte": 1.1, "file_bytes": size, "read_bytes": size},
+        "formats": {"Q8_0": 1_500_000, "F32": 20_000} if tool == "a" else {},
     }
-    document = {
+
+
+def document(*rows: dict[str, object], source: str = "a text") -> dict[str, object]:
+    return {
         "checkpoint": "model",
-        "held_out": {"documents": 1, "bytes": 2, "predictions": 3},
-        "window": 8,
+        "text": {"source": source, "bytes": 2, "predictions": 3, "window": 8},
         "versions": {"a": {"engine": "1.0"}},
-        "settings": [entry, entry],
+        "settings": list(rows),
     }
-    text = quality.markdown(json.loads(json.dumps(document)))
-    assert text.count("| a int4 | 2.0e-02 | 1.0e+00 | 0.9000 | 1.1000 | 1.0 |") == 2
+
+
+def test_rows_of_earlier_runs_stay_unless_the_text_is_another(tmp_path: Path) -> None:
+    path = tmp_path / "quality-model.json"
+
+    def found() -> list[tuple[str, str, float]]:
+        rows = json.loads(path.read_text())["settings"]
+        return [(row["tool"], row["label"], row["mean_kl"]) for row in rows]
+
+    quality.publish(document(row("a", "big", 3_000_000), row("b", "one", 10)), path)
+    quality.publish(document(row("b", "one", 10, 0.1), row("a", "small", 2_000_000)), path)
+    assert found() == [("a", "small", 0.02), ("a", "big", 0.02), ("b", "one", 0.1)]
+    text = path.with_suffix(".md").read_text()
+    assert "| a small | 2.0 | 2.0 | 0.02 | 0.5 | 1 | 0.9000 | 1.1000 |  |" in text
+    assert "\na big: 1.5 MB of Q8_0, 0.0 MB of F32.\n" in text
     assert text.endswith("With engine 1.0.\n")
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    quality.publish(document(row("c", "new", 10), source="another"), path)
+    assert found() == [("c", "new", 0.02)]

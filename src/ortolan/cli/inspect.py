@@ -84,6 +84,7 @@ def _describe_bundle(
             ("devices", ", ".join(about.devices)),
             *([("device", f"not verified: {about.unverified}")] if about.unverified else []),
             *quality_rows(about.quality),
+            *([("calibrated", f"on {about.calibrated_on}")] if about.calibrated_on else []),
             ("takes", about.takes),
             ("gives", f"{about.gives}{_some(about.labels)}"),
             *_tokens(about),

@@ -1,0 +1,141 @@
+"""What quality.py measures: every way of making a model small that has a row in its table.
+
+A new row is one more entry here. Does not convert or measure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+from catalog import (
+    GENAI,
+    LLAMA_CPP,
+    OPENVINO,
+    OPTIMUM,
+    ORTOLAN,
+    Peer,
+    ortolan,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A row of the table and a point of the picture.
+
+    Attributes:
+        tool: whose; the points of a tool are joined by a line.
+        label: which of its points.
+        precision: as the peer names it.
+        peer: how the model is made and run.
+        bundle: a model that stands ready; by default it is made from the checkpoint.
+    """
+
+    tool: str
+    label: str
+    precision: str
+    peer: Peer
+    bundle: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """How it is chosen and told from the others."""
+        return f"{self.tool} {self.label}"
+
+
+def point(tool: str, label: str, peer: Peer, *command: str, precision: str = "int4") -> Setting:
+    """Return what a peer makes of a checkpoint with a command of its own."""
+    # Names a folder as well: variants of a peer are kept side by side.
+    name = f"{tool} {label}".replace(" ", "-")
+    named = replace(peer, name=name, convert={precision: command})
+    return Setting(tool=tool, label=label, precision=precision, peer=named)
+
+
+def ours(line: str, label: str, *arguments: str, precision: str = "int4") -> Setting:
+    """Return Ortolan as it exports with some arguments, on a line of its own or the plain one."""
+    tool = f"ortolan {line}".rstrip()
+    made = ortolan("ortolan", precision, *arguments)
+    return point(tool, label, made, *made.convert[precision], precision=precision)
+
+
+def groups(line: str, *arguments: str) -> tuple[Setting, ...]:
+    """Return a line of Ortolan's with a point for each size of groups."""
+    return tuple(
+        ours(line, f"g{size}", "--group-size", str(size), *arguments) for size in GROUP_SIZES
+    )
+
+
+def gguf(kind: str) -> Setting:
+    """Return a type of llama.cpp's."""
+    return point("llama.cpp", kind, LLAMA_CPP, *LLAMA_CPP.convert["fp32"][:-1], f"MOSTLY_{kind}")
+
+
+def nncf(label: str, *arguments: str) -> Setting:
+    """Return OpenVINO's int4 with some arguments."""
+    # A row that is no multiple of the size of groups is refused without the last.
+    last = ("--group-size-fallback", "adjust")
+    return point("openvino", label, OPENVINO, *OPTIMUM, "int4", "{model}", *arguments, *last)
+
+
+def genai(label: str, *arguments: str) -> Setting:
+    """Return onnxruntime-genai's int4 with some arguments."""
+    return point("onnxruntime-genai", label, GENAI, *GENAI.convert["int4"], *arguments)
+
+
+GROUP_SIZES = (32, 64, 128, 256)
+
+SETTINGS = (
+    *(
+        point(tool, "fp32", peer, *peer.convert["fp32"], precision="fp32")
+        for tool, peer in (
+            ("ortolan", ORTOLAN),
+            ("onnxruntime-genai", GENAI),
+            ("llama.cpp", LLAMA_CPP),
+            ("openvino", OPENVINO),
+        )
+    ),
+    ours("", "int8", precision="int8"),
+    ours("", "int4"),
+    ours("split", "int4", "--graphs", "split", "--prefill-precision", "int8"),
+    *groups("rtn", "--method", "rtn", "--head-bits", "8"),
+    *groups("hqq", "--method", "hqq", "--head-bits", "8"),
+    *groups("gptq", "--method", "gptq", "--head-bits", "8"),
+    *groups("gptq head 4", "--method", "gptq", "--head-bits", "4"),
+    *groups("gptq asymmetric", "--method", "gptq", "--head-bits", "8", "--asymmetric"),
+    genai("int4"),
+    *(
+        genai(algorithm, "--extra_options", f"int4_algo_config={algorithm}")
+        for algorithm in ("k_quant_last", "k_quant_mixed")
+    ),
+    *(gguf(kind) for kind in ("Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")),
+    nncf("int4"),
+    *(
+        nncf(f"g{size} {form}", "--group-size", str(size), *arguments)
+        for size in (32, 64)
+        for form, arguments in (("sym", ("--sym",)), ("asym", ()))
+    ),
+    nncf("g64 asym ratio 0.8", "--group-size", "64", "--ratio", "0.8"),
+    nncf("g64 asym all layers", "--group-size", "64", "--all-layers"),
+)
+
+
+def standing(folder: Path) -> Setting:
+    """Return a bundle of Ortolan's that stands ready."""
+    peer = replace(ORTOLAN, name=f"bundle-{folder.name}", convert={"int4": ()})
+    return Setting(tool="bundle", label=folder.name, precision="int4", peer=peer, bundle=folder)
+
+
+def chosen(patterns: Sequence[str], settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings whose tool is named, or whose name matches; all without patterns.
+
+    Raises:
+        ValueError: a pattern matches no setting.
+    """
+    found = []
+    for pattern in patterns:
+        matching = [s for s in settings if s.tool == pattern or fnmatch(s.name, pattern)]
+        if not matching:
+            known = ", ".join(setting.name for setting in settings)
+            raise ValueError(f"--only: expected some of {known}, got {pattern}.")
+        found += matching
+    return [setting for setting in settings if not patterns or setting in found]
