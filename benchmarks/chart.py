@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from report import Speed
 
@@ -14,9 +15,10 @@ BAR_INCHES = 0.36
 FRAME_INCHES = 1.1
 WIDTH_INCHES = 4.6
 FRONTIER_INCHES = (9, 6)
-OURS = "ortolan"
+OURS = ("ortolan", "bundle")
 SHADES = (FIRST, "#0b3c4d", "#3fa7c4", "#7a4fa3", "#2f9e77", "#5566cc")
-MARKERS = ("s--", "^--", "v--", "D--", "P--", "X--")
+GREYS = ("#8a979e", "#b08d57", "#9a7b8f", "#7d8c6a")
+MARKERS = ("s", "^", "D", "P")
 
 
 def draw(speeds: Sequence[Speed], path: Path, *, title: str, highlighted: str) -> None:
@@ -61,38 +63,51 @@ def panel(
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_frontier(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
+def draw_frontier(
+    rows: Sequence[Mapping[str, Any]], path: Path, *, of: tuple[str, str], title: str
+) -> None:
     """Write a PNG: what each way of making a model small costs in size and in quality.
 
     Args:
-        rows: of quality.py. Those of a tool are joined by a line; Ortolan's are coloured.
+        rows: of a table. Those of a tool are joined by a line; Ortolan's are coloured.
         path: the file.
+        of: the key of the cost in a row, and its name.
         title: what was measured.
     """
     small = [row for row in rows if row["precision"] != "fp32"]  # far off, and all alike
     if not small:
         return
+    key, name = of
     figure = Figure(figsize=FRONTIER_INCHES, layout="constrained")
     axes = figure.subplots()
     tools = list(dict.fromkeys(row["tool"] for row in small))
     own = [tool for tool in tools if tool.startswith(OURS)]
+    others = [tool for tool in tools if tool not in own]
     for tool in tools:
         points = [row for row in small if row["tool"] == tool]
         sizes = [row["file_bytes"] / 1e6 for row in points]
-        color = SHADES[own.index(tool) % len(SHADES)] if tool in own else None
-        style = "o-" if tool in own else MARKERS[tools.index(tool) % len(MARKERS)]
-        axes.plot(sizes, [row["mean_kl"] for row in points], style, color=color, label=tool)
+        place = (own if tool in own else others).index(tool)
+        colors, markers = (SHADES, ("o",)) if tool in own else (GREYS, MARKERS)
+        color = colors[place % len(colors)]
+        marker = markers[place % len(markers)]
+        costs = [row[key] for row in points]
+        axes.plot(sizes, costs, color=color, marker=marker, label=tool)
         for size, row in zip(sizes, points, strict=True):
             axes.annotate(
                 row["label"],
-                (size, row["mean_kl"]),
+                (size, row[key]),
                 xytext=(4, 3),
                 textcoords="offset points",
                 fontsize="xx-small",
+                color=color,
             )
     axes.set_yscale("log")
+    for named in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        named(FuncFormatter(lambda value, _: f"{value:.1g}"))
+    axes.tick_params(axis="y", which="both", labelsize="x-small")
+    axes.margins(x=0.08)
     axes.set_xlabel("MB of weights")
-    axes.set_ylabel("mean KL to float32, nats")
+    axes.set_ylabel(name)
     axes.set_title(title, fontsize="small")
     axes.legend(fontsize="x-small")
     axes.grid(visible=True, which="both", alpha=0.25)

@@ -46,7 +46,7 @@ class Setting:
 def point(tool: str, label: str, peer: Peer, *command: str, precision: str = "int4") -> Setting:
     """Return what a peer makes of a checkpoint with a command of its own."""
     # Names a folder as well: variants of a peer are kept side by side.
-    name = f"{tool} {label}".replace(", ", "-").replace(" ", "-")
+    name = f"{tool} {label}".replace(" ", "-")
     named = replace(peer, name=name, convert={precision: command})
     return Setting(tool=tool, label=label, precision=precision, peer=named)
 
@@ -96,11 +96,12 @@ SETTINGS = (
     ),
     ours("", "int8", precision="int8"),
     ours("", "int4"),
+    ours("split", "int4", "--graphs", "split", "--prefill-precision", "int8"),
     *groups("rtn", "--method", "rtn", "--head-bits", "8"),
     *groups("hqq", "--method", "hqq", "--head-bits", "8"),
     *groups("gptq", "--method", "gptq", "--head-bits", "8"),
-    *groups("gptq, head 4", "--method", "gptq", "--head-bits", "4"),
-    *groups("gptq, asymmetric", "--method", "gptq", "--head-bits", "8", "--asymmetric"),
+    *groups("gptq head 4", "--method", "gptq", "--head-bits", "4"),
+    *groups("gptq asymmetric", "--method", "gptq", "--head-bits", "8", "--asymmetric"),
     genai("int4"),
     *(
         genai(algorithm, "--extra_options", f"int4_algo_config={algorithm}")
@@ -113,8 +114,8 @@ SETTINGS = (
         for size in (32, 64)
         for form, arguments in (("sym", ("--sym",)), ("asym", ()))
     ),
-    nncf("g64 asym, ratio 0.8", "--group-size", "64", "--ratio", "0.8"),
-    nncf("g64 asym, all layers", "--group-size", "64", "--all-layers"),
+    nncf("g64 asym ratio 0.8", "--group-size", "64", "--ratio", "0.8"),
+    nncf("g64 asym all layers", "--group-size", "64", "--all-layers"),
 )
 
 
@@ -124,7 +125,7 @@ def standing(folder: Path) -> Setting:
     return Setting(tool="bundle", label=folder.name, precision="int4", peer=peer, bundle=folder)
 
 
-def chosen(patterns: Sequence[str]) -> list[Setting]:
+def chosen(patterns: Sequence[str], settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings whose tool is named, or whose name matches; all without patterns.
 
     Raises:
@@ -132,9 +133,9 @@ def chosen(patterns: Sequence[str]) -> list[Setting]:
     """
     found = []
     for pattern in patterns:
-        matching = [s for s in SETTINGS if s.tool == pattern or fnmatch(s.name, pattern)]
+        matching = [s for s in settings if s.tool == pattern or fnmatch(s.name, pattern)]
         if not matching:
-            known = ", ".join(setting.name for setting in SETTINGS)
+            known = ", ".join(setting.name for setting in settings)
             raise ValueError(f"--only: expected some of {known}, got {pattern}.")
         found += matching
-    return [setting for setting in SETTINGS if not patterns or setting in found]
+    return [setting for setting in settings if not patterns or setting in found]

@@ -4,7 +4,7 @@
 a user's own module; the steps of an export know nothing else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ortolan.modeling.families.reader import ConfigKeys
+from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import KINDS, ModelKind
 from ortolan.runtime.bundle.manifest import (
@@ -37,6 +38,8 @@ ids `(S,)` of a decoder, None where the model takes no such thing.
 Logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding `(E,)`.
 """
 
+Cached = Callable[[Tensor], Sequence[LayerCache]]
+"""Keys and values `(1, K, S, D)` of every layer, as a cache holds them after ids `(S,)`."""
 
 NO_KEYS = ConfigKeys(read=(), ignored=(), accepted=())
 """Of a model without a config.json."""
@@ -67,6 +70,7 @@ class Exportable:
         tokenizer: reads texts; None where the model takes only ids, or images.
         takes: what the encoder takes; None for a decoder by itself.
         gives: what an encoder by itself gives; None for the other kinds.
+        cached: what its decoder caches, in the order of the states; None with an encoder.
         keys: what became of the keys of its config.json; none of a live module.
         left_out: towers of the checkpoint for other inputs than texts.
     """
@@ -90,6 +94,7 @@ class Exportable:
     tokenizer: Tokenizer | None
     takes: TextSource | ImageSource | None
     gives: Output | None
+    cached: Cached | None = None
     keys: ConfigKeys = NO_KEYS
     left_out: tuple[str, ...] = ()
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import torch
 
 from ortolan import __version__
@@ -12,7 +13,7 @@ from ortolan.export.output import describe_files
 from ortolan.export.settings import Settings
 from ortolan.export.weights.store import Stored
 from ortolan.runtime import certificate as runtime_certificate
-from ortolan.runtime.bundle.manifest import Manifest, Provenance, StateType
+from ortolan.runtime.bundle.manifest import Manifest, Provenance, State, StateType
 
 _DTYPES: Mapping[torch.dtype, StateType] = {
     torch.float32: "float32",
@@ -34,7 +35,7 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
         context_length=model.context_length,
         vocab_size=model.vocab_size,
         graphs=settings.graph_files,
-        states=model.states(_DTYPES[settings.dtype]),
+        states=_states(model, settings),
         weights=(stored.blob.file.name,),
         tokens=model.tokens,
         tokenizer="tokenizer.json" if "tokenizer.json" in model.companions else None,
@@ -47,6 +48,7 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
             accepted_keys=model.keys.accepted,
             ignored_keys=model.keys.ignored,
             left_out=model.left_out,
+            calibrated_on=stored.calibrated_on,
         ),
         prefill_precision=settings.options.prefill_precision,
         quantized=stored.quantized,
@@ -54,4 +56,15 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
         output=model.gives,
         attention_maps=model.maps if settings.options.attention_maps else (),
         unverified=settings.unverified,
+    )
+
+
+def _states(model: Exportable, settings: Settings) -> tuple[State, ...]:
+    """The states in the type of the activations, or those that grow in 8 bits."""
+    states = model.states(_DTYPES[settings.dtype])
+    if settings.options.cache == "float":
+        return states
+    return tuple(
+        msgspec.structs.replace(state, dtype="int8") if state.update == "append" else state
+        for state in states
     )

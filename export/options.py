@@ -7,6 +7,7 @@ from typing import Literal
 Device = Literal["cpu", "cuda"]
 Graphs = Literal["unified", "split"]
 Attention = Literal["fused", "portable"]
+Cache = Literal["float", "int8"]
 Via = Literal["family", "transformers"]
 
 
@@ -18,6 +19,7 @@ class ExportOptions:
         graphs: one graph for every step, or one for prefill and one for decoding.
         attention: `portable` adds bodies of standard operators, for other tools than onnxruntime.
         prefill_precision: products of 8-bit integers for prefill alone, or in all of an encoder.
+        cache: how a decoder keeps keys and values: as it computes them, or in 8 bits.
         attention_maps: write a graph of what each token attends to.
         allow_cpu_nodes: let the CPU compute what the device has no kernel for.
         max_kl: fail where the mean divergence from PyTorch is larger; None for the bound of the
@@ -33,6 +35,7 @@ class ExportOptions:
     graphs: Graphs = "unified"
     attention: Attention = "fused"
     prefill_precision: Literal["int8"] | None = None
+    cache: Cache = "float"
     attention_maps: bool = False
     allow_cpu_nodes: bool = False
     max_kl: float | None = None

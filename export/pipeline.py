@@ -1,38 +1,46 @@
 """From a trained model to a bundle: the steps, in order."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortolan.export.derived import DerivedWeights, recipes_of
-from ortolan.export.errors import OptionError, ParityError
+from ortolan.export.errors import ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import (
     Calibration,
-    can_read,
     cut_inputs,
     own_calibration,
     read_calibration,
 )
 from ortolan.export.inputs.tensors import Inputs
+from ortolan.export.inputs.writer import write
+from ortolan.export.inputs.written import own_inputs
 from ortolan.export.manifest import describe
 from ortolan.export.options import DEFAULTS, Device, ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.export.passes import tidy
 from ortolan.export.passes.lower import lower
 from ortolan.export.passes.portable_bodies import attach_bodies
-from ortolan.export.precision import Precision
+from ortolan.export.precision import CALIBRATION_SEQUENCES, Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.proof.probes import make_probes
 from ortolan.export.proof.replay import replay
-from ortolan.export.settings import Settings, resolve
+from ortolan.export.quantize.kept import kept
+from ortolan.export.quantize.plan import Quantization, plan
+from ortolan.export.settings import Settings, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import bind
+from ortolan.export.weights.int8_cache import with_int8_cache
 from ortolan.export.weights.store import Stored, store
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
@@ -63,7 +71,8 @@ def export(
         precision: of the weights: a name, or an `Int8` or `Int4`; `settings.DTYPES` has the type of
             the cache and the activations.
         device: to run on.
-        calibration: a file to calibrate and judge by; see `own_calibration` for the default.
+        calibration: a file to calibrate and judge by. By default that of `own_calibration`, or what
+            the model writes itself (`inputs.written`).
         max_context: tokens that have to fit; the model's own by default.
         options: the rest.
         force: replace a bundle at `out`.
@@ -86,7 +95,6 @@ def export(
         precision=precision,
         device=device,
         options=options,
-        can_calibrate=file is not None and can_read(model),
     )
     data = _calibration(model, settings, file, is_given=calibration is not None)
     inputs = _inputs(model, settings, data)
@@ -103,18 +111,21 @@ def _calibration(
     model: Exportable, settings: Settings, file: Path | None, *, is_given: bool
 ) -> Calibration | None:
     """The given file, or the one beside the checkpoint where weights are quantized."""
-    if file is None or not (is_given or settings.quantization is not None):
+    if file is None or not (is_given or settings.rounds):
         return None
     # The first part of a checkpoint's own file may be what the model was trained on.
-    return read_calibration(file, model, is_learned_from=settings.calibrates or not is_given)
+    is_learned_from = settings.calibrates or settings.options.cache == "int8" or not is_given
+    return read_calibration(file, model, is_learned_from=is_learned_from)
 
 
-def _inputs(model: Exportable, settings: Settings, data: Calibration | None) -> Inputs:
-    """What a method calibrates on; nothing for a method that does not."""
-    if settings.quantization is None or not settings.calibrates:
-        return Inputs()
+def _inputs(model: Exportable, settings: Settings, data: Calibration | None) -> Inputs | None:
+    """What weights and cache are calibrated on, if they are; None where it is yet to be written."""
+    if not settings.calibrates or settings.quantization is None:
+        if data is None or settings.options.cache == "float":
+            return Inputs()
+        return cut_inputs(data, model, count=CALIBRATION_SEQUENCES)
     if data is None:
-        raise OptionError("calibration: expected something to calibrate on, got nothing.")
+        return None
     return cut_inputs(data, model, count=settings.quantization.calibration_sequences)
 
 
@@ -123,13 +134,17 @@ def _build(
     model: Exportable,
     settings: Settings,
     data: Calibration | None,
-    inputs: Inputs,
+    inputs: Inputs | None,
     progress: Progress,
 ) -> None:
     """Write a whole bundle into a folder, and prove it there if the CPU can compute it."""
     certificate = _reference(model, settings, data, progress)
     traced = _trace(model, settings, progress)
     model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
+    if inputs is None:
+        inputs = _own_inputs(folder, model, settings, traced, progress)
+    if settings.options.cache == "int8":
+        model = with_int8_cache(model, traced, inputs)
     stored = _write_files(folder, model, settings, traced, inputs, progress)
     _write_certified(folder, model, settings, stored, certificate)
     if settings.unverified is not None:
@@ -142,11 +157,65 @@ def _build(
     progress("verify", 1, 1)
 
 
+def _own_inputs(
+    folder: Path,
+    model: Exportable,
+    settings: Settings,
+    traced: Mapping[str, ir.Model],
+    progress: Progress,
+) -> Inputs:
+    """What the model writes itself, by a draft of the bundle that is gone afterwards."""
+    quantization = settings.quantization
+    if quantization is None or not _is_fitted(model, quantization, traced):
+        return Inputs()
+    with TemporaryDirectory(dir=folder, prefix="draft-") as temporary:
+
+        def let_write(
+            given: Sequence[NDArray[Any]], *, tokens: int, length: int
+        ) -> list[NDArray[np.int64]]:
+            progress("write text", 0, 1)
+            bundle = Path(temporary) / "bundle"
+            bundle.mkdir()
+            _write_draft(bundle, model, settings, traced)
+            told = partial(progress, "write text")
+            return write(bundle, given, tokens=tokens, length=length, told=told)
+
+        return own_inputs(model, let_write, count=quantization.calibration_sequences)
+
+
+def _is_fitted(
+    model: Exportable, quantization: Quantization, traced: Mapping[str, ir.Model]
+) -> bool:
+    """Whether any weight of a plan is fitted to inputs: none where all are kept, or experts."""
+    planned = plan(traced.values(), quantization, model.weights)
+    stored = {} if quantization.keeps == "none" else kept(model.weights, planned)
+    return any(len(model.weights.shape(name)) == 2 for name in planned.keys() - stored.keys())
+
+
+def _write_draft(
+    folder: Path, model: Exportable, settings: Settings, traced: Mapping[str, ir.Model]
+) -> None:
+    """A bundle of the same model to write with, in 8 bits on the CPU: quick, and not proven."""
+    draft = draft_of(settings)
+    if draft.dtype == settings.dtype:
+        graphs = {role: traced[role].clone() for role in draft.graph_files}
+    else:
+        graphs = _trace(model, draft, _silent)
+    # No text is encoded with it, and nobody asks where it comes from.
+    model = replace(model, companions={}, sha256=lambda: "0" * 64)
+    stored = _write_files(folder, model, draft, graphs, Inputs(), _silent)
+    (folder / runtime_certificate.JSON_NAME).touch()
+    write_manifest(folder, describe(folder, model, draft, stored))
+
+
 def _reference(
     model: Exportable, settings: Settings, data: Calibration | None, progress: Progress
 ) -> Certificate:
     """What PyTorch computes, and the bounds that the bundle has to keep to."""
-    bounds = thresholds(settings.precision, output=model.output, max_kl=settings.options.max_kl)
+    options = settings.options
+    bounds = thresholds(
+        settings.precision, output=model.output, max_kl=options.max_kl, cache=options.cache
+    )
     return certify(
         model,
         make_probes(model, data),

@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 
 from ortolan.export.errors import OptionError
-from ortolan.export.options import DEFAULTS, Attention, Device, ExportOptions, Graphs
+from ortolan.export.options import DEFAULTS, Attention, Cache, Device, ExportOptions, Graphs
 from ortolan.export.precision import (
     METHODS,
     GroupSize,
@@ -98,6 +98,11 @@ class Settings:
         return DTYPES[self.device][self.precision]
 
     @property
+    def rounds(self) -> bool:
+        """Whether weights, or what is cached, become integers."""
+        return self.quantization is not None or self.options.cache == "int8"
+
+    @property
     def calibrates(self) -> bool:
         """Whether weights are fitted to calibration data."""
         return self.quantization is not None and self.quantization.method == "gptq"
@@ -151,7 +156,6 @@ def resolve(
     precision: Precision = "fp32",
     device: Device = "cpu",
     options: ExportOptions = DEFAULTS,
-    can_calibrate: bool,
 ) -> Settings:
     """Fill in defaults and refuse what does not go together.
 
@@ -160,7 +164,6 @@ def resolve(
         precision: of the weights.
         device: that the graphs are made for.
         options: the rest.
-        can_calibrate: there is calibration data that can be read.
 
     Raises:
         OptionError: names the option, what was expected and what was got.
@@ -172,9 +175,7 @@ def resolve(
         kind=kind,
         device=device,
         precision=name,
-        quantization=None
-        if isinstance(weights, str)
-        else _quantization(kind, weights, device, can_calibrate=can_calibrate),
+        quantization=None if isinstance(weights, str) else _quantization(kind, weights, device),
         options=options,
     )
     if settings.quantization is not None and options.attention == "portable":
@@ -182,21 +183,50 @@ def resolve(
         settings = replace(settings, quantization=replace(settings.quantization, keeps=keeps))
     _check_graphs(settings)
     _check_prefill(settings)
+    _check_cache(settings)
     return settings
+
+
+def draft_of(settings: Settings) -> Settings:
+    """Settings of a quick bundle of 8 bits, for the CPU, of a model that gets few bits."""
+    if settings.quantization is None:
+        raise ValueError("expected settings with weights in few bits")
+    scheme, head = settings.quantization.scheme, settings.quantization.head
+    return replace(
+        settings,
+        device="cpu",
+        precision="int8",
+        quantization=replace(
+            settings.quantization,
+            scheme=replace(scheme, bits=8),
+            head=replace(head, bits=8),
+            method="rtn",
+        ),
+        options=replace(
+            settings.options,
+            attention="fused",
+            cache="float",
+            prefill_precision=None,
+            attention_maps=False,
+            allow_cpu_nodes=False,
+        ),
+    )
 
 
 _NAMED: Mapping[str, Int8 | Int4] = {"int8": Int8(), "int4": Int4()}
 
 
-def _quantization(
-    kind: str, weights: Int8 | Int4, device: Device, *, can_calibrate: bool
-) -> Quantization:
+def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantization:
     """How weights are stored.
 
-    By default, int4 is found by gptq where there is calibration data, with a head of 4 bits (8 in
-    an encoder), else by hqq with a head of 8 bits; int8, which leaves nothing to calibrate, by rtn.
+    By default, int4 is found by gptq, with a head of 4 bits (8 in an encoder, and by any other
+    method); int8, which leaves nothing to calibrate, by rtn.
     """
-    method = _method(weights, can_calibrate=can_calibrate)
+    if weights.calibration_sequences < 1:
+        raise OptionError(
+            f"calibration sequences: expected at least 1, got {weights.calibration_sequences}."
+        )
+    method = _method(weights)
     head_bits = weights.head_bits
     if head_bits is None:
         # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
@@ -236,18 +266,11 @@ def _group_size(device: Device, given: GroupSize | None, default: GroupSize) -> 
     return given
 
 
-def _method(weights: Int8 | Int4, *, can_calibrate: bool) -> Method:
-    """The given method, or the best that is possible."""
+def _method(weights: Int8 | Int4) -> Method:
+    """The given method, or the best; 8 bits leave nothing to calibrate."""
     method = weights.method
-    if method == "gptq" and not can_calibrate:
-        raise OptionError(
-            "method: expected a text and a tokenizer to calibrate gptq with, got none. "
-            "Give --calibration FILE, or choose --method hqq."
-        )
     if method is None:
-        if weights.bits == 8:
-            return "rtn"  # 8 bits leave nothing to calibrate
-        return "gptq" if can_calibrate else "hqq"
+        return "rtn" if weights.bits == 8 else "gptq"
     if method not in METHODS:
         raise _not_among("method", method, METHODS)
     return method
@@ -260,6 +283,7 @@ def _check_choices(precision: PrecisionName, device: Device, options: ExportOpti
         ("graphs", options.graphs, get_args(Graphs)),
         ("attention", options.attention, get_args(Attention)),
         ("prefill precision", options.prefill_precision, (None, "int8")),
+        ("cache", options.cache, get_args(Cache)),
     ):
         if value not in choices:
             raise _not_among(name, value, choices)
@@ -314,3 +338,19 @@ def _check_prefill(settings: Settings) -> None:
             "prefill precision: expected fused attention, got portable. Products of int8 "
             "activations have no portable form: leave one of the two out."
         )
+
+
+def _check_cache(settings: Settings) -> None:
+    options = settings.options
+    if options.cache == "float":
+        return
+    for expected, got, fits in (
+        ("a decoder by itself", f"an {settings.kind}", settings.kind == "decoder"),
+        ("the device cpu", settings.device, settings.device == "cpu"),
+        ("fused attention", options.attention, options.attention == "fused"),
+    ):
+        if not fits:
+            raise OptionError(
+                f"cache: expected {expected} for keys and values in 8 bits, got {got}. "
+                "Leave --cache out."
+            )

@@ -12,7 +12,11 @@ def load(start: Start) -> Engine:
     """Load a bundle for the CPU."""
     model = ortolan.load(start.model, Encoder, device="cpu", threads=start.threads)
 
+    output = model.manifest.output
+
     def encode(texts: list[list[int]]) -> NDArray[np.float32]:
+        if output is not None and output.kind == "embedding":
+            return model.embed(texts)[:, None]  # one vector in the place of all tokens
         return np.stack(model.states(texts))
 
     return Engine(encode=encode)

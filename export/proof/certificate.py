@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ortolan.export.errors import ExportError, OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import calls
+from ortolan.export.options import Cache
 from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import join, keep
 from ortolan.export.streamed import Result, run
@@ -45,7 +46,11 @@ Progress = Callable[[int, int], None]
 
 
 def thresholds(
-    precision: str, *, output: str = "logits", max_kl: float | None = None
+    precision: str,
+    *,
+    output: str = "logits",
+    max_kl: float | None = None,
+    cache: Cache = "float",
 ) -> Thresholds:
     """The bounds of a bundle.
 
@@ -53,11 +58,13 @@ def thresholds(
         precision: of the weights.
         output: what is compared (`runtime.bundle.kinds.OUTPUTS`).
         max_kl: the user's own bound on the divergence of logits.
+        cache: of keys and values; codes of 8 bits are as far from floats as such weights are.
 
     Raises:
         OptionError: a bound on logits where there are none.
     """
-    bounds = THRESHOLDS[precision]
+    is_rounded = cache == "int8" and THRESHOLDS[precision].max_abs_delta is not None
+    bounds = THRESHOLDS["int8" if is_rounded else precision]
     if OUTPUTS[output].are_logits:
         if max_kl is not None:
             bounds = msgspec.structs.replace(bounds, mean_kl=max(max_kl, SMALLEST_BOUND))

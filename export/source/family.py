@@ -4,7 +4,7 @@ Names of weights and tables are those of the module: of an encoder-decoder they 
 `encoder.`, `decoder.` or `shared.`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256 as new_sha256
@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ortolan.export.exportable import Exportable, Forward
+from ortolan.export.exportable import Cached, Exportable, Forward
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
@@ -47,8 +47,10 @@ from ortolan.modeling.config import (
     LanguageModelHead,
     ModelConfig,
 )
+from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import (
@@ -181,6 +183,7 @@ def _describe(
         source_vocab_size=sides.source_vocab_size,
         module=module,
         forward=_forward(module),
+        cached=_cached(module) if isinstance(module, DecoderModel) else None,
         trace=lambda role, graph, dtype: trace_graph(limited, role, graph, dtype=dtype),
         states=lambda dtype: tuple(_states(sides, dtype)),
         maps=map_names(sides),
@@ -225,6 +228,16 @@ def _forward(module: TransformerModel) -> Forward:
         return out[0]
 
     return forward
+
+
+def _cached(decoder: DecoderModel) -> Cached:
+    def cached(ids: Tensor) -> Sequence[LayerCache]:
+        tokens = len(ids)
+        empty = empty_cache(decoder.config, batch=1, capacity=tokens)
+        last = torch.tensor([[tokens - 1]])
+        return decoder.step(ids[None], StepLengths.first(tokens), empty, last)[1]
+
+    return cached
 
 
 def _tokens(config: ModelConfig) -> Tokens:

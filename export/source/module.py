@@ -5,7 +5,7 @@ declared.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,9 @@ from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.trace.module import Carried, find_carried, trace_module
-from ortolan.modeling.state import State
+from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.state import CachedState, State
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph, Tokens
@@ -109,6 +111,7 @@ def open_empty(
         source_vocab_size=carried.vocab_size,
         module=module,
         forward=lambda _, ids: _forward(module, ids),
+        cached=lambda ids: _cached(module, carried, ids),
         trace=lambda role, graph, dtype: simplify(
             _trace(module, carried, role, graph, dtype),
             tables=dict(module.named_buffers()),
@@ -147,6 +150,23 @@ def _forward(module: nn.Module, ids: Tensor | None) -> Tensor:
         raise TypeError("a decoder takes ids")
     out: Tensor = module(ids[None], State.whole())
     return out[0]
+
+
+def _cached(module: nn.Module, carried: Carried, ids: Tensor) -> Sequence[LayerCache]:
+    tokens = len(ids)
+    state = CachedState(
+        StepLengths.first(tokens),
+        {layer: _empty(spec, tokens) for layer, spec in carried.layers.items()},
+        {name: torch.zeros(1, *shape) for name, shape in carried.kept.items()},
+        torch.tensor([[tokens - 1]]),
+    )
+    module(ids[None], state)
+    return [state.presents[layer] for layer in carried.layers]
+
+
+def _empty(spec: AttentionConfig, tokens: int) -> LayerCache:
+    shape = (1, spec.num_kv_heads, tokens, spec.head_dim)
+    return LayerCache(torch.zeros(shape), torch.zeros(shape))
 
 
 def _trace(

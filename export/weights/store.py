@@ -28,10 +28,12 @@ class Stored:
 
     Attributes:
         quantized: every weight that is stored in few bits.
+        calibrated_on: what some of them were fitted to, in words; None where none was.
     """
 
     blob: Blob
     quantized: tuple[QuantizedTensor, ...]
+    calibrated_on: str | None
 
 
 def store(
@@ -71,7 +73,12 @@ def store(
                 quantized += write_codes(writer, found, dtype=dtype)
             quantized += write_channels(writer, model.weights, lowered.channels)
         write_rest(writer, models, model.weights, model.tables, dtype=dtype)
-        return Stored(blob=writer.finish(), quantized=tuple(quantized))
+        is_calibrated = any(tensor.method == "gptq" for tensor in quantized)
+        return Stored(
+            blob=writer.finish(),
+            quantized=tuple(quantized),
+            calibrated_on=inputs.origin if is_calibrated else None,
+        )
 
 
 def _find(

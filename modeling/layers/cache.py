@@ -53,6 +53,12 @@ class StepLengths:
     total: Tensor
     seen: int | None = None
 
+    @staticmethod
+    def first(tokens: int) -> "StepLengths":
+        """The step of a first prompt by itself, of so many tokens."""
+        last = torch.tensor([tokens - 1], dtype=torch.int32)
+        return StepLengths(last, torch.tensor(tokens, dtype=torch.int32), tokens)
+
     def reach(self, capacity: int) -> int:
         """How many slots of a buffer to attend to: T."""
         return capacity if self.seen is None else self.seen

@@ -5,6 +5,7 @@ writes them, and checks how they fit each other.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -45,7 +46,8 @@ FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
 Prompt = Annotated[str, Meta(max_length=limits.MAX_PROMPT_LENGTH)]
-StateType = Literal["float32", "float16", "bfloat16"]
+StateType = Literal["float32", "float16", "bfloat16", "int8"]
+STATE_BYTES: Mapping[StateType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 TokenId = Annotated[int, Meta(ge=0, lt=limits.MAX_VOCABULARY)]
 KindName = Annotated[str, Meta(pattern=rf"\A({'|'.join(KINDS)})\Z")]
 OutputName = Annotated[str, Meta(pattern=rf"\A({'|'.join(OUTPUTS)})\Z")]
@@ -73,6 +75,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             input, or of the encoder for `source`.
         shape: sizes, `"batch"` once, and `"capacity"` once where the state grows, or `"source"`
             once where it is one of a source.
+        dtype: `int8` for codes, whose scales the graph holds; only states that grow have them.
         update: `append` grows along `"capacity"`, `replace` has a fixed size, `source` is
             computed once and only read.
     """
@@ -88,7 +91,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def unit_bytes(self) -> int:
         """Memory of one row, and of one token where it grows."""
         sizes = [size for size in self.shape if isinstance(size, int)]
-        return math.prod(sizes) * (4 if self.dtype == "float32" else 2)
+        return math.prod(sizes) * STATE_BYTES[self.dtype]
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -228,6 +231,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         accepted_keys: of the checkpoint's config, unknown to the export, whose user accepted them.
         ignored_keys: of the checkpoint's config, known not to change what the model computes.
         left_out: towers of the checkpoint for other inputs than texts, which are not in the bundle.
+        calibrated_on: what weights in few bits were fitted to, in words; None where none was.
     """
 
     source_sha256: Sha256
@@ -236,14 +240,15 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     accepted_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
     ignored_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
     left_out: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
+    calibrated_on: Label | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The contents of manifest.json.
 
     Attributes:
-        precision: of the weights; where it is an integer, what is not in `quantized` has the type
-            of the states.
+        precision: of the weights; where it is an integer, what is not in `quantized` is float32,
+            or float16 if the graphs were made for a GPU.
         prefill_precision: of the weights of the prefill graph, where they are others.
         devices: kinds of device that compute the graphs, first the one that they were made for.
         context_length: most tokens of one conversation.

@@ -206,6 +206,8 @@ def _check_shape(state: State) -> None:
         raise _refused(
             f"at most {limits.MAX_STATE_RANK} axes for {state.name!r}", f"{len(state.shape)}"
         )
+    if state.dtype == "int8" and state.update != "append":
+        raise _refused(f"floats for {state.name!r}, which does not grow", "int8")
     for size in sizes:
         if not 1 <= size <= limits.MAX_DIMENSION:
             raise _refused(f"sizes of at least 1 for {state.name!r}", f"{size}")

@@ -276,8 +276,11 @@ def _open_session(bundle: Bundle, role: str, threads: int, packed: "Packed | Non
 
 def _scores(bundle: Bundle, role: str) -> Callable[[], AbstractContextManager[None]]:
     """How to open sessions, such that they have the kernel of attention that is the faster one."""
-    is_short = role != ENCODER and is_small_translator(bundle.manifest)
-    return nullcontext if is_short else whole_scores
+    manifest = bundle.manifest
+    is_short = role != ENCODER and is_small_translator(manifest)
+    # of keys in 8 bits the kernel that works in tiles is the faster one (docs/adr/0018)
+    is_coded = any(state.dtype == "int8" for state in manifest.states)
+    return nullcontext if is_short or is_coded else whole_scores
 
 
 def _options(bundle: Bundle, *, threads: int) -> Any:

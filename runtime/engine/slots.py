@@ -35,7 +35,7 @@ CAPACITY_STEP = 256
 GROWTH = 1.5
 """Factor between capacities: copies stay a constant share of the work, memory within half."""
 
-Buffer = NDArray[np.float32] | NDArray[np.float16]
+Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
 
 _ALIGNMENT = 64
 """Bytes that every buffer begins at a multiple of, within its piece of memory."""
@@ -43,6 +43,7 @@ _ALIGNMENT = 64
 _DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
+    "int8": np.dtype(np.int8),
 }
 
 

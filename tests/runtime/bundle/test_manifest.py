@@ -157,7 +157,7 @@ def test_version_repeated_is_refused() -> None:
         (("vocab_size",), 0),
         (("graphs",), []),
         (("graphs", "decoder", "sequence"), 0),
-        (("states", 0, "dtype"), "int8"),
+        (("states", 0, "dtype"), "int4"),
         (("states", 0, "update"), "drop"),
         (("states", 0, "shape"), ["batch", 2, "capacity", 8.0]),
         (("states", 0, "name"), ""),

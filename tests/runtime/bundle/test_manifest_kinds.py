@@ -120,6 +120,12 @@ def test_decoder_with_maps_is_read() -> None:
     assert read(document_of("decoder")).attention_maps == ("decoder.0.self",)
 
 
+def test_states_that_grow_may_be_codes() -> None:
+    document = document_of("decoder")
+    put("states", 0, "dtype", value="int8")(document)
+    assert read(document).states[0].unit_bytes == 16
+
+
 @pytest.mark.parametrize("kind", ["states", "embedding"])
 def test_encoder_without_labels_is_read(kind: str) -> None:
     document = document_of("encoder")
@@ -161,6 +167,11 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder-decoder", put("output", value={"kind": "states", "size": 4}), "`output`"),
         ("encoder-decoder", lambda document: document["states"].pop(), "'source'"),
         ("encoder-decoder", put("states", -1, "shape", value=["batch", 2, "capacity", 8]), "once"),
+        (
+            "encoder-decoder",
+            put("states", -1, "dtype", value="int8"),
+            "which does not grow, got int8",
+        ),
         ("encoder-decoder", put("tokens", "start", value=None), "`start`"),
         ("encoder-decoder", put("tokens", "start", value=24), "'start'"),
         ("encoder-decoder", put("tokens", "forced_first", value=24), "'forced_first'"),

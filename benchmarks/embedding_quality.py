@@ -1,0 +1,249 @@
+"""How well a trained encoder still compares sentences after each way of making it small.
+
+    python benchmarks/embedding_quality.py CHECKPOINT --text FILE... --name minilm
+
+Lines of the files become vectors, the means of the states of their tokens. Every setting is
+compared with PyTorch in float32: by the cosine between the two vectors of a line, and by the
+ranking of all pairs of lines by their similarity. Prints a table and writes
+embeddings-NAME.json, .md and .png. Rows measured earlier over the same lines stay.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+import report
+from catalog import OPENVINO, TRANSFORMERS
+from chart import draw_frontier
+from encoding import ONNXRUNTIME
+from prepare import RESULTS, ROOT, all_versions, program, say, trained_checkpoint
+from quality import merged
+from rounds import Program, Worker
+from script import count, exit_status, names
+from settings import GROUP_SIZES, Setting, chosen, ours, point
+from sizes import sizes_of
+from texts import without_separators
+
+CHARACTERS = range(20, 300)  # of a line: shorter ones say nothing, longer ones are truncated
+REFERENCE = replace(TRANSFORMERS, worker="workers.bert_eager")
+OPTIMUM = (
+    *("{bin}/optimum-cli", "export", "openvino", "-m", "{checkpoint}"),
+    *("--task", "feature-extraction", "--library", "transformers", "--weight-format"),
+)
+
+Vectors = NDArray[np.float32]
+
+
+def own(line: str, label: str, *arguments: str, precision: str = "int4") -> Setting:
+    """Return Ortolan as it exports an encoder with some arguments."""
+    setting = ours(line, label, *arguments, precision=precision)
+    return replace(setting, peer=replace(setting.peer, worker="workers.ortolan_encoder"))
+
+
+def nncf(label: str, precision: str, *arguments: str) -> Setting:
+    """Return a precision of OpenVINO's with some arguments."""
+    peer = replace(OPENVINO, worker="workers.openvino_encoder")
+    command = (*OPTIMUM, precision, "{model}", *arguments)
+    return point("openvino", label, peer, *command, precision=precision)
+
+
+SETTINGS = (
+    own("", "fp32", precision="fp32"),
+    own("", "int8", precision="int8"),
+    own("", "int8 activations too", "--prefill-precision", "int8", precision="int8"),
+    own("", "int4"),
+    *(
+        own(method, f"g{size}", "--method", method, "--group-size", str(size))
+        for method in ("rtn", "hqq", "gptq")
+        for size in GROUP_SIZES
+    ),
+    point("onnxruntime", "int8", ONNXRUNTIME, *ONNXRUNTIME.convert["int8"], precision="int8"),
+    nncf("int8", "int8"),
+    *(
+        nncf(f"g{size} {form}", "int4", "--group-size", str(size), *arguments)
+        for size in (32, 64, 128)
+        for form, arguments in (("sym", ("--sym",)), ("asym", ()))
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Vectors of some lines beside those of the reference.
+
+    Attributes:
+        cosine: between the two vectors of a line, the mean.
+        worst_cosine: the least of any line.
+        spearman: rank correlation of the similarities of all pairs of lines.
+        nearest: share of lines whose most similar other line is the same.
+    """
+
+    cosine: float
+    worst_cosine: float
+    spearman: float
+    nearest: float
+
+    @classmethod
+    def of(cls, reference_NE: Vectors, vectors_NE: Vectors) -> Self:
+        """Compare vectors of length 1."""
+        cosines = (reference_NE * vectors_NE).sum(axis=1)
+        expected_NN, found_NN = reference_NE @ reference_NE.T, vectors_NE @ vectors_NE.T
+        pairs = np.triu_indices(len(vectors_NE), k=1)
+        expected_ranks, ranks = ranks_of(expected_NN[pairs]), ranks_of(found_NN[pairs])
+        for similarities in (expected_NN, found_NN):
+            np.fill_diagonal(similarities, -np.inf)
+        return cls(
+            cosine=float(cosines.mean()),
+            worst_cosine=float(cosines.min()),
+            # Of ranks without ties, all that differs is the covariance.
+            spearman=float((expected_ranks * ranks).mean() / (ranks**2).mean()),
+            nearest=float((expected_NN.argmax(axis=1) == found_NN.argmax(axis=1)).mean()),
+        )
+
+
+def ranks_of(values: Vectors) -> NDArray[np.float64]:
+    """Return the place of each value in the order of all, from the middle."""
+    ranks: NDArray[np.float64] = np.argsort(np.argsort(values)) - np.float64(len(values) - 1) / 2
+    return ranks
+
+
+def lines_of(files: Sequence[Path], wanted: int) -> list[str]:
+    """Return distinct lines, evenly spaced over the files.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    text = "".join(without_separators(file.read_text(encoding="utf-8")) for file in files)
+    lines = [line for line in map(str.strip, text.splitlines()) if len(line) in CHARACTERS]
+    lines = list(dict.fromkeys(lines))
+    if len(lines) < wanted:
+        raise ValueError(f"--text: expected at least {wanted} lines, got {len(lines)}.")
+    return [lines[number * len(lines) // wanted] for number in range(wanted)]
+
+
+def vectors_of(running: Program, texts: Sequence[Sequence[int]]) -> Vectors:
+    """Return the mean state of each text, of length 1, `(texts, width)`."""
+    lengths = sorted({len(ids) for ids in texts})
+    found: dict[int, Vectors] = {}
+    with Worker(running) as worker, tempfile.TemporaryDirectory() as folder:
+        for length in lengths:  # no padding: what that changes is another question
+            numbers = [number for number, ids in enumerate(texts) if len(ids) == length]
+            request = {"texts": [texts[number] for number in numbers], "folder": folder}
+            means = np.load(worker.answer(request)["path"]).mean(axis=1)
+            found.update(zip(numbers, means, strict=True))
+    vectors = np.stack([found[number] for number in range(len(texts))])
+    normed: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return normed
+
+
+def markdown(document: report.Document) -> str:
+    """Return what was measured as text and a table, one row per setting."""
+    header = ["", "MB", "1 - cosine", "1 - worst", "Spearman", "same nearest line"]
+    rows = [
+        [
+            f"{entry['tool']} {entry['label']}",
+            f"{entry['file_bytes'] / 1e6:.1f}",
+            f"{entry['lost_cosine']:.2g}",
+            f"{1 - entry['worst_cosine']:.2g}",
+            f"{entry['spearman']:.4f}",
+            f"{entry['nearest']:.3f}",
+        ]
+        for entry in document["settings"]
+    ]
+    return "\n\n".join(
+        [
+            f"# {document['checkpoint']}",
+            f"Against PyTorch in float32: {document['text']}. Spearman is the rank correlation of "
+            "the similarities of all pairs. MB are millions of bytes of the files that hold "
+            "weights, without tokenizers.",
+            report.table(header, rows),
+            report.with_versions(document["versions"]),
+        ]
+    )
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Measure what small weights cost an encoder.")
+    parser.add_argument("checkpoint", type=Path, help="folder with a checkpoint")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="files of lines")
+    parser.add_argument("--lines", type=count, default=512, help="of them, evenly spaced")
+    parser.add_argument("--name", help="of the result; the folder's by default")
+    parser.add_argument("--only", type=names, default=(), help="TOOL,PATTERN: these settings")
+    parser.add_argument("--reuse", action="store_true", help="take our earlier exports as they are")
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    return parser.parse_args(arguments)
+
+
+def publish(document: report.Document, path: Path) -> None:
+    """Write the rows, together with those of earlier runs over the same lines."""
+    if path.exists():
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        document = merged(earlier, document)
+    report.write(path, document)
+    path.with_suffix(".md").write_text(markdown(document), encoding="utf-8")
+    draw_frontier(
+        document["settings"],
+        path.with_suffix(".png"),
+        of=("lost_cosine", "1 - mean cosine to float32"),
+        title=f"{document['checkpoint']}, {document['text']}",
+    )
+
+
+def programs(settings: Sequence[Setting], args: argparse.Namespace) -> Iterator[Program]:
+    """Make the model of each setting if need be, and yield what runs it."""
+    checkpoint = trained_checkpoint(args.checkpoint)
+    checkpoint = replace(checkpoint, name=args.name or checkpoint.name)
+    for setting in settings:
+        peer = replace(setting.peer, reuse=setting.peer.reuse or args.reuse)
+        precision, threads = setting.precision, args.threads
+        yield program(peer, checkpoint, args.work, precision=precision, threads=threads)
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Measure every requested setting, print and write the result after each."""
+    settings = chosen(args.only, SETTINGS)
+    tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    texts = [encoding.ids for encoding in tokenizer.encode_batch(lines_of(args.text, args.lines))]
+    versions = all_versions(setting.peer for setting in settings)
+    first = Setting(tool="transformers", label="fp32", precision="fp32", peer=REFERENCE)
+    reference = vectors_of(next(programs([first], args)), texts)
+    name = args.name or args.checkpoint.resolve().name
+    path = args.out / f"embeddings-{name}.json"
+    for setting, running in zip(settings, programs(settings, args), strict=True):
+        agreement = Agreement.of(reference, vectors_of(running, texts))
+        entry = {
+            **{"tool": setting.tool, "label": setting.label, "precision": setting.precision},
+            "lost_cosine": 1 - agreement.cosine,
+            **dataclasses.asdict(agreement),
+            **dataclasses.asdict(sizes_of(running.model)),
+        }
+        say(f"{setting.name}: {entry['file_bytes'] / 1e6:.1f} MB, {agreement}")
+        document = {
+            "checkpoint": name,
+            "text": f"{len(texts)} lines of {', '.join(file.name for file in args.text)}",
+            "versions": {setting.tool: versions[setting.peer.name]},
+            "machine": report.machine(),
+            "settings": [entry],
+        }
+        publish(document, path)
+    print(path.with_suffix(".md").read_text(encoding="utf-8"))
+    say(f"wrote {path} and, beside it, .md and .png")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(compare, parse()))

@@ -1,0 +1,139 @@
+"""Keys and values that a graph carries from step to step, as codes of 8 bits.
+
+Spec: com.microsoft.GroupQueryAttention, version 1 (onnxruntime, docs/ContribOperators.md). Its
+kernel divides new keys, after their rotation, and new values by the scale of their head and
+channel, rounds half to even, stores -128 to 127, and computes attention with what it has stored.
+
+Shape letters: K key/value heads, D head width.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortolan.export.errors import OptionError
+from ortolan.export.values import add_initializer, name_of, static_shape
+from ortolan.runtime.bundle.manifest import State
+
+_KEY, _VALUE, _COS = 3, 4, 7
+_KEY_SCALE, _VALUE_SCALE = 12, 13
+"""Places of inputs of the node."""
+
+_PRESENT = (1, 2)
+"""Places of its outputs of keys and values."""
+
+_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """Channels of cached keys that were turned by their positions.
+
+    Attributes:
+        channels: how many, from the first.
+        interleaved: neighbours are a pair; else those half of `channels` apart.
+    """
+
+    channels: int
+    interleaved: bool
+
+
+class QuantizeCache(ir.passes.InPlacePass):
+    """States that grow become codes, and the nodes that read them take scales `(K, 1, D)`.
+
+    The scales are initializers without data, named by `scale_name`.
+
+    Raises:
+        OptionError: something else than the node reads such a state.
+    """
+
+    def __init__(self, states: Iterable[State]) -> None:
+        self.states = [state for state in states if state.update == "append"]
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the graph in place."""
+        graph = model.graph
+        given = {value.name: value for value in (*graph.inputs, *graph.outputs)}
+        for state in self.states:
+            past, present = given[state.input], given[state.output]
+            _check(state, past, present)
+            for value in (past, present):
+                value.type = ir.TensorType(ir.DataType.INT8)
+            nodes = {use.node for value in (past, present) for use in value.uses()}
+            for node in nodes:
+                is_key = node.inputs[_KEY] in (past, present)
+                _give_scale(graph, node, state, is_key=is_key)
+                _give_present(node, _PRESENT[0 if is_key else 1], present)
+        return ir.passes.PassResult(model, modified=bool(self.states))
+
+
+def scale_name(state: State) -> str:
+    """The initializer with the scales of a state."""
+    return f"{state.input}.scale"
+
+
+def turned_keys(graph: ir.Graph, states: Iterable[State]) -> dict[str, Turned | None]:
+    """By the name of each state of keys, how they were turned; None where they were not.
+
+    None says that the node does not turn them: something before it may.
+    """
+    by_input = {state.input: state for state in states if state.update == "append"}
+    found: dict[str, Turned | None] = {}
+    for node in graph:
+        past = node.inputs[_KEY] if _is_cached(node) else None
+        state = by_input.get("" if past is None else name_of(past))
+        if state is not None:
+            found[state.name] = _turned(node)
+    return found
+
+
+def _turned(node: ir.Node) -> Turned | None:
+    cos = node.inputs[_COS] if len(node.inputs) > _COS else None
+    if cos is None or not node.attributes.get_int("do_rotary", 0):
+        return None
+    is_interleaved = bool(node.attributes.get_int("rotary_interleaved", 0))
+    return Turned(2 * static_shape(cos)[1], is_interleaved)
+
+
+def _check(state: State, past: ir.Value, present: ir.Value) -> None:
+    """See that the node, and nothing else, reads and gives a state."""
+    producer = present.producer()
+    nodes = [use.node for value in (past, present) for use in value.uses()]
+    others = [node for node in [producer, *nodes] if node is None or not _is_cached(node)]
+    if others or not any(use.node is producer for use in past.uses()):
+        kinds = {"nothing" if node is None else node.op_type for node in others} or {"other nodes"}
+        raise OptionError(
+            f"cache: expected the fused attention of onnxruntime to read {state.name!r}, got "
+            f"{', '.join(sorted(kinds))}: no kernel computes this layer's attention from keys and "
+            "values in 8 bits. Leave --cache out."
+        )
+
+
+def _is_cached(node: ir.Node) -> bool:
+    return (
+        node.op_type == "GroupQueryAttention"
+        and len(node.inputs) > _VALUE
+        and node.inputs[_KEY] is not None
+    )
+
+
+def _give_scale(graph: ir.Graph, node: ir.Node, state: State, *, is_key: bool) -> None:
+    _, heads, _, width = state.shape
+    shape = (int(heads), 1, int(width))
+    scale = add_initializer(graph, scale_name(state), ir.DataType.FLOAT, shape)
+    if len(node.inputs) <= _VALUE_SCALE:
+        node.resize_inputs(_VALUE_SCALE + 1)
+    node.replace_input_with(_KEY_SCALE if is_key else _VALUE_SCALE, scale)
+    node.attributes.add(ir.AttrInt64("kv_cache_bit_width", _BITS))
+    node.attributes.add(ir.AttrString(f"{'k' if is_key else 'v'}_quant_type", "PER_CHANNEL"))
+
+
+def _give_present(node: ir.Node, place: int, present: ir.Value) -> None:
+    """The kernel gives extended codes where nobody reads them, too: keys of another layer."""
+    if len(node.outputs) <= place:
+        node.resize_outputs(place + 1)
+    output = node.outputs[place]
+    if output.name is None:
+        output.name = f"{name_of(node.outputs[0])}.{name_of(present)}"
+    output.shape, output.type = present.shape, present.type

@@ -1,0 +1,118 @@
+"""Scales of keys and values that are cached in 8 bits, from what a model caches of some texts.
+
+Shape letters: K key/value heads, S tokens, D head width.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ortolan.export.errors import OptionError
+from ortolan.export.exportable import Cached, Exportable
+from ortolan.export.inputs.tensors import Inputs
+from ortolan.export.passes.quantize_cache import QuantizeCache, Turned, scale_name, turned_keys
+from ortolan.export.proof.probes import inputs_of, make_probes
+from ortolan.export.streamed import Result, run
+from ortolan.runtime.bundle.kinds import STEPPED
+from ortolan.runtime.bundle.manifest import State
+
+CACHE_BYTES = 256 << 20
+"""Of what all texts together cache in float32, at most: they run side by side."""
+
+LARGEST_CODE = 127
+
+SMALLEST_SCALE = 1e-3
+"""Of a channel, relative to the largest of its head: one that was 0 in these texts may not be in
+others."""
+
+
+def with_int8_cache(
+    model: Exportable, graphs: Mapping[str, ir.Model], inputs: Inputs
+) -> Exportable:
+    """The model with scales among its tables; graphs, by role, are rewritten in place.
+
+    Args:
+        model: with a decoder alone.
+        graphs: tidied.
+        inputs: texts to take the scales from; a text of ours where there are none.
+
+    Raises:
+        OptionError: a layer whose attention has no kernel for keys and values in 8 bits, or no
+            layer with keys and values.
+    """
+    states = [state for state in model.states("float32") if state.update == "append"]
+    if model.cached is None or not states:
+        raise OptionError(
+            "cache: expected a decoder with keys and values, got none. Leave --cache out."
+        )
+    steps = [graph for role, graph in graphs.items() if role in STEPPED]
+    turned = turned_keys(steps[0].graph, states)
+    for graph in steps:
+        QuantizeCache(states)(graph)
+    ids = inputs.ids or inputs_of(model, make_probes(model)).ids
+    largest = _largest(model, model.cached, states, _few(ids, states), turned)
+    scales = {scale_name(state): _scale(each) for state, each in zip(states, largest, strict=True)}
+    return replace(model, tables={**model.tables, **scales})
+
+
+def _few(ids: Sequence[Tensor], states: Sequence[State]) -> list[Tensor]:
+    """The longest texts, as many as fit into `CACHE_BYTES` with their cache before and after."""
+    room = CACHE_BYTES // (2 * sum(state.unit_bytes for state in states))
+    chosen: list[Tensor] = []
+    for text in sorted(ids, key=len, reverse=True):
+        if not chosen or len(text) <= room:
+            chosen.append(text[: max(room, 1)])
+            room -= len(chosen[-1])
+    return chosen
+
+
+def _largest(
+    model: Exportable,
+    cached: Cached,
+    states: Sequence[State],
+    texts: Sequence[Tensor],
+    turned: Mapping[str, Turned | None],
+) -> list[Tensor]:
+    """How far from 0 each channel of each state gets, `(K, 1, D)`."""
+    found: list[Tensor] = []
+    for event in run(model.module, model.weights, [partial(cached, text) for text in texts]):
+        if isinstance(event, Result):
+            buffers = [buffer[0] for layer in event.value for buffer in layer]
+            one = list(_reaches(states, buffers, turned))
+            found = [torch.maximum(*pair) for pair in zip(found or one, one, strict=True)]
+    return found
+
+
+def _reaches(
+    states: Sequence[State], buffers: Sequence[Tensor], turned: Mapping[str, Turned | None]
+) -> Iterator[Tensor]:
+    for state, x_KSD in zip(states, buffers, strict=True):
+        if state.name in turned:
+            yield reach_of_keys(x_KSD, turned[state.name])
+        else:
+            yield x_KSD.abs().amax(1, keepdim=True)
+
+
+def reach_of_keys(x_KSD: Tensor, turned: Turned | None) -> Tensor:
+    """How far from 0 each channel of keys gets at any position, `(K, 1, D)`.
+
+    A rotation moves what is in one channel of a pair into the other one, more and more as the
+    position grows: both get as far as their length. Who turned keys before the node is not known,
+    and all channels of a head get as far as the furthest.
+    """
+    if turned is None:
+        return x_KSD.abs().amax((1, 2), keepdim=True).expand(-1, 1, x_KSD.shape[2]).contiguous()
+    pairs, rest = x_KSD[..., : turned.channels], x_KSD[..., turned.channels :]
+    pairs = torch.unflatten(pairs, -1, (-1, 2) if turned.interleaved else (2, -1))
+    lengths = pairs.norm(dim=-1 if turned.interleaved else -2, keepdim=True).expand_as(pairs)
+    return torch.cat((lengths.flatten(-2), rest.abs()), -1).amax(1, keepdim=True)
+
+
+def _scale(largest_K1D: Tensor) -> Tensor:
+    of_head = largest_K1D.amax(-1, keepdim=True)
+    least = torch.where(of_head > 0, of_head * SMALLEST_SCALE, 1.0)
+    return torch.maximum(largest_K1D, least).float() / LARGEST_CODE

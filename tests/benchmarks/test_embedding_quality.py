@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedding_quality import SETTINGS, Agreement, Vectors, lines_of, ranks_of
+
+N, E = 40, 16
+
+
+def vectors(seed: int) -> Vectors:
+    drawn = np.random.default_rng(seed).standard_normal((N, E)).astype(np.float32)
+    normed: Vectors = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    return normed
+
+
+def test_vectors_agree_with_themselves() -> None:
+    found = Agreement.of(vectors(0), vectors(0))
+    assert found.cosine == pytest.approx(1)
+    assert found.spearman == pytest.approx(1)
+    assert found.nearest == 1
+
+
+def test_a_rotation_keeps_the_ranking_and_loses_the_cosine() -> None:
+    turn, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((E, E)))
+    found = Agreement.of(vectors(0), (vectors(0) @ turn).astype(np.float32))
+    assert abs(found.cosine) < 0.5
+    assert found.worst_cosine < found.cosine
+    assert found.spearman > 0.999
+    assert found.nearest == 1
+
+
+def test_other_vectors_rank_otherwise() -> None:
+    found = Agreement.of(vectors(0), vectors(1))
+    assert abs(found.spearman) < 0.2
+    assert found.nearest < 0.2
+
+
+def test_ranks_are_counted_from_the_middle() -> None:
+    assert ranks_of(np.array([0.5, -1.0, 2.0], np.float32)).tolist() == [0, -1, 1]
+
+
+def test_lines_are_distinct_and_spread_over_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "fortunes"
+    lines = [f"a line with the number {number}" for number in range(10)]
+    file.write_text("\n%\n".join([*lines, lines[0], "short", "x" * 500]), encoding="utf-8")
+    assert lines_of([file], 5) == lines[::2]
+    with pytest.raises(ValueError, match="expected at least 11 lines, got 10"):
+        lines_of([file], 11)
+
+
+def test_settings_are_distinct_and_run_by_workers_of_encoders() -> None:
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
+    for setting in SETTINGS:
+        assert setting.peer.worker.endswith("_encoder")
+        assert setting.peer.command(setting.precision, random=False)

@@ -1,0 +1,124 @@
+"""The kernel rounds keys and values as it is modelled here, and computes with what it stored."""
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort  # type: ignore[import-untyped]
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from ortolan.export.errors import OptionError
+from ortolan.export.passes.quantize_cache import QuantizeCache
+from ortolan.runtime.bundle.manifest import State
+
+HEADS, KV_HEADS, WIDTH, CAPACITY = 4, 2, 16, 24
+
+Array = NDArray[np.floating]
+
+
+def session(window: int, cap: float) -> ort.InferenceSession:
+    names = ["query", "key", "value", "past_key", "past_value", "last", "total"]
+    scales = ["key_scale", "value_scale"]
+    node = helper.make_node(
+        "GroupQueryAttention",
+        [*names, *[""] * 5, *scales],
+        ["out", "present_key", "present_value"],
+        domain="com.microsoft",
+        num_heads=HEADS,
+        kv_num_heads=KV_HEADS,
+        scale=0.3,
+        k_quant_type="PER_CHANNEL",
+        v_quant_type="PER_CHANNEL",
+        kv_cache_bit_width=8,
+        local_window_size=window,
+        softcap=cap,
+    )
+    types = [TensorProto.FLOAT] * 3 + [TensorProto.INT8] * 2 + [TensorProto.INT32] * 2
+    types += [TensorProto.FLOAT] * 2
+    inputs = [
+        helper.make_tensor_value_info(name, kind, [] if name == "total" else None)
+        for name, kind in zip([*names, *scales], types, strict=True)
+    ]
+    outputs = [
+        helper.make_tensor_value_info(name, kind, None)
+        for name, kind in zip(node.output, [TensorProto.FLOAT, *types[3:5]], strict=True)
+    ]
+    graph = helper.make_graph([node], "attention", inputs, outputs)
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def codes(x: Array, scale: Array) -> NDArray[np.int8]:
+    rounded: NDArray[np.int8] = np.clip(np.rint(x / scale), -128, 127).astype(np.int8)
+    return rounded
+
+
+def heads(x: Array) -> Array:
+    return x.reshape(x.shape[0], -1, WIDTH).transpose(1, 0, 2)
+
+
+def attention(q: Array, k: Array, v: Array, past: int, window: int, cap: float) -> Array:
+    """Queries `(H, S, D)` after `past` tokens, keys and values `(K, T, D)`, to `(S, H * D)`."""
+    k, v = (np.repeat(each, HEADS // KV_HEADS, 0) for each in (k, v))
+    scores = 0.3 * q @ k.transpose(0, 2, 1)
+    scores = cap * np.tanh(scores / cap) if cap else scores
+    distance = past + np.arange(q.shape[1])[:, None] - np.arange(k.shape[1])
+    seen = (distance >= 0) & ((distance < window) | (window < 0))
+    weights = np.where(seen, np.exp(scores), 0)
+    out = weights / weights.sum(-1, keepdims=True) @ v
+    joined: Array = out.transpose(1, 0, 2).reshape(q.shape[1], -1)
+    return joined
+
+
+@pytest.mark.parametrize("new", [1, 6])
+@pytest.mark.parametrize("past", [0, 11])
+@pytest.mark.parametrize(("window", "cap"), [(-1, 0.0), (5, 3.0)])
+def test_kernel_attends_to_the_codes_that_it_stores(
+    new: int, past: int, window: int, cap: float
+) -> None:
+    random = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Array:
+        return random.standard_normal(shape, np.float32)
+
+    scales = [np.exp(normal(KV_HEADS, 1, WIDTH)) / np.float32(60) for _ in range(2)]
+    buffers = [
+        random.integers(-128, 128, (KV_HEADS, CAPACITY, WIDTH)).astype(np.int8) for _ in range(2)
+    ]
+    query, key, value = normal(new, HEADS * WIDTH), *normal(2, new, KV_HEADS * WIDTH)
+    out, *presents = session(window, cap).run(
+        None,
+        {
+            "query": query[None],
+            "key": key[None],
+            "value": value[None],
+            "past_key": buffers[0][None],
+            "past_value": buffers[1][None],
+            "last": np.array([past + new - 1], np.int32),
+            "total": np.array(past + new, np.int32),
+            "key_scale": scales[0],
+            "value_scale": scales[1],
+        },
+    )
+    stored = []
+    for buffer, x, scale, present in zip(buffers, (key, value), scales, presents, strict=True):
+        buffer[:, past : past + new] = codes(heads(x), scale)
+        np.testing.assert_array_equal(present[0, :, : past + new], buffer[:, : past + new])
+        stored.append((buffer[:, : past + new] * scale).astype(np.float32))
+    wanted = attention(heads(query), stored[0], stored[1], past, window, cap)
+    np.testing.assert_allclose(out[0], wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_state_that_another_node_reads_is_refused() -> None:
+    shape = ("batch", KV_HEADS, "capacity", WIDTH)
+    state = State(
+        name="0.key", input="past", output="present", shape=shape, dtype="float32", update="append"
+    )
+    kind, axes = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape)
+    past = ir.Value(name="past", shape=axes, type=kind)
+    node = ir.Node("", "TensorScatter", [past, past], num_outputs=1)
+    node.outputs[0].name = "present"
+    made = ir.Graph([past], node.outputs, nodes=[node], opset_imports={"": 24})
+    with pytest.raises(OptionError, match=r"^cache: expected .* read '0.key', got TensorScatter:"):
+        QuantizeCache([state])(ir.Model(made, ir_version=10))
