@@ -127,6 +127,7 @@ def markdown(document: report.Document) -> str:
             f"Against PyTorch in float32 on {text['predictions']} tokens, {text['bytes']} bytes: "
             f"{text['source']}, in windows of {text['window']} tokens. KL in nats. MB are millions "
             "of bytes of the files that hold weights, without tokenizers.",
+            *([document["note"]] if document.get("note") else []),
             report.table(header, rows),
             *(made_of(entry) for entry in document["settings"] if entry["formats"]),
             report.with_versions(document["versions"]),
@@ -145,6 +146,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what quantization costs in quality.")
     parser.add_argument("checkpoint", type=Path, help="folder with a checkpoint")
     parser.add_argument("--name", help="of the result; the folder's by default")
+    parser.add_argument("--note", help="to stand above the table, about the checkpoint, say")
     parser.add_argument("--only", type=names, default=(), help="TOOL,PATTERN: these settings")
     parser.add_argument("--bundles", type=Path, nargs="+", help="these bundles, no settings")
     parser.add_argument("--reuse", action="store_true", help="take our earlier exports as they are")
@@ -185,7 +187,8 @@ def merged(earlier: report.Document, new: report.Document) -> report.Document:
     tools = list(dict.fromkeys(tool for tool, _ in rows))
     ordered = sorted(rows.values(), key=lambda row: (tools.index(row["tool"]), row["file_bytes"]))
     versions = {**earlier["versions"], **new["versions"]}
-    return {**new, "versions": versions, "settings": ordered}
+    note = new.get("note") or earlier.get("note")
+    return {**new, "note": note, "versions": versions, "settings": ordered}
 
 
 def publish(document: report.Document, path: Path) -> None:
@@ -231,6 +234,7 @@ def compare(args: argparse.Namespace) -> None:
             "window": text.window,
         },
         "machine": report.machine(),
+        "note": args.note,
     }
     rows, programs = [], []
     for setting in settings:

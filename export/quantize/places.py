@@ -11,6 +11,7 @@ class Place(NamedTuple):
     """Where the weight of a product is among those of a plan.
 
     Attributes:
+        product: the name of its weight.
         name: of the planned weight.
         start: its first row there.
         stop: the row after its last.
@@ -18,6 +19,7 @@ class Place(NamedTuple):
         transposed: the rows are its columns.
     """
 
+    product: str
     name: str
     start: int
     stop: int
@@ -32,6 +34,7 @@ def places_of(weights: Weights, plan: Iterable[str]) -> dict[str, Place]:
         leaves, start = leaves_of(weights, name), 0
         for leaf in leaves:
             stop = start + leaf.rows
-            places[leaf.name] = Place(name, start, stop, len(leaves), leaf.transposed)
+            place = Place(leaf.name, name, start, stop, len(leaves), leaf.transposed)
+            places[leaf.name] = place
             start = stop
     return places

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
+from ortolan.export.products import linear
 from ortolan.export.quantize.blocks import Codes, dequantize, into_groups, joined
 from ortolan.export.quantize.places import places_of
 from ortolan.export.quantize.rounded import RoundedWeights
@@ -149,7 +150,7 @@ class _Product(torch.autograd.Function):
         """`x W^T`."""
         ctx.save_for_backward(x, scales_NG)
         ctx.codes = codes
-        return x @ dequantize(replace(codes, scales=scales_NG)).T
+        return linear(x, dequantize(replace(codes, scales=scales_NG)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -157,8 +158,8 @@ class _Product(torch.autograd.Function):
         x, scales_NG = ctx.saved_tensors
         (gradient,) = gradients
         weight_NK = dequantize(replace(ctx.codes, scales=scales_NG))
-        to_x = gradient @ weight_NK
-        to_weight_NK = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+        to_x = linear(gradient, weight_NK.T)
+        to_weight_NK = linear(gradient.flatten(0, -2).T, x.flatten(0, -2).T)
         steps_NK = dequantize(replace(ctx.codes, scales=torch.ones_like(scales_NG)))
         blocks = into_groups(to_weight_NK.mul_(steps_NK), ctx.codes.scheme.group)
         return to_x, blocks.sum(-1), None
