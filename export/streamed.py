@@ -41,10 +41,12 @@ class Product:
     Attributes:
         name: of its weight.
         inputs: what enters it, `(..., K)` for each of them.
+        indices: which inputs of the run these are.
     """
 
     name: str
     inputs: Sequence[Tensor]
+    indices: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ def _serve(waiting: Sequence["_Text"], lazy: "LazyWeights") -> Iterator[Product 
     name = waiting[0].request.name
     served = [text for text in waiting if text.request.name == name]
     requests = [cast(Request, text.request) for text in served]
-    yield Product(name, [each.entering for each in requests])
+    indices = [text.index for text in served]
+    yield Product(name, [each.entering for each in requests], indices)
     is_small = lazy.bytes_of(name) <= READ_BYTES
     given = read_weight(lazy.weights, name) if is_small else None
     for text, request in zip(served, requests, strict=True):

@@ -10,10 +10,11 @@ columns.
 Shape letters: S tokens of a text, K columns of a weight.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from operator import is_
+from types import MappingProxyType
 from weakref import ref
 
 import torch
@@ -25,12 +26,15 @@ from ortolan.export.precision import Method
 from ortolan.export.products import linear
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.guide import Importance
 from ortolan.export.quantize.places import Place, places_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows
-from ortolan.export.streamed import Result, run
+from ortolan.export.streamed import Product, Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
+
+NOTHING_KNOWN: Importance = MappingProxyType({})
 
 TIED_DAMPING = 0.5
 """Of a head that is the embedding as well: there, errors count the same in every column."""
@@ -50,6 +54,7 @@ def calibrated_weights(
     plan: Mapping[str, Scheme],
     inputs: Inputs,
     *,
+    importance: Importance = NOTHING_KNOWN,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[QuantizedWeight]:
     """Every weight of a plan, by GPTQ; an embedding that is no head is rounded, experts by `hqq`.
@@ -60,6 +65,7 @@ def calibrated_weights(
         model: the model; its weights are read as they are used.
         plan: which weights, and how.
         inputs: what to calibrate on.
+        importance: what each token counts; all count alike in products that it does not have.
         progress: told after every weight.
 
     Yields:
@@ -91,7 +97,8 @@ def calibrated_weights(
                 if waiting is not None:
                     yield from rounded(waiting)
                     waiting = None
-                waiting = _Waiting(_sum_of_squares(event.inputs), event.inputs, [place])
+                hessian = _sum_of_squares(event, importance)
+                waiting = _Waiting(hessian, event.inputs, [place])
             if not places:
                 break  # what comes after the last product is of no use
     if waiting is not None:
@@ -155,15 +162,15 @@ def _parts(weights: Weights, place: Place, scheme: Scheme, factor: gptq.Factor) 
         yield Part(rows=rows, codes=codes)
 
 
-def _sum_of_squares(inputs: Sequence[Tensor]) -> Tensor:
-    """The sum of x xT over all x `(K,)` that enter a product, `(K, K)`.
+def _sum_of_squares(event: Product, importance: Importance) -> Tensor:
+    """The sum of x xT over all x `(K,)` that enter a product, each as it counts, `(K, K)`.
 
     It is symmetric: of each column, only what is below the diagonal is computed.
     """
-    columns = inputs[0].shape[-1]
+    columns = event.inputs[0].shape[-1]
     total_KK = torch.zeros(columns, columns)
     starts = range(0, columns, SUM_COLUMNS)
-    for x_KS in _together(inputs):
+    for x_KS in _together(_weighted(event, importance)):
         for start in starts:
             part = x_KS[start : start + SUM_COLUMNS]
             total_KK[start:, start : start + SUM_COLUMNS] += linear(x_KS[start:], part)
@@ -173,11 +180,24 @@ def _sum_of_squares(inputs: Sequence[Tensor]) -> Tensor:
     return total_KK
 
 
-def _together(inputs: Sequence[Tensor]) -> Iterator[Tensor]:
-    """What enters a product, `(K, S)` for several inputs at once."""
+def _weighted(event: Product, importance: Importance) -> Iterator[Tensor]:
+    """What enters a product, `(S, K)` each: every token times the root of what it counts."""
+    flat = (x.flatten(0, -2).float() for x in event.inputs)
+    known = importance.get(event.name)
+    if known is None:
+        yield from flat
+        return
+    counts = [known[index] for index in event.indices]
+    mean = torch.cat(counts).mean()
+    for x_SK, counts_S in zip(flat, counts, strict=True):
+        yield x_SK * (counts_S / mean).sqrt().unsqueeze(-1) if mean > 0 else x_SK
+
+
+def _together(inputs: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Inputs `(S, K)` as `(K, S)`, several at once."""
     together: list[Tensor] = []
-    for x in inputs:
-        together.append(x.flatten(0, -2).float())
+    for x_SK in inputs:
+        together.append(x_SK)
         if sum(map(len, together)) >= SUM_TOKENS:
             yield torch.cat(together).T.contiguous()
             together.clear()

@@ -11,6 +11,7 @@ from ortolan.export.passes.lower import Lowered
 from ortolan.export.proof.witness import Witness
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
+from ortolan.export.quantize.guide import importance
 from ortolan.export.quantize.kept import kept, kept_weights
 from ortolan.export.quantize.plan import Quantization
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
@@ -103,8 +104,10 @@ def _find(
     if quantization.method != "gptq":
         yield from round_weights(model.weights, rest, quantization.method)
         return
-    found = calibrated_weights(model, rest, inputs, progress=partial(progress, "calibrate"))
-    tunes = quantization.tunes
+    told, tunes = partial(progress, "calibrate"), quantization.tunes
     if is_affordable(model, inputs, rest) if tunes is None else tunes:
-        found = tuned(model, found, inputs, progress=partial(progress, "tune"))
-    yield from found
+        known = importance(model, inputs, progress=partial(progress, "guide"))
+        found = calibrated_weights(model, rest, inputs, importance=known, progress=told)
+        yield from tuned(model, found, inputs, progress=partial(progress, "tune"))
+        return
+    yield from calibrated_weights(model, rest, inputs, progress=told)
