@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from ortolan.export.products import linear
 from ortolan.modeling.weights import Weights, read_weight
 from ortolan.runtime.machine.memory import return_free_memory
 
@@ -201,7 +202,7 @@ class LazyWeights(TorchFunctionMode):
         """A product with a weight that was read, or with one read some rows at a time."""
         x, bias = request.entering, request.bias
         if weight is not None:
-            x = x @ weight if request.is_transposed else F.linear(x, weight)
+            x = linear(x, weight.T if request.is_transposed else weight)
             return x if bias is None else x + bias
         if request.is_transposed:
             return self.product(request, read_weight(self.weights, request.name))
@@ -210,7 +211,7 @@ class LazyWeights(TorchFunctionMode):
         step = max(1, READ_BYTES // (4 * columns))
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            out[..., start:stop] = F.linear(x, self.weights.rows(request.name, start, stop).float())
+            out[..., start:stop] = linear(x, self.weights.rows(request.name, start, stop).float())
         return out if bias is None else out.add_(bias)
 
     def _answer(self, request: _Request | _Row) -> Tensor:
