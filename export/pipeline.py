@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import onnx_ir as ir
 
@@ -28,11 +29,14 @@ from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.export.precision import CALIBRATION_SEQUENCES, Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
-from ortolan.export.proof.probes import make_probes
+from ortolan.export.proof.probes import inputs_of, make_probes
 from ortolan.export.proof.replay import replay
+from ortolan.export.quantize.auto import Chosen, choose
+from ortolan.export.quantize.find import find_codes
+from ortolan.export.quantize.plan import plan
 from ortolan.export.settings import Settings, resolve
 from ortolan.export.source import Source, open_exportable
-from ortolan.export.weights.blob import bind
+from ortolan.export.weights.blob import bind, page_bytes, pages
 from ortolan.export.weights.int8_cache import with_int8_cache
 from ortolan.export.weights.store import Stored, store
 from ortolan.runtime import certificate as runtime_certificate
@@ -61,8 +65,8 @@ def export(
     Args:
         source: a Hugging Face checkpoint folder, or a model of `ortolan.modeling`.
         out: the folder of the bundle.
-        precision: of the weights: a name, or an `Int8` or `Int4`; `settings.DTYPES` has the type of
-            the cache and the activations.
+        precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`; `settings.DTYPES` has the
+            type of the cache and the activations.
         device: to run on.
         calibration: a file to calibrate and judge by; see `own_calibration` for the default.
         max_context: tokens that have to fit; the model's own by default.
@@ -136,7 +140,11 @@ def _build(
     model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
     if settings.options.cache == "int8":
         model = with_int8_cache(model, traced, inputs)
-    stored = _write_files(folder, model, settings, traced, inputs, progress)
+    with TemporaryDirectory(dir=folder, prefix="choice-") as temporary:
+        chosen = _choose(Path(temporary), model, settings, traced, data, inputs, progress)
+        if chosen is not None:
+            settings = replace(settings, precision=chosen.precision)
+        stored = _write_files(folder, model, settings, traced, inputs, progress, chosen)
     _write_certified(folder, model, settings, stored, certificate)
     if settings.unverified is not None:
         return  # the manifest says so, and the certificate holds the reference
@@ -174,6 +182,33 @@ def _trace(model: Exportable, settings: Settings, progress: Progress) -> dict[st
     return traced
 
 
+def _choose(
+    folder: Path,
+    model: Exportable,
+    settings: Settings,
+    traced: Mapping[str, ir.Model],
+    data: Calibration | None,
+    inputs: Inputs,
+    progress: Progress,
+) -> Chosen | None:
+    """Bits for every weight, where they are chosen; files for that lie in a folder of their own."""
+    if settings.auto is None or settings.quantization is None:
+        return None
+    models = list(traced.values())
+    return choose(
+        models,
+        model,
+        settings.quantization,
+        settings.auto,
+        inputs,
+        inputs_of(model, make_probes(model, data)),
+        folder,
+        other_bytes=lambda names: page_bytes(models, without=names),
+        pages=pages,
+        progress=progress,
+    )
+
+
 def _write_files(
     folder: Path,
     model: Exportable,
@@ -181,11 +216,20 @@ def _write_files(
     traced: Mapping[str, ir.Model],
     inputs: Inputs,
     progress: Progress,
+    chosen: Chosen | None = None,
 ) -> Stored:
     """Write graphs, weights and companions: everything but certificate and manifest."""
-    lowered = lower(traced, settings, model.weights)
+    plan_of = settings.quantization
+    if chosen is not None:
+        lowered = lower(traced, settings, chosen.schemes)
+        codes = chosen.weights(lowered.schemes)
+    elif plan_of is not None:
+        lowered = lower(traced, settings, plan(traced.values(), plan_of, model.weights))
+        codes = find_codes(model, plan_of, lowered.schemes, inputs, progress)
+    else:
+        lowered, codes = lower(traced, settings, {}), iter(())
     check_placement(lowered.graphs, settings)
-    stored = store(lowered, model, settings, inputs, folder, progress)
+    stored = store(lowered, model, settings, codes, folder, progress)
     for role, graph in lowered.graphs.items():
         bind(graph, stored.blob)
         proto = ir.to_proto(graph)

@@ -10,6 +10,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.options import DEFAULTS, Attention, Cache, Device, ExportOptions, Graphs
 from ortolan.export.precision import (
     METHODS,
+    Auto,
     GroupSize,
     HeadBits,
     Int4,
@@ -84,6 +85,7 @@ class Settings:
         precision: of the weights.
         quantization: how weights are stored; `None` where they are floats.
         options: as given.
+        auto: what bits are chosen by; `None` where they are given.
     """
 
     kind: str
@@ -91,6 +93,7 @@ class Settings:
     precision: PrecisionName
     quantization: Quantization | None
     options: ExportOptions
+    auto: Auto | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -171,6 +174,12 @@ def resolve(
         OptionError: names the option, what was expected and what was got.
     """
     weights = _NAMED.get(precision, precision) if isinstance(precision, str) else precision
+    auto = weights if isinstance(weights, Auto) else None
+    if isinstance(weights, Auto):
+        _check_auto(weights, device, options, can_calibrate=can_calibrate)
+        if weights.max_kl is not None:
+            options = replace(options, max_kl=weights.max_kl)
+        weights = _smallest(weights)
     name = weights if isinstance(weights, str) else weights.name
     _check_choices(name, device, options)
     settings = Settings(
@@ -181,6 +190,7 @@ def resolve(
         if isinstance(weights, str)
         else _quantization(kind, weights, device, can_calibrate=can_calibrate),
         options=options,
+        auto=auto,
     )
     if settings.quantization is not None and options.attention == "portable":
         keeps: Keeps = "none" if settings.quantization.keeps == "none" else "plain"
@@ -226,6 +236,16 @@ def _quantization(
         calibration_sequences=weights.calibration_sequences,
         # Who names a method wants its codes.
         keeps="all" if weights.method is None else "none",
+    )
+
+
+def _smallest(auto: Auto) -> Int4:
+    """The fewest bytes that bits are chosen from."""
+    return Int4(
+        head_bits=CALIBRATED_HEAD_BITS,
+        asymmetric=auto.asymmetric,
+        exclude=auto.exclude,
+        calibration_sequences=auto.calibration_sequences,
     )
 
 
@@ -337,3 +357,33 @@ def _check_cache(settings: Settings) -> None:
                 f"cache: expected {expected} for keys and values in 8 bits, got {got}. "
                 "Leave --cache out."
             )
+
+
+def _check_auto(auto: Auto, device: Device, options: ExportOptions, *, can_calibrate: bool) -> None:
+    given = [each for each in (auto.max_kl, auto.target_size) if each is not None]
+    if len(given) != 1:
+        raise OptionError(
+            "auto: expected a largest divergence or a target size, got "
+            f"{'both' if given else 'none'}. Give one of --max-kl and --target-size."
+        )
+    if not 0 < given[0] < float("inf"):
+        raise OptionError(f"auto: expected a bound above 0, got {given[0]}. Choose another.")
+    if auto.max_kl is not None and options.max_kl is not None:
+        raise OptionError(
+            f"max_kl: expected one bound, got {auto.max_kl} in Auto and {options.max_kl} in the "
+            "options. Leave one out."
+        )
+    if not can_calibrate:
+        raise OptionError(
+            "auto: expected a text and a tokenizer to measure the effect of weights with, got "
+            "none. Give --calibration FILE, or choose --precision int4."
+        )
+    if device != "cpu":
+        raise OptionError(
+            f"auto: expected the device cpu, got {device}. Choose --precision int4 or int8."
+        )
+    if options.prefill_precision is not None:
+        raise OptionError(
+            "auto: expected no prefill precision, whose effect is not measured, got "
+            f"{options.prefill_precision}. Leave it out, or choose --precision int4."
+        )

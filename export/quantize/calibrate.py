@@ -21,7 +21,7 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.precision import Method
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Codes, Scheme
+from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows, row_chunks
 from ortolan.export.streamed import Product, Result, run
@@ -52,8 +52,33 @@ def calibrated_weights(
     Yields:
         Each weight once; read its parts before the next weight.
     """
-    looked_up, places = _looked_up(model.module), _places(model.weights, plan)
-    found: dict[str, dict[int, Part]] = {name: {} for name in plan}
+    schemes = {name: (scheme,) for name, scheme in plan.items()}
+    return in_schemes(model, schemes, inputs, _fit, progress=progress)
+
+
+Fit = Callable[[Tensor, gptq.Factor, Scheme], Part]
+"""Some rows of a weight `(n, K)`, by what enters it."""
+
+
+def in_schemes(
+    model: Exportable,
+    plan: Mapping[str, Sequence[Scheme]],
+    inputs: Inputs,
+    fit: Fit,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[QuantizedWeight]:
+    """The same in several schemes: each weight in all of its own, one after the other.
+
+    Args:
+        model: as above.
+        plan: which weights, and in which schemes.
+        inputs: as above.
+        fit: finds codes.
+        progress: as above.
+    """
+    looked_up, places = _looked_up(model.module), places_of(model.weights, plan)
+    found: dict[str, dict[int, list[Part]]] = {name: {} for name in plan}
     factor: gptq.Factor | None = None
     factored: Sequence[Tensor] = ()
     for event in run(model.module, model.weights, calls(model, inputs)):
@@ -65,18 +90,19 @@ def calibrated_weights(
             return_free_memory()
             damping = TIED_DAMPING if event.name in looked_up else gptq.DAMPING
             factor = gptq.factorize(_sum_of_squares(event.inputs), damping=damping)
-        yield from _round(model, event, place, plan[place.name], factor, found)
+        yield from _fitted(model, event, place, plan[place.name], factor, fit, found)
         if progress is not None:
             progress(len(plan) - len(found), len(plan))
     for name in found:
         method: Method = "rtn" if len(model.weights.shape(name)) == 2 else "hqq"
-        parts = round_rows(model.weights, name, plan[name], method)
-        yield QuantizedWeight(name=name, scheme=plan[name], method=method, parts=parts)
+        for scheme in plan[name]:
+            parts = round_rows(model.weights, name, scheme, method)
+            yield QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
     if progress is not None:
         progress(len(plan), len(plan))
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where the weight of a product is among those of a plan.
 
     Attributes:
@@ -84,32 +110,36 @@ class _Place(NamedTuple):
         start: its first row there.
         stop: the row after its last.
         parts: weights that make up the planned one.
+        transposed: its columns are the rows there.
     """
 
     name: str
     start: int
     stop: int
     parts: int
+    transposed: bool
 
 
-def _places(weights: Weights, plan: Iterable[str]) -> dict[str, _Place]:
+def places_of(weights: Weights, plan: Iterable[str]) -> dict[str, Place]:
     """Where each weight of the module is stored, by its name."""
     places = {}
     for name in plan:
         leaves, start = leaves_of(weights, name), 0
         for leaf in leaves:
-            places[leaf.name] = _Place(name, start, start + leaf.rows, len(leaves))
-            start += leaf.rows
+            stop = start + leaf.rows
+            places[leaf.name] = Place(name, start, stop, len(leaves), leaf.transposed)
+            start = stop
     return places
 
 
-def _round(
+def _fitted(
     model: Exportable,
     product: Product,
-    place: _Place,
-    scheme: Scheme,
+    place: Place,
+    schemes: Sequence[Scheme],
     factor: gptq.Factor,
-    found: dict[str, dict[int, Part]],
+    fit: Fit,
+    found: dict[str, dict[int, list[Part]]],
 ) -> Iterator[QuantizedWeight]:
     """The codes of the weight of a product.
 
@@ -119,23 +149,23 @@ def _round(
     name, weights = place.name, model.weights
     if place.parts == 1 and place.stop == model.vocab_size:
         del found[name]
-        parts = (
-            Part(rows=rows, codes=_codes(rows, factor, scheme))
-            for rows in row_chunks(weights, name)
-        )
-        yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=parts)
+        for scheme in schemes:
+            parts = (fit(rows, factor, scheme) for rows in row_chunks(weights, name))
+            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=parts)
         return
     rows = weights.rows(name, place.start, place.stop).float()
-    codes = _codes(rows, factor, scheme)
-    found[name][place.start] = Part(rows=rows, codes=codes)
+    found[name][place.start] = [fit(rows, factor, scheme) for scheme in schemes]
     if len(found[name]) == place.parts:
         by_row = found.pop(name)
-        whole = iter([by_row[start] for start in sorted(by_row)])
-        yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=whole)
+        in_order = [by_row[start] for start in sorted(by_row)]
+        for number, scheme in enumerate(schemes):
+            whole = iter([each[number] for each in in_order])
+            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=whole)
 
 
-def _codes(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Codes:
-    return refine(weight, gptq.round_columns(weight, factor, scheme), factor)
+def _fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
+    codes = refine(weight, gptq.round_columns(weight, factor, scheme), factor)
+    return Part(rows=weight, codes=codes)
 
 
 def _sum_of_squares(inputs: Sequence[Tensor]) -> Tensor:

@@ -145,6 +145,12 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
     )
 
 
+def output_loss(error: Tensor, factor: Factor) -> float:
+    """The squared error of the outputs, for errors `(N, K)` of a weight."""
+    columns_NK = error.index_select(1, factor.order)
+    return float((columns_NK @ factor.feedback).mul_(factor.scale).square_().sum())
+
+
 def _round_part(
     columns: Tensor,
     wanted: Tensor,
