@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from report import Speed
 
@@ -14,9 +15,10 @@ BAR_INCHES = 0.36
 FRAME_INCHES = 1.1
 WIDTH_INCHES = 4.6
 FRONTIER_INCHES = (9, 6)
-OURS = "ortolan"
+OURS = ("ortolan", "bundle")
 SHADES = (FIRST, "#0b3c4d", "#3fa7c4", "#7a4fa3", "#2f9e77", "#5566cc")
-MARKERS = ("s--", "^--", "v--", "D--", "P--", "X--")
+GREYS = ("#8a979e", "#b08d57", "#9a7b8f", "#7d8c6a")
+MARKERS = ("s", "^", "D", "P")
 
 
 def draw(speeds: Sequence[Speed], path: Path, *, title: str, highlighted: str) -> None:
@@ -80,12 +82,16 @@ def draw_frontier(
     axes = figure.subplots()
     tools = list(dict.fromkeys(row["tool"] for row in small))
     own = [tool for tool in tools if tool.startswith(OURS)]
+    others = [tool for tool in tools if tool not in own]
     for tool in tools:
         points = [row for row in small if row["tool"] == tool]
         sizes = [row["file_bytes"] / 1e6 for row in points]
-        color = SHADES[own.index(tool) % len(SHADES)] if tool in own else None
-        style = "o-" if tool in own else MARKERS[tools.index(tool) % len(MARKERS)]
-        axes.plot(sizes, [row[key] for row in points], style, color=color, label=tool)
+        place = (own if tool in own else others).index(tool)
+        colors, markers = (SHADES, ("o",)) if tool in own else (GREYS, MARKERS)
+        color = colors[place % len(colors)]
+        marker = markers[place % len(markers)]
+        costs = [row[key] for row in points]
+        axes.plot(sizes, costs, color=color, marker=marker, label=tool)
         for size, row in zip(sizes, points, strict=True):
             axes.annotate(
                 row["label"],
@@ -93,8 +99,13 @@ def draw_frontier(
                 xytext=(4, 3),
                 textcoords="offset points",
                 fontsize="xx-small",
+                color=color,
             )
     axes.set_yscale("log")
+    for named in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        named(FuncFormatter(lambda value, _: f"{value:.1g}"))
+    axes.tick_params(axis="y", which="both", labelsize="x-small")
+    axes.margins(x=0.08)
     axes.set_xlabel("MB of weights")
     axes.set_ylabel(name)
     axes.set_title(title, fontsize="small")

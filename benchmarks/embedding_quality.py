@@ -60,7 +60,7 @@ def nncf(label: str, precision: str, *arguments: str) -> Setting:
 SETTINGS = (
     own("", "fp32", precision="fp32"),
     own("", "int8", precision="int8"),
-    own("", "int8, activations too", "--prefill-precision", "int8", precision="int8"),
+    own("", "int8 activations too", "--prefill-precision", "int8", precision="int8"),
     own("", "int4"),
     *(
         own(method, f"g{size}", "--method", method, "--group-size", str(size))

@@ -9,6 +9,7 @@ Reads the beginnings of files that the checkpoint's recipe held out of its train
 `bits_per_byte` of ortolan.modeling does, or windows spread evenly over the files of --text, and
 compares the logits of every setting with those of PyTorch in float32. Prints a table and writes
 quality-NAME.json, .md and .png. Rows measured earlier over the same text stay beside the new ones.
+Speeds compare only with those of the same run.
 
 What is measured stands in settings.py, the texts in texts.py, what counts as size in sizes.py.
 """
@@ -20,13 +21,15 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import report
+import rounds
 import texts
 from catalog import TRANSFORMERS
 from chart import draw_frontier
@@ -46,6 +49,7 @@ from settings import SETTINGS, Setting, chosen, standing
 from sizes import sizes_of
 from texts import Text, Window
 
+PROMPT_TOKENS = NEW_TOKENS = 128  # of a measurement of speed
 ROWS = 16  # compared at once: more do not stay in the processor's cache
 
 
@@ -101,7 +105,7 @@ def markdown(document: report.Document) -> str:
     text = document["text"]
     header = [
         *("", "MB", "MB read per token", "mean KL", "p99 KL", "max KL"),
-        *("top-1 agreement", "bits per byte"),
+        *("top-1 agreement", "bits per byte", "decoded tokens/s"),
     ]
     rows = [
         [
@@ -113,6 +117,7 @@ def markdown(document: report.Document) -> str:
             f"{entry['max_kl']:.2g}",
             f"{entry['top1_agreement']:.4f}",
             f"{entry['bits_per_byte']:.4f}",
+            f"{entry['decode_per_s']:.1f}" if "decode_per_s" in entry else "",
         ]
         for entry in document["settings"]
     ]
@@ -122,10 +127,18 @@ def markdown(document: report.Document) -> str:
             f"Against PyTorch in float32 on {text['predictions']} tokens, {text['bytes']} bytes: "
             f"{text['source']}, in windows of {text['window']} tokens. KL in nats. MB are millions "
             "of bytes of the files that hold weights, without tokenizers.",
+            *([document["note"]] if document.get("note") else []),
             report.table(header, rows),
+            *(made_of(entry) for entry in document["settings"] if entry["formats"]),
             report.with_versions(document["versions"]),
         ]
     )
+
+
+def made_of(entry: Mapping[str, Any]) -> str:
+    """Return a line that says in which formats the weights of a row are."""
+    parts = [f"{size / 1e6:.1f} MB of {kind}" for kind, size in entry["formats"].items()]
+    return f"{entry['tool']} {entry['label']}: {', '.join(parts)}."
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -133,6 +146,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what quantization costs in quality.")
     parser.add_argument("checkpoint", type=Path, help="folder with a checkpoint")
     parser.add_argument("--name", help="of the result; the folder's by default")
+    parser.add_argument("--note", help="to stand above the table, about the checkpoint, say")
     parser.add_argument("--only", type=names, default=(), help="TOOL,PATTERN: these settings")
     parser.add_argument("--bundles", type=Path, nargs="+", help="these bundles, no settings")
     parser.add_argument("--reuse", action="store_true", help="take our earlier exports as they are")
@@ -141,6 +155,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--window", type=count, default=256, help="tokens in each of them")
     parser.add_argument("--tokens", type=count, default=20480, help="of its recipe's files")
     parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("--speed", action="store_true", help="decode in turn as well")
+    parser.add_argument("-r", "--rounds", type=count, default=7, help="of --speed")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(arguments)
@@ -171,7 +187,8 @@ def merged(earlier: report.Document, new: report.Document) -> report.Document:
     tools = list(dict.fromkeys(tool for tool, _ in rows))
     ordered = sorted(rows.values(), key=lambda row: (tools.index(row["tool"]), row["file_bytes"]))
     versions = {**earlier["versions"], **new["versions"]}
-    return {**new, "versions": versions, "settings": ordered}
+    note = new.get("note") or earlier.get("note")
+    return {**new, "note": note, "versions": versions, "settings": ordered}
 
 
 def publish(document: report.Document, path: Path) -> None:
@@ -185,6 +202,18 @@ def publish(document: report.Document, path: Path) -> None:
     draw_frontier(document["settings"], path.with_suffix(".png"), of=of, title=title)
 
 
+def with_speeds(
+    rows: Sequence[report.Document], programs: Sequence[Program], prompt: Sequence[int], turns: int
+) -> list[report.Document]:
+    """Return rows with the decode speed of their programs, which take turns."""
+    request = {"prompt": list(prompt), "new_tokens": NEW_TOKENS}
+    runs, loaded = rounds.measure(programs, [request], rounds=turns)
+    speeds = report.summarize(runs, loaded, new_tokens=NEW_TOKENS).speeds
+    return [
+        {**row, "decode_per_s": speed.decode_per_s} for row, speed in zip(rows, speeds, strict=True)
+    ]
+
+
 def compare(args: argparse.Namespace) -> None:
     """Measure every requested setting, print and write the result after each."""
     settings = [standing(folder) for folder in args.bundles or ()] or chosen(args.only, SETTINGS)
@@ -196,28 +225,34 @@ def compare(args: argparse.Namespace) -> None:
     versions = all_versions(setting.peer for setting in settings)
     expected = reference(checkpoint, pieces, args)
     path = args.out / f"quality-{checkpoint.name}.json"
+    document = {
+        "checkpoint": checkpoint.name,
+        "text": {
+            "source": text.source,
+            "bytes": text.size_bytes,
+            "predictions": text.predictions,
+            "window": text.window,
+        },
+        "machine": report.machine(),
+        "note": args.note,
+    }
+    rows, programs = [], []
     for setting in settings:
         running = started(setting, checkpoint, args)
         quality = measure(running, pieces, expected, text_bytes=text.size_bytes)
-        entry = {
+        row = {
             **{"tool": setting.tool, "label": setting.label, "precision": setting.precision},
             **dataclasses.asdict(quality),
             **dataclasses.asdict(sizes_of(running.model)),
         }
-        say(f"{setting.name}: {entry['file_bytes'] / 1e6:.1f} MB, mean KL {quality.mean_kl:.2e}")
-        document = {
-            "checkpoint": checkpoint.name,
-            "text": {
-                "source": text.source,
-                "bytes": text.size_bytes,
-                "predictions": text.predictions,
-                "window": text.window,
-            },
-            "versions": {setting.tool: versions[setting.peer.name]},
-            "machine": report.machine(),
-            "settings": [entry],
-        }
-        publish(document, path)
+        say(f"{setting.name}: {row['file_bytes'] / 1e6:.1f} MB, mean KL {quality.mean_kl:.2e}")
+        used = {setting.tool: versions[setting.peer.name]}
+        publish({**document, "versions": used, "settings": [row]}, path)
+        rows.append(row)
+        programs.append(running)
+    if args.speed:
+        rows = with_speeds(rows, programs, pieces[0].ids[:PROMPT_TOKENS], args.rounds)
+        publish({**document, "versions": {}, "settings": rows}, path)
     print(path.with_suffix(".md").read_text(encoding="utf-8"))
     say(f"wrote {path} and, beside it, .md and .png")
 

@@ -46,7 +46,7 @@ class Setting:
 def point(tool: str, label: str, peer: Peer, *command: str, precision: str = "int4") -> Setting:
     """Return what a peer makes of a checkpoint with a command of its own."""
     # Names a folder as well: variants of a peer are kept side by side.
-    name = f"{tool} {label}".replace(", ", "-").replace(" ", "-")
+    name = f"{tool} {label}".replace(" ", "-")
     named = replace(peer, name=name, convert={precision: command})
     return Setting(tool=tool, label=label, precision=precision, peer=named)
 
@@ -100,8 +100,8 @@ SETTINGS = (
     *groups("rtn", "--method", "rtn", "--head-bits", "8"),
     *groups("hqq", "--method", "hqq", "--head-bits", "8"),
     *groups("gptq", "--method", "gptq", "--head-bits", "8"),
-    *groups("gptq, head 4", "--method", "gptq", "--head-bits", "4"),
-    *groups("gptq, asymmetric", "--method", "gptq", "--head-bits", "8", "--asymmetric"),
+    *groups("gptq head 4", "--method", "gptq", "--head-bits", "4"),
+    *groups("gptq asymmetric", "--method", "gptq", "--head-bits", "8", "--asymmetric"),
     genai("int4"),
     *(
         genai(algorithm, "--extra_options", f"int4_algo_config={algorithm}")
@@ -114,8 +114,8 @@ SETTINGS = (
         for size in (32, 64)
         for form, arguments in (("sym", ("--sym",)), ("asym", ()))
     ),
-    nncf("g64 asym, ratio 0.8", "--group-size", "64", "--ratio", "0.8"),
-    nncf("g64 asym, all layers", "--group-size", "64", "--all-layers"),
+    nncf("g64 asym ratio 0.8", "--group-size", "64", "--ratio", "0.8"),
+    nncf("g64 asym all layers", "--group-size", "64", "--all-layers"),
 )
 
 

@@ -5,6 +5,7 @@ these, all that a step for one token multiplies. A table of which a token needs 
 an embedding that is not the head as well, is not read. Caches of keys and values do not count.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,12 @@ class Sizes:
     Attributes:
         file_bytes: of the files with weights.
         read_bytes: of these, what one token needs.
+        formats: bytes by the format of the weights, where the name of a file says another.
     """
 
     file_bytes: int
     read_bytes: int
+    formats: Mapping[str, int]
 
 
 def sizes_of(model: Path) -> Sizes:
@@ -45,7 +48,11 @@ def sizes_of(model: Path) -> Sizes:
     if not files:
         raise ValueError(f"{model}: expected one of {', '.join(WEIGHTS)}, got none.")
     file_bytes = sum(file.stat().st_size for file in files)
-    return Sizes(file_bytes=file_bytes, read_bytes=file_bytes - looked_up_bytes(model))
+    return Sizes(
+        file_bytes=file_bytes,
+        read_bytes=file_bytes - looked_up_bytes(model),
+        formats=formats_of(model / "model.gguf"),
+    )
 
 
 def looked_up_bytes(model: Path) -> int:
@@ -80,6 +87,18 @@ def tables_of_gguf(path: Path) -> int:
     """Return the bytes of the embedding, if the head is another tensor."""
     sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
     return sizes["token_embd.weight"] if "output.weight" in sizes else 0
+
+
+def formats_of(path: Path) -> dict[str, int]:
+    """Return the bytes of a GGUF file by format, the most first; none if there is no such file.
+
+    llama.cpp keeps some matrices in more bits than the type of the file says, and takes another
+    format where a row is no multiple of 256.
+    """
+    found: Counter[str] = Counter()
+    for tensor in gguf.GGUFReader(path).tensors if path.exists() else ():
+        found[tensor.tensor_type.name] += int(tensor.n_bytes)
+    return dict(found.most_common())
 
 
 def tables_of_openvino(path: Path) -> int:

@@ -48,6 +48,7 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
             accepted_keys=model.keys.accepted,
             ignored_keys=model.keys.ignored,
             left_out=model.left_out,
+            calibrated_on=stored.calibrated_on,
         ),
         prefill_precision=settings.options.prefill_precision,
         quantized=stored.quantized,

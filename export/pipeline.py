@@ -1,25 +1,29 @@
 """From a trained model to a bundle: the steps, in order."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortolan.export.derived import DerivedWeights, recipes_of
-from ortolan.export.errors import OptionError, ParityError
+from ortolan.export.errors import ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import (
     Calibration,
-    can_read,
     cut_inputs,
     own_calibration,
     read_calibration,
 )
 from ortolan.export.inputs.tensors import Inputs
+from ortolan.export.inputs.writer import write
+from ortolan.export.inputs.written import own_inputs
 from ortolan.export.manifest import describe
 from ortolan.export.options import DEFAULTS, Device, ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
@@ -33,8 +37,9 @@ from ortolan.export.proof.probes import inputs_of, make_probes
 from ortolan.export.proof.replay import replay
 from ortolan.export.quantize.auto import Chosen, choose
 from ortolan.export.quantize.find import find_codes
-from ortolan.export.quantize.plan import plan
-from ortolan.export.settings import Settings, resolve
+from ortolan.export.quantize.kept import kept
+from ortolan.export.quantize.plan import Quantization, plan
+from ortolan.export.settings import Settings, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import bind, page_bytes, pages
 from ortolan.export.weights.int8_cache import with_int8_cache
@@ -68,7 +73,8 @@ def export(
         precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`; `settings.DTYPES` has the
             type of the cache and the activations.
         device: to run on.
-        calibration: a file to calibrate and judge by; see `own_calibration` for the default.
+        calibration: a file to calibrate and judge by. By default that of `own_calibration`, or what
+            the model writes itself (`inputs.written`).
         max_context: tokens that have to fit; the model's own by default.
         options: the rest.
         force: replace a bundle at `out`.
@@ -91,7 +97,6 @@ def export(
         precision=precision,
         device=device,
         options=options,
-        can_calibrate=file is not None and can_read(model),
     )
     data = _calibration(model, settings, file, is_given=calibration is not None)
     inputs = _inputs(model, settings, data)
@@ -115,14 +120,14 @@ def _calibration(
     return read_calibration(file, model, is_learned_from=is_learned_from)
 
 
-def _inputs(model: Exportable, settings: Settings, data: Calibration | None) -> Inputs:
-    """What weights and cache are calibrated on; nothing where neither is."""
-    if not settings.calibrates:
+def _inputs(model: Exportable, settings: Settings, data: Calibration | None) -> Inputs | None:
+    """What weights and cache are calibrated on, if they are; None where it is yet to be written."""
+    if not settings.calibrates or settings.quantization is None:
         if data is None or settings.options.cache == "float":
             return Inputs()
         return cut_inputs(data, model, count=CALIBRATION_SEQUENCES)
-    if data is None or settings.quantization is None:
-        raise OptionError("calibration: expected something to calibrate on, got nothing.")
+    if data is None:
+        return None
     return cut_inputs(data, model, count=settings.quantization.calibration_sequences)
 
 
@@ -131,13 +136,15 @@ def _build(
     model: Exportable,
     settings: Settings,
     data: Calibration | None,
-    inputs: Inputs,
+    inputs: Inputs | None,
     progress: Progress,
 ) -> None:
     """Write a whole bundle into a folder, and prove it there if the CPU can compute it."""
     certificate = _reference(model, settings, data, progress)
     traced = _trace(model, settings, progress)
     model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
+    if inputs is None:
+        inputs = _own_inputs(folder, model, settings, traced, progress)
     if settings.options.cache == "int8":
         model = with_int8_cache(model, traced, inputs)
     with TemporaryDirectory(dir=folder, prefix="choice-") as temporary:
@@ -154,6 +161,59 @@ def _build(
         raise ParityError(describe_failure(measured, certificate))
     _write_certified(folder, model, settings, stored, passed(certificate, measured))
     progress("verify", 1, 1)
+
+
+def _own_inputs(
+    folder: Path,
+    model: Exportable,
+    settings: Settings,
+    traced: Mapping[str, ir.Model],
+    progress: Progress,
+) -> Inputs:
+    """What the model writes itself, by a draft of the bundle that is gone afterwards."""
+    quantization = settings.quantization
+    if quantization is None:
+        return Inputs()
+    if settings.auto is None and not _is_fitted(model, quantization, traced):
+        return Inputs()
+    with TemporaryDirectory(dir=folder, prefix="draft-") as temporary:
+
+        def let_write(
+            given: Sequence[NDArray[Any]], *, tokens: int, length: int
+        ) -> list[NDArray[np.int64]]:
+            progress("write text", 0, 1)
+            bundle = Path(temporary) / "bundle"
+            bundle.mkdir()
+            _write_draft(bundle, model, settings, traced)
+            told = partial(progress, "write text")
+            return write(bundle, given, tokens=tokens, length=length, told=told)
+
+        return own_inputs(model, let_write, count=quantization.calibration_sequences)
+
+
+def _is_fitted(
+    model: Exportable, quantization: Quantization, traced: Mapping[str, ir.Model]
+) -> bool:
+    """Whether any weight of a plan is fitted to inputs: none where all are kept, or experts."""
+    planned = plan(traced.values(), quantization, model.weights)
+    stored = {} if quantization.keeps == "none" else kept(model.weights, planned)
+    return any(len(model.weights.shape(name)) == 2 for name in planned.keys() - stored.keys())
+
+
+def _write_draft(
+    folder: Path, model: Exportable, settings: Settings, traced: Mapping[str, ir.Model]
+) -> None:
+    """A bundle of the same model to write with, in 8 bits on the CPU: quick, and not proven."""
+    draft = draft_of(settings)
+    if draft.dtype == settings.dtype:
+        graphs = {role: traced[role].clone() for role in draft.graph_files}
+    else:
+        graphs = _trace(model, draft, _silent)
+    # No text is encoded with it, and nobody asks where it comes from.
+    model = replace(model, companions={}, sha256=lambda: "0" * 64)
+    stored = _write_files(folder, model, draft, graphs, Inputs(), _silent)
+    (folder / runtime_certificate.JSON_NAME).touch()
+    write_manifest(folder, describe(folder, model, draft, stored))
 
 
 def _reference(
@@ -229,7 +289,7 @@ def _write_files(
     else:
         lowered, codes = lower(traced, settings, {}), iter(())
     check_placement(lowered.graphs, settings)
-    stored = store(lowered, model, settings, codes, folder, progress)
+    stored = store(lowered, model, settings, codes, folder, progress, origin=inputs.origin)
     for role, graph in lowered.graphs.items():
         bind(graph, stored.blob)
         proto = ir.to_proto(graph)

@@ -37,7 +37,8 @@ class Int8(_Integers):
 
     Attributes:
         method: how the integers are found: `rtn` (the default) rounds to the nearest, `hqq` fits
-            the weight, `gptq` fits what the weight computes on calibration data.
+            the weight, `gptq` fits what the weight computes on calibration data, which the model
+            writes itself where none is given.
         group_size: values that share a scale; 128 by default.
         asymmetric: store a zero point for each group as well.
         exclude: patterns of weights that stay floats, such as `blocks.0.*`.
@@ -55,10 +56,9 @@ class Int4(_Integers):
     """Weights of 4 bits in groups that share a scale.
 
     Attributes:
-        method: as for `Int8`; by default `gptq` where there is something to calibrate on, else
-            `hqq`.
+        method: as for `Int8`; `gptq` by default.
         group_size: values that share a scale; 128 by default, 256 in blocks below a head of 4 bits.
-        head_bits: of the head and the embedding; by default 4 for a calibrated decoder, else 8.
+        head_bits: of the head and the embedding; by default 4 in a decoder by `gptq`, else 8.
         asymmetric: store a zero point for each group as well.
         exclude: patterns of weights that stay floats, such as `blocks.0.*`.
         calibration_sequences: as for `Int8`.
@@ -73,7 +73,7 @@ class Int4(_Integers):
 class Auto:
     """Weights of 4 or 8 bits, each by its measured effect on the output.
 
-    Needs calibration data. One of the two bounds is given.
+    One of the two bounds is given.
 
     Attributes:
         max_kl: mean KL divergence from the trained model, in nats: the fewest bytes that keep it.

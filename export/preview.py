@@ -130,7 +130,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
         cache_bytes_per_token=sum(
             state.unit_bytes for state in model.states("float32") if state.update == "append"
         ),
-        precisions=_costs(model, can_calibrate=calibration is not None),
+        precisions=_costs(model),
         unknown_keys=unknown,
         ignored_keys=model.keys.ignored,
         left_out=model.left_out,
@@ -160,20 +160,20 @@ def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
     missing = {name: LOSSES[name] for name in names if name not in model.companions}
     name = own_name(model)
     if name is not None and calibration is None:
-        missing[name] = "integers of 4 bits are fitted to the weights alone"
+        missing[name] = "integers of 4 bits are fitted to what the model writes itself"
     return missing
 
 
 # --- what it takes --------------------------------------------------------------------------------
 
 
-def _costs(model: Exportable, *, can_calibrate: bool) -> dict[str, Cost]:
+def _costs(model: Exportable) -> dict[str, Cost]:
     names: tuple[PrecisionName, ...] = ("fp32", "int8", "int4")
-    return {name: _cost(model, name, can_calibrate=can_calibrate) for name in names}
+    return {name: _cost(model, name) for name in names}
 
 
-def _cost(model: Exportable, precision: PrecisionName, *, can_calibrate: bool) -> Cost:
-    settings = resolve(model.kind, precision=precision, can_calibrate=can_calibrate)
+def _cost(model: Exportable, precision: PrecisionName) -> Cost:
+    settings = resolve(model.kind, precision=precision)
     quantization = settings.quantization
     method = None if quantization is None else quantization.method
     layers = [

@@ -159,7 +159,6 @@ def resolve(
     precision: Precision = "fp32",
     device: Device = "cpu",
     options: ExportOptions = DEFAULTS,
-    can_calibrate: bool,
 ) -> Settings:
     """Fill in defaults and refuse what does not go together.
 
@@ -168,7 +167,6 @@ def resolve(
         precision: of the weights.
         device: that the graphs are made for.
         options: the rest.
-        can_calibrate: there is calibration data that can be read.
 
     Raises:
         OptionError: names the option, what was expected and what was got.
@@ -176,7 +174,7 @@ def resolve(
     weights = _NAMED.get(precision, precision) if isinstance(precision, str) else precision
     auto = weights if isinstance(weights, Auto) else None
     if isinstance(weights, Auto):
-        _check_auto(weights, device, options, can_calibrate=can_calibrate)
+        _check_auto(weights, device, options)
         if weights.max_kl is not None:
             options = replace(options, max_kl=weights.max_kl)
         weights = _smallest(weights)
@@ -186,9 +184,7 @@ def resolve(
         kind=kind,
         device=device,
         precision=name,
-        quantization=None
-        if isinstance(weights, str)
-        else _quantization(kind, weights, device, can_calibrate=can_calibrate),
+        quantization=None if isinstance(weights, str) else _quantization(kind, weights, device),
         options=options,
         auto=auto,
     )
@@ -201,18 +197,46 @@ def resolve(
     return settings
 
 
+def draft_of(settings: Settings) -> Settings:
+    """Settings of a quick bundle of 8 bits, for the CPU, of a model that gets few bits."""
+    if settings.quantization is None:
+        raise ValueError("expected settings with weights in few bits")
+    scheme, head = settings.quantization.scheme, settings.quantization.head
+    return replace(
+        settings,
+        device="cpu",
+        precision="int8",
+        quantization=replace(
+            settings.quantization,
+            scheme=replace(scheme, bits=8),
+            head=replace(head, bits=8),
+            method="rtn",
+        ),
+        options=replace(
+            settings.options,
+            attention="fused",
+            cache="float",
+            prefill_precision=None,
+            attention_maps=False,
+            allow_cpu_nodes=False,
+        ),
+    )
+
+
 _NAMED: Mapping[str, Int8 | Int4] = {"int8": Int8(), "int4": Int4()}
 
 
-def _quantization(
-    kind: str, weights: Int8 | Int4, device: Device, *, can_calibrate: bool
-) -> Quantization:
+def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantization:
     """How weights are stored.
 
-    By default, int4 is found by gptq where there is calibration data, with a head of 4 bits (8 in
-    an encoder), else by hqq with a head of 8 bits; int8, which leaves nothing to calibrate, by rtn.
+    By default, int4 is found by gptq, with a head of 4 bits (8 in an encoder, and by any other
+    method); int8, which leaves nothing to calibrate, by rtn.
     """
-    method = _method(weights, can_calibrate=can_calibrate)
+    if weights.calibration_sequences < 1:
+        raise OptionError(
+            f"calibration sequences: expected at least 1, got {weights.calibration_sequences}."
+        )
+    method = _method(weights)
     head_bits = weights.head_bits
     if head_bits is None:
         # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
@@ -262,18 +286,11 @@ def _group_size(device: Device, given: GroupSize | None, default: GroupSize) -> 
     return given
 
 
-def _method(weights: Int8 | Int4, *, can_calibrate: bool) -> Method:
-    """The given method, or the best that is possible."""
+def _method(weights: Int8 | Int4) -> Method:
+    """The given method, or the best; 8 bits leave nothing to calibrate."""
     method = weights.method
-    if method == "gptq" and not can_calibrate:
-        raise OptionError(
-            "method: expected a text and a tokenizer to calibrate gptq with, got none. "
-            "Give --calibration FILE, or choose --method hqq."
-        )
     if method is None:
-        if weights.bits == 8:
-            return "rtn"  # 8 bits leave nothing to calibrate
-        return "gptq" if can_calibrate else "hqq"
+        return "rtn" if weights.bits == 8 else "gptq"
     if method not in METHODS:
         raise _not_among("method", method, METHODS)
     return method
@@ -359,7 +376,7 @@ def _check_cache(settings: Settings) -> None:
             )
 
 
-def _check_auto(auto: Auto, device: Device, options: ExportOptions, *, can_calibrate: bool) -> None:
+def _check_auto(auto: Auto, device: Device, options: ExportOptions) -> None:
     given = [each for each in (auto.max_kl, auto.target_size) if each is not None]
     if len(given) != 1:
         raise OptionError(
@@ -372,11 +389,6 @@ def _check_auto(auto: Auto, device: Device, options: ExportOptions, *, can_calib
         raise OptionError(
             f"max_kl: expected one bound, got {auto.max_kl} in Auto and {options.max_kl} in the "
             "options. Leave one out."
-        )
-    if not can_calibrate:
-        raise OptionError(
-            "auto: expected a text and a tokenizer to measure the effect of weights with, got "
-            "none. Give --calibration FILE, or choose --precision int4."
         )
     if device != "cpu":
         raise OptionError(

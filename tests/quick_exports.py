@@ -1,7 +1,7 @@
-"""Exports as most tests need them: a graph is traced once a run, a bundle verified in this process.
+"""Exports as most tests need them: a graph is traced once a run, and no process is started.
 
-A trace depends on nothing but what `trace_graph` takes. The process in which a user's export
-verifies a bundle runs the same function.
+A trace depends on nothing but what `trace_graph` takes. The processes in which a user's export
+verifies a bundle, or lets it write, run the same functions.
 """
 
 import functools
@@ -19,6 +19,7 @@ import torch
 from ortolan.errors import OrtolanError
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
+from ortolan.export.inputs.writer import let_write
 from ortolan.export.source import family
 from ortolan.export.source.family import trace_graph
 from ortolan.modeling.config import ModelConfig
@@ -37,6 +38,7 @@ def install(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     family.trace_graph = functools.partial(_trace_once, folder)
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
+    setattr(pipeline, "write", let_write)  # noqa: B010 - as above
     _hasten_traces()
 
 

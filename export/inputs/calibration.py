@@ -1,7 +1,7 @@
 """Calibration data: texts, pairs or images to calibrate on, and others to judge by."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -149,8 +149,10 @@ def cut_inputs(
     Raises:
         OptionError: there is too little.
     """
-    if count < 1:
-        raise OptionError(f"calibration sequences: expected at least 1, got {count}.")
+    return replace(_cut_inputs(data, model, count, length), origin=Path(data.origin).name)
+
+
+def _cut_inputs(data: Calibration, model: Exportable, count: int, length: int) -> Inputs:
     match data, model.tokenizer:
         case CalibrationImages(learn=images), _:
             return image_inputs(model, images[spread(len(images), count)])

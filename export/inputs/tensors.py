@@ -25,10 +25,12 @@ class Inputs:
         sources: what the encoder takes of each: ids `(T,)` or pixels `(C, H, W)`; none where there
             is no encoder.
         ids: what the decoder takes of each, `(S,)`; none where there is no decoder.
+        origin: where they come from, in words; None where nobody asks.
     """
 
     sources: Sequence[Tensor] = ()
     ids: Sequence[Tensor] = ()
+    origin: str | None = None
 
 
 def calls(model: Exportable, inputs: Inputs) -> list[Callable[[], Tensor]]:

@@ -10,7 +10,7 @@
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -180,7 +180,8 @@ def _split(inputs: Inputs) -> tuple[Inputs, Inputs]:
 
 
 def _picked(inputs: Inputs, places: Sequence[int]) -> Inputs:
-    return Inputs(
+    return replace(
+        inputs,
         sources=[inputs.sources[place] for place in places] if inputs.sources else (),
         ids=[inputs.ids[place] for place in places] if inputs.ids else (),
     )

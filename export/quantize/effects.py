@@ -7,6 +7,7 @@ Shape letters: S tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -103,7 +104,7 @@ def some_of(model: Exportable, inputs: Inputs, tokens: int) -> Inputs:
     lengths, count = _lengths(model, inputs), 0
     while count < len(lengths) and sum(lengths[:count]) < tokens:
         count += 1
-    return Inputs(sources=inputs.sources[:count], ids=inputs.ids[:count])
+    return replace(inputs, sources=inputs.sources[:count], ids=inputs.ids[:count])
 
 
 def _lengths(model: Exportable, inputs: Inputs) -> list[int]:

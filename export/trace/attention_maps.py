@@ -59,7 +59,7 @@ def trace_decoder_maps(config: DecoderConfig, *, dtype: torch.dtype) -> ir.Model
         dtype: of weights and activations; maps are float32 in any case.
     """
 
-    def signature() -> Signature:
+    def signature(config: DecoderConfig) -> Signature:
         # One text: there are no lengths to tell padding from it.
         ids = torch.zeros(1, 3, dtype=torch.int64)
         outputs = map_names(sides_of(config))
@@ -71,7 +71,7 @@ def trace_decoder_maps(config: DecoderConfig, *, dtype: torch.dtype) -> ir.Model
 def trace_encoder_maps(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
     """Trace the maps of an encoder; see `trace_decoder_maps`."""
 
-    def signature() -> Signature:
+    def signature(config: EncoderConfig) -> Signature:
         arguments, axes = source_example(config, "batch", "tokens")
         return Signature(
             arguments=arguments,
@@ -85,17 +85,16 @@ def trace_encoder_maps(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model
 
 def trace_encoder_decoder_maps(config: EncoderDecoderConfig, *, dtype: torch.dtype) -> ir.Model:
     """Trace the maps of an encoder-decoder; see `trace_decoder_maps`."""
-    sides = sides_of(config)
 
-    def signature() -> Signature:
+    def signature(config: EncoderDecoderConfig) -> Signature:
         ids = torch.zeros(2, 3, dtype=torch.int64)
         arguments, axes = source_example(config.encoder, "batch", "source")
         return Signature(
             arguments=(*arguments, ids),
             axes=(*axes, {0: "batch", 1: "sequence"}),
             inputs=(*source_inputs(config.encoder), TARGET_IDS),
-            outputs=map_names(sides),
+            outputs=map_names(sides_of(config)),
         )
 
-    entry = _EncoderDecoderMaps if sides.patches is None else _ImageDecoderMaps
+    entry = _EncoderDecoderMaps if sides_of(config).patches is None else _ImageDecoderMaps
     return trace(config, dtype, entry, signature)

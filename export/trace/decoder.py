@@ -49,7 +49,7 @@ def trace_decoder(
         the names of the decoder's parameters and tables and no data.
     """
 
-    def signature() -> Signature:
+    def signature(config: DecoderConfig) -> Signature:
         arguments, axes = step_example(config, dtype, sequence)
         layers = len(config.blocks)
         return Signature(

@@ -29,7 +29,7 @@ def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
         dtype: of weights and activations; the output is float32 in any case.
     """
 
-    def signature() -> Signature:
+    def signature(config: EncoderConfig) -> Signature:
         arguments, axes = source_example(config, "batch", "tokens")
         return Signature(
             arguments=arguments, axes=axes, inputs=source_inputs(config), outputs=[OUTPUT]

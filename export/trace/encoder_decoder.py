@@ -58,7 +58,7 @@ class _TargetGraph(Entry):
 def trace_source_encoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) -> ir.Model:
     """Trace the part that runs once for a source; outputs are in `dtype`."""
 
-    def signature() -> Signature:
+    def signature(config: EncoderDecoderConfig) -> Signature:
         arguments, axes = source_example(config.encoder, "sources", "source")
         return Signature(
             arguments=arguments,
@@ -80,9 +80,9 @@ def trace_target_decoder(
         dtype: of weights, activations, cache and cross states.
         sequence: new tokens of a step, if their number is fixed; then a source has one row.
     """
-    decoder = config.decoder
 
-    def signature() -> Signature:
+    def signature(config: EncoderDecoderConfig) -> Signature:
+        decoder = config.decoder
         # Else twice the sources, so that no size is mistaken for another.
         sources, axis = (3, "sources") if sequence is None else (6, "batch")
         step, axes = step_example(decoder, dtype, sequence, batch=6)

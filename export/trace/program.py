@@ -11,16 +11,21 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from typing import TypeVar
 
 import onnx_ir as ir
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ortolan.export.trace.repeat import UnlikeBlocksError, repeat
+from ortolan.export.trace.shorten import mark, shorten
 from ortolan.export.values import share_initializer
 from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import build
+
+C = TypeVar("C", bound=ModelConfig)
 
 OPSET = 24
 """Below 23 norms are decomposed; above 24 onnxruntime's support is partial."""
@@ -55,26 +60,36 @@ class Signature:
 
 
 def trace(
-    config: ModelConfig,
+    config: C,
     dtype: torch.dtype,
     entry: Callable[[TransformerModel], Entry],
-    signature: Callable[[], Signature],
+    signature: Callable[[C], Signature],
 ) -> ir.Model:
-    """Trace one way into a model of a config.
+    """Trace one way into a model of a config, with one block of each kind if that will do.
 
     Args:
         config: the model.
         dtype: of weights and activations.
         entry: the way in.
-        signature: makes the arguments, in the mode of the trace.
+        signature: makes the arguments for a model, in the mode of the trace.
 
     Returns:
         A graph whose initializers carry the names of the model's parameters and tables and no
         data.
     """
+    short, blocks = shorten(config)
     with FakeTensorMode():
+        whole = signature(config)
+        if blocks.repeat:
+            model = _model(short, dtype)
+            mark(model, blocks)
+            traced = trace_entry(entry(model), signature(short), model.tied)
+            # Slower, and the same graph: the model is traced whole instead.
+            with contextlib.suppress(UnlikeBlocksError):
+                repeat(traced, blocks, inputs=whole.inputs, outputs=whole.outputs)
+                return traced
         model = _model(config, dtype)
-        return trace_entry(entry(model), signature(), model.tied)
+        return trace_entry(entry(model), whole, model.tied)
 
 
 def trace_entry(entry: Entry, io: Signature, tied: Mapping[str, str]) -> ir.Model:

@@ -23,10 +23,12 @@ class Stored:
 
     Attributes:
         quantized: every weight that is stored in few bits.
+        calibrated_on: what some of them were fitted to, in words; None where none was.
     """
 
     blob: Blob
     quantized: tuple[QuantizedTensor, ...]
+    calibrated_on: str | None
 
 
 def store(
@@ -36,6 +38,8 @@ def store(
     codes: Iterable[QuantizedWeight],
     folder: Path,
     progress: Progress,
+    *,
+    origin: str | None = None,
 ) -> Stored:
     """Write the weights that graphs read.
 
@@ -46,6 +50,7 @@ def store(
         codes: every weight that is stored in groups, in any order.
         folder: where to write.
         progress: told of every chunk.
+        origin: of what codes were calibrated on, if they were.
 
     Raises:
         ExportError: a value does not fit the precision.
@@ -65,4 +70,9 @@ def store(
                 quantized += write_codes(writer, codes, dtype=dtype)
             quantized += write_channels(writer, model.weights, lowered.channels)
         write_rest(writer, models, model.weights, model.tables, dtype=dtype)
-        return Stored(blob=writer.finish(), quantized=tuple(quantized))
+        is_calibrated = any(tensor.method == "gptq" for tensor in quantized)
+        return Stored(
+            blob=writer.finish(),
+            quantized=tuple(quantized),
+            calibrated_on=origin if is_calibrated else None,
+        )

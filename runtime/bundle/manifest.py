@@ -231,6 +231,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         accepted_keys: of the checkpoint's config, unknown to the export, whose user accepted them.
         ignored_keys: of the checkpoint's config, known not to change what the model computes.
         left_out: towers of the checkpoint for other inputs than texts, which are not in the bundle.
+        calibrated_on: what weights in few bits were fitted to, in words; None where none was.
     """
 
     source_sha256: Sha256
@@ -239,6 +240,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     accepted_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
     ignored_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
     left_out: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
+    calibrated_on: Label | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

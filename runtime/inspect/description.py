@@ -58,6 +58,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         memory: by what takes it.
         memory_bytes: all of it together, an estimate from above.
         quantized: weights that are stored in few bits, the largest error first.
+        calibrated_on: what they were fitted to, in words; `None` where none was.
     """
 
     kind: str
@@ -81,6 +82,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     graphs: dict[str, GraphDescription]
     files: dict[str, int]
     quantized: tuple[QuantizedTensor, ...]
+    calibrated_on: str | None
 
 
 def describe(
@@ -129,6 +131,7 @@ def describe(
         graphs={role: _describe_graph(bundle, role, files) for role in manifest.graphs},
         files=files,
         quantized=tuple(sorted(manifest.quantized, key=lambda tensor: -tensor.error)),
+        calibrated_on=manifest.provenance.calibrated_on,
     )
 
 

@@ -217,7 +217,7 @@ def test_int4_for_cuda_has_float16_around_it_and_is_proven_on_the_cpu(tmp_path: 
         MODULES["qwen2"](),
         tmp_path / "bundle",
         device="cuda",
-        precision=Int4(group_size=32, asymmetric=True),
+        precision=Int4(method="hqq", group_size=32, asymmetric=True),
         options=ExportOptions(max_kl=1.0),
     )
     assert bundle.manifest.devices == ("cuda", "cpu")
@@ -274,7 +274,6 @@ def test_nodes_without_a_kernel_are_listed_and_allowed_only_where_the_cpu_has_on
         device="cuda",
         precision="bf16",
         options=ExportOptions(allow_cpu_nodes=allowed),
-        can_calibrate=False,
     )
     check_placement(clipped(TensorProto.FLOAT), settings)
     with pytest.raises(PlacementError, match=r"encoder: 1 x ai\.onnx::Clip in bfloat16\. The CPU"):

@@ -17,7 +17,7 @@ import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.options import ExportOptions
-from ortolan.export.precision import GroupSize
+from ortolan.export.precision import GroupSize, Int4
 from ortolan.export.quantize import rounding
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
@@ -53,7 +53,9 @@ def test_experts_are_stored_in_few_bits_and_routers_are_not(
     model: DecoderModel, tmp_path: Path
 ) -> None:
     options = ExportOptions(graphs="split", prefill_precision="int8", max_kl=0.01)
-    bundle = ortolan.export(model, tmp_path / "bundle", precision="int4", options=options)
+    bundle = ortolan.export(
+        model, tmp_path / "bundle", precision=Int4(method="hqq"), options=options
+    )
     # Products of integers have no form for experts.
     for role in bundle.manifest.graphs:
         assert "QMoE" in operators(bundle, role)

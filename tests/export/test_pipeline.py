@@ -186,7 +186,7 @@ def unknown(value: Any) -> Any:
             {"precision": Int4(group_size=unknown(48))},
             r"group: expected one of 32, 64, 128, 256",
         ),
-        ({"precision": Int4(method="gptq")}, r"method: expected a text and a tokenizer"),
+        ({"precision": Int4(calibration_sequences=0)}, r"calibration sequences: .* 1, got 0"),
         ({"precision": Int4(exclude=["nothing*"])}, r"exclude: .* 'nothing\*', which matches"),
         ({"precision": Int4(head_bits=unknown(6))}, r"head bits: expected one of 4, 8, got 6"),
         (

@@ -91,8 +91,11 @@ def logits(module: DecoderModel, ids: list[int]) -> Array:
     return made
 
 
+HQQ = Int4(method="hqq")
+
+
 def export(
-    module: DecoderModel, out: Path, precision: Precision = "int4", **options: Any
+    module: DecoderModel, out: Path, precision: Precision = HQQ, **options: Any
 ) -> tuple[Bundle, ortolan.Decoder]:
     bundle = ortolan.export(
         module, out, precision=precision, options=ExportOptions(**{"max_kl": 5.0} | options)
@@ -112,7 +115,7 @@ def test_bundle_computes_what_its_codes_stand_for(
 ) -> None:
     module = tiny_models.decoder(MODELS[model]())
     bundle, loaded = export(
-        module, tmp_path / "out", integers(group_size=group, asymmetric=asymmetric)
+        module, tmp_path / "out", integers(method="rtn", group_size=group, asymmetric=asymmetric)
     )
     kinds = {(t.bits, t.group, t.symmetric) for t in bundle.manifest.quantized if ".0." in t.name}
     assert kinds == {(integers.bits, group, not asymmetric)}
@@ -146,7 +149,7 @@ def test_portable_bundle_has_the_same_tokens(
     model: str, integers: type[Int4 | Int8], asymmetric: bool, tmp_path: Path
 ) -> None:
     module = tiny_models.decoder(MODELS[model]())
-    precision = integers(group_size=32, asymmetric=asymmetric)
+    precision = integers(method="rtn", group_size=32, asymmetric=asymmetric)
     _, fused = export(module, tmp_path / "fused", precision)
     bundle, portable = export(module, tmp_path / "portable", precision, attention="portable")
     nodes = bundle.graphs["decoder"].operators
@@ -158,7 +161,9 @@ def test_portable_bundle_has_the_same_tokens(
 
 def test_excluded_weights_stay_as_they_are(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
-    bundle, _ = export(module, tmp_path / "out", Int4(exclude=["blocks.0.*", "embedding.weight"]))
+    bundle, _ = export(
+        module, tmp_path / "out", replace(HQQ, exclude=["blocks.0.*", "embedding.weight"])
+    )
     names = {tensor.name for tensor in bundle.manifest.quantized}
     assert names == {
         "head.weight",

@@ -46,7 +46,10 @@ PRODUCTS = replace(BOUND, prefill_precision="int8")
 FORMS: dict[str, dict[str, Any]] = {
     "encoder": {},
     "encoder-int8": {"precision": "int8", "options": BOUND},
-    "encoder-int4": {"precision": Int4(group_size=32, asymmetric=True), "options": BOUND},
+    "encoder-int4": {
+        "precision": Int4(method="hqq", group_size=32, asymmetric=True),
+        "options": BOUND,
+    },
     "encoder-products": {"precision": "int8", "options": PRODUCTS},
     "encoder-portable": {"precision": "int8", "options": replace(BOUND, attention="portable")},
     "seq2seq": {},

@@ -9,24 +9,25 @@ from ortolan.export.settings import resolve
 
 
 @pytest.mark.parametrize(
-    ("kind", "can_calibrate", "method", "head_bits"),
+    ("kind", "precision", "method", "head_bits"),
     [
-        ("decoder", True, "gptq", 4),
-        ("encoder-decoder", True, "gptq", 4),
-        ("encoder", True, "gptq", 8),
-        ("decoder", False, "hqq", 8),
+        ("decoder", Int4(), "gptq", 4),
+        ("encoder-decoder", Int4(), "gptq", 4),
+        ("encoder", Int4(), "gptq", 8),
+        ("decoder", Int4(method="hqq"), "hqq", 8),
+        ("decoder", Int8(), "rtn", 8),
     ],
 )
-def test_default_of_int4_is_calibrated_where_it_can_be(
-    kind: str, can_calibrate: bool, method: str, head_bits: int
+def test_default_of_int4_is_calibrated(
+    kind: str, precision: Int4 | Int8, method: str, head_bits: int
 ) -> None:
-    found = resolve(kind, precision="int4", can_calibrate=can_calibrate).quantization
+    found = resolve(kind, precision=precision).quantization
     assert found is not None
     assert (found.method, found.head.bits) == (method, head_bits)
 
 
 def test_head_of_an_encoder_has_the_given_bits() -> None:
-    found = resolve("encoder", precision=Int4(head_bits=4), can_calibrate=True).quantization
+    found = resolve("encoder", precision=Int4(head_bits=4)).quantization
     assert found is not None
     assert found.head.bits == 4
 
@@ -47,7 +48,7 @@ def test_head_of_an_encoder_has_the_given_bits() -> None:
 def test_groups_of_blocks_are_the_largest_below_a_head_of_4_bits(
     precision: Int4 | Int8, device: Device, blocks: int, head: int
 ) -> None:
-    found = resolve("decoder", precision=precision, device=device, can_calibrate=True).quantization
+    found = resolve("decoder", precision=precision, device=device).quantization
     assert found is not None
     assert found.scheme.group == blocks
     assert found.head.group == head
@@ -58,7 +59,7 @@ def test_group_that_a_device_has_no_kernel_for_is_refused() -> None:
     with pytest.raises(
         OptionError, match=r"^group size: expected at most 128 for .* cuda.*got 256"
     ):
-        resolve("decoder", precision=Int4(group_size=256), device="cuda", can_calibrate=True)
+        resolve("decoder", precision=Int4(group_size=256), device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_group_that_a_device_has_no_kernel_for_is_refused() -> None:
 def test_devices_are_those_that_compute_the_graphs(
     wanted: dict[str, Any], devices: tuple[str, ...], is_proven: bool
 ) -> None:
-    settings = resolve("decoder", **wanted, can_calibrate=False)
+    settings = resolve("decoder", **wanted)
     assert settings.devices == devices
     assert (settings.unverified is None) == is_proven
 
@@ -101,21 +102,21 @@ def test_devices_are_those_that_compute_the_graphs(
 )
 def test_what_a_device_has_no_kernel_for_is_refused(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        resolve("decoder", **wanted, can_calibrate=False)
+        resolve("decoder", **wanted)
 
 
 def test_a_translator_can_be_split_and_an_encoder_cannot() -> None:
     split = ExportOptions(graphs="split")
-    settings = resolve("encoder-decoder", options=split, can_calibrate=False)
+    settings = resolve("encoder-decoder", options=split)
     sequences = {role: graph.sequence for role, graph in settings.graph_files.items()}
     assert sequences == {"encoder": None, "prefill": None, "decode": 1}
     with pytest.raises(OptionError, match="graphs: expected unified for an encoder, got split"):
-        resolve("encoder", options=split, can_calibrate=False)
+        resolve("encoder", options=split)
 
 
 def test_int8_products_of_a_translator_are_those_of_its_encoder() -> None:
     options = ExportOptions(graphs="split", prefill_precision="int8")
-    settings = resolve("encoder-decoder", precision="int8", options=options, can_calibrate=False)
+    settings = resolve("encoder-decoder", precision="int8", options=options)
     assert settings.graph_files["prefill"].min_new_tokens == 2
     assert settings.graph_files["decode"].sequence == 1
 
@@ -133,4 +134,4 @@ def test_cache_in_8_bits_is_refused_where_there_is_no_kernel(
     kind: str, device: Device, options: ExportOptions, got: str
 ) -> None:
     with pytest.raises(OptionError, match=rf"^cache: expected .* in 8 bits, got {got}\. Leave"):
-        resolve(kind, precision="int8", device=device, options=options, can_calibrate=False)
+        resolve(kind, precision="int8", device=device, options=options)

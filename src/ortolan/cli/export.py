@@ -72,8 +72,8 @@ _OF_INTEGERS = (
 @click.option(
     "--method",
     type=click.Choice(["rtn", "hqq", "gptq"]),
-    help="How int4 and int8 weights are found. By default gptq for int4 with calibration data, "
-    "hqq without; rtn for int8; and weights that SOURCE stores in as few bits are kept.",
+    help="How int4 and int8 weights are found. By default gptq for int4, which takes longest; rtn "
+    "for int8; and weights that SOURCE stores in as few bits are kept.",
 )
 @click.option(
     "--group-size",
@@ -84,8 +84,7 @@ _OF_INTEGERS = (
 @click.option(
     "--head-bits",
     type=click.Choice(["4", "8"]),
-    help="Bits of the head and the embedding with int4; 4 by default if a decoder is calibrated, "
-    "else 8.",
+    help="Bits of the head and the embedding with int4; 4 by default in a decoder by gptq, else 8.",
 )
 @click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Weights to keep as floats; repeatable."
@@ -133,7 +132,8 @@ _OF_INTEGERS = (
     "--calibration",
     type=click.Path(path_type=Path),
     help="Text, lines of source TAB target, or images in .npy, to calibrate and prove parity on. "
-    "Default for int8 and int4: calibration.txt, .tsv or .npy in SOURCE.",
+    "Default for int8 and int4: calibration.txt, .tsv or .npy in SOURCE; without it, gptq "
+    "calibrates on what the model writes itself.",
 )
 @click.option(
     "--calibration-sequences",
@@ -291,7 +291,9 @@ def _weights(manifest: Manifest) -> list[tuple[str, str]]:
     """How weights of few bits were found: what is the default depends on the checkpoint."""
     counts = Counter((tensor.bits, tensor.method) for tensor in manifest.quantized)
     kinds = [f"{count} in {bits} bits by {method}" for (bits, method), count in counts.items()]
-    return [("weights", ", ".join(kinds))] if kinds else []
+    rows = [("weights", ", ".join(kinds))] if kinds else []
+    origin = manifest.provenance.calibrated_on
+    return rows if origin is None else [*rows, ("calibrated", f"on {origin}")]
 
 
 def _left_out(manifest: Manifest) -> list[tuple[str, str]]:

@@ -83,6 +83,7 @@ def _describe_bundle(
             ("model", f"{about.model_type} {about.kind}, {about.precision}"),
             ("devices", ", ".join(about.devices)),
             *([("parity", f"not verified: {about.unverified}")] if about.unverified else []),
+            *([("calibrated", f"on {about.calibrated_on}")] if about.calibrated_on else []),
             ("takes", about.takes),
             ("gives", f"{about.gives}{_some(about.labels)}"),
             *_tokens(about),

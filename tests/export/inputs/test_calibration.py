@@ -119,11 +119,6 @@ def test_text_shorter_than_one_sequence_is_an_error(decoder: Exportable) -> None
         cut_inputs(text("x" * 29), decoder, count=4, length=30)
 
 
-def test_no_sequences_are_an_error(decoder: Exportable) -> None:
-    with pytest.raises(OptionError, match="expected at least 1, got 0"):
-        cut_inputs(text("x" * 100), decoder, count=0, length=30)
-
-
 # --- pairs ------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from tests.export.conftest import Exported
 
 import ortolan
 from ortolan.export.options import ExportOptions
+from ortolan.export.precision import Int4
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT
 from ortolan.runtime.inspect.placement import node_kinds, placement
@@ -37,7 +38,7 @@ def test_int4_with_an_int8_prefill_leaves_cuda_in_known_places(tmp_path: Path) -
     bundle = ortolan.export(
         tiny_models.decoder(tiny_models.llama()),
         tmp_path / "bundle",
-        precision="int4",
+        precision=Int4(method="hqq"),
         options=ExportOptions(graphs="split", prefill_precision="int8"),
     )
     assert placement(bundle, "cpu").misplaced == ()

@@ -1,0 +1,181 @@
+"""A graph in which blocks were repeated against the trace of the whole model."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+import pytest
+import torch
+from tests.tiny import FAMILY_CONFIGS
+
+from ortolan.export.passes import tidy
+from ortolan.export.source.family import TRACERS, trace_graph
+from ortolan.export.trace import program
+from ortolan.export.trace.repeat import UnlikeBlocksError, repeat
+from ortolan.export.trace.shorten import ENTER, LEAVE, MARKS, Blocks
+from ortolan.export.trace.sides import sides_of
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.config import EncoderDecoderConfig, ModelConfig, StackConfig
+from ortolan.runtime.bundle.kinds import DECODE, PREFILL
+from ortolan.runtime.bundle.manifest import Graph
+
+C = TypeVar("C", bound=ModelConfig)
+
+WHOLE = Blocks(of_layers={}, stacks={})
+
+
+def deepened(config: C) -> C:
+    """A model of more layers, of which each kind comes more than once and not in turn."""
+    match config:
+        case EncoderDecoderConfig(encoder=encoder, decoder=decoder):
+            return replace(config, encoder=deepened(encoder), decoder=deepened(decoder))
+        case StackConfig(blocks=blocks):
+            return replace(config, blocks=(*blocks, *blocks[::-1], blocks[0]))
+        case _:
+            raise TypeError(type(config).__name__)
+
+
+def described(model: ir.Model) -> tuple[object, ...]:
+    """All that a graph says, but for the order of its nodes and names that no one else knows.
+
+    A value goes by a hash of what it is computed from.
+    """
+    graph = model.graph
+    nodes: list[tuple[object, ...]] = []
+    hashes: dict[ir.Value | None, object] = {None: None}
+    hashes |= {value: value.name for value in (*graph.inputs, *graph.initializers.values())}
+    for node in graph:
+        attributes = sorted(map(shown, node.attributes.values()))
+        read = [hashes[value] for value in node.inputs]
+        what = (node.domain, node.op_type, node.overload, node.version, attributes, read)
+        nodes.append((*what, [(axes(out), str(out.type)) for out in node.outputs]))
+        for place, out in enumerate(node.outputs):
+            hashes[out] = sha256(repr((what, place)).encode()).hexdigest()
+    return (
+        sorted(nodes, key=repr),
+        [(value.name, str(value.shape), str(value.type)) for value in graph.inputs],
+        [(v.name, str(v.shape), str(v.type), hashes[v]) for v in graph.outputs],
+        {name: (str(v.shape), str(v.type)) for name, v in graph.initializers.items()},
+        dict(model.opset_imports),
+    )
+
+
+def axes(value: ir.Value) -> str:
+    """The shape of a value; a trace proves for the first layer alone that a step fits the cache."""
+    return re.sub(r"Min\(capacity, (\w+)\)", r"\1", str(value.shape))
+
+
+def shown(attribute: ir.Attr) -> str:
+    """An attribute without the name of its tensor."""
+    if attribute.type != ir.AttributeType.TENSOR:
+        return str(attribute)
+    tensor = attribute.as_tensor()
+    return f"{attribute.name} {tensor.dtype} {tensor.numpy().tolist()}"
+
+
+def traced(config: ModelConfig, role: str) -> ir.Model:
+    graph = Graph(file=f"{role}.onnx", sequence=1 if role == DECODE else None)
+    return tidy(trace_graph(config, role, graph, dtype=torch.float32))
+
+
+FAMILIES = (
+    *("llama", "gemma2", "gemma3_text", "cohere2", "bloom", "gpt_neo"),
+    *("qwen3_moe", "ernie4_5_moe", "deepseek_v3", "youtu"),
+    *("bert", "albert", "modernbert", "vit", "marian", "t5"),
+)
+"""Windows in turn, norms around sublayers, sublayers side by side, distances in the scores,
+mixtures after dense layers, latents, one layer again and again, images, and two stacks."""
+
+PAST, PRESENT = ([f"{of}.{i}.key" for i in range(3)] for of in ("past_key_values", "present"))
+
+QUICK = ("gemma2-decoder", "marian-encoder")
+
+ROLES = {
+    f"{name}-{role}": (name, role)
+    for name in FAMILIES
+    for role in TRACERS[sides_of(config_from_hf(FAMILY_CONFIGS[name], ModelConfig)).kind]
+    if role != PREFILL  # as `decoder`
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        pytest.param(*each, id=case, marks=[] if case in QUICK else pytest.mark.slow)
+        for case, each in ROLES.items()
+    ],
+)
+def test_repeated_blocks_make_the_graph_of_the_whole_trace(
+    name: str, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = deepened(config_from_hf(FAMILY_CONFIGS[name], ModelConfig))
+    monkeypatch.setattr(program, "repeat", strict)
+    repeated = described(traced(config, role))
+    monkeypatch.setattr(program, "shorten", lambda config: (config, WHOLE))
+    assert repeated == described(traced(config, role))
+
+
+def strict(*args: Any, **options: Any) -> None:
+    """`repeat`, whose refusal does not lead to a trace of the whole model."""
+    try:
+        repeat(*args, **options)
+    except UnlikeBlocksError as error:
+        raise AssertionError(str(error)) from error
+
+
+def stepped(read: str) -> ir.Model:
+    """Two marked blocks; what is done at the end reads one more value."""
+    values = {name: ir.Value(name=name) for name in ("x", *PAST[:2])}
+    nodes: list[ir.Node] = []
+
+    def add(operator: str, given: Sequence[str], name: str, domain: str = "") -> str:
+        attributes = [ir.AttrString("stack", "")] if domain else []
+        read = [values[value] for value in given]
+        nodes.append(ir.Node(domain, operator, read, attributes, name=name))
+        values[name] = nodes[-1].outputs[0]
+        values[name].name = name
+        return name
+
+    stream = "x"
+    for number in range(2):
+        entered = add(ENTER, [stream], f"enter{number}", MARKS)
+        out = add("Add", [entered, PAST[number]], f"out{number}")
+        add("Identity", [PAST[number]], PRESENT[number])
+        stream = add(LEAVE, [out], f"leave{number}", MARKS)
+    add("Mul", [stream, read], "logits")
+    graph = ir.Graph(
+        [values[name] for name in ("x", *PAST[:2])],
+        [values[name] for name in ("logits", *PRESENT[:2])],
+        nodes=nodes,
+        opset_imports={"": 24, MARKS: 1},
+    )
+    return ir.Model(graph, ir_version=10)
+
+
+def repeated(model: ir.Model) -> ir.Model:
+    blocks = Blocks(of_layers={"": [0, 0, 1]}, stacks={"past_key_values": "", "present": ""})
+    repeat(model, blocks, inputs=("x", *PAST), outputs=("logits", *PRESENT))
+    return model
+
+
+def test_a_block_is_copied_with_states_of_its_own() -> None:
+    nodes = {str(node.name): node for node in repeated(stepped(read="x")).graph}
+    read = {name: [value.name for value in node.inputs if value] for name, node in nodes.items()}
+    assert read == {
+        "out0": ["x", PAST[0]],
+        "present.0.key": [PAST[0]],
+        "out0.1": ["out0", PAST[1]],
+        "present.0.key.1": [PAST[1]],
+        "out1": ["out0.1", PAST[2]],
+        "present.1.key": [PAST[2]],
+        "logits": ["out1", "x"],
+    }
+
+
+@pytest.mark.parametrize("read", ["out0", "leave0", "present.0.key"])
+def test_blocks_that_hand_on_more_than_the_stream_are_refused(read: str) -> None:
+    with pytest.raises(UnlikeBlocksError):
+        repeated(stepped(read))
