@@ -43,8 +43,11 @@ AIM, LEAST, MOST = 0.85, 0.75, 0.9
 """Parts of the bound: what a choice aims at, and between what it is taken. Kernels round
 activations as well, and other texts differ."""
 
-ROUNDS = 5
-"""Choices that are measured as a whole, at most."""
+ROUNDS, TRIES = 6, 24
+"""Choices that are measured as a whole, and bounds that are tried for them, at most."""
+
+SMALLEST = 1e-9
+"""A divergence that is none."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, what is done of it, and all of it."""
@@ -142,31 +145,57 @@ def _within(
     Raises:
         ParityError: none keeps it.
     """
-    sizes: dict[tuple[int, ...], float] = {}
-    limit, best = AIM * bound, None
-    for number in range(ROUNDS):
-        places = tuple(fewest_bytes(forms, limit))
-        if places in sizes:
-            break
-        got = sizes[places] = measure(places)
-        progress(number + 1, ROUNDS)
-        if got <= MOST * bound and (best is None or _bytes(forms, places) < _bytes(forms, best)):
-            best = places
-        if LEAST * bound <= got <= MOST * bound or got == 0:
-            break
-        limit *= AIM * bound / got
+    known: dict[tuple[int, ...], float] = {}
+    for limit in _limits(forms, bound):
+        places = tuple(fewest_bytes(forms, limit.effect))
+        if places not in known:
+            if len(known) == ROUNDS:
+                break
+            known[places] = measure(places)
+            progress(len(known), ROUNDS)
+        limit.got = known[places]
     progress(ROUNDS, ROUNDS)
-    if best is not None:
-        return list(best)
-    nearest = [min(range(len(each)), key=lambda place: each[place].effect) for each in forms]
-    got = sizes[tuple(nearest)] if tuple(nearest) in sizes else measure(nearest)
-    if got > MOST * bound:
+    nearest = tuple(fewest_bytes(forms, 0.0))
+    if not any(got <= MOST * bound for got in known.values()) and nearest not in known:
+        known[nearest] = measure(nearest)
+    kept = [places for places, got in known.items() if got <= MOST * bound]
+    if not kept:
         raise ParityError(
             f"max_kl: expected a mean KL divergence of at most {bound:.3g} from PyTorch, got "
-            f"{got:.3g} with every weight in 8 bits. The bundle was not kept. Allow more, or "
-            "choose --precision fp32."
+            f"{known[nearest]:.3g} with every weight in 8 bits. The bundle was not kept. Allow "
+            "more, or choose --precision fp32."
         )
-    return nearest
+    return list(min(kept, key=lambda places: _bytes(forms, places)))
+
+
+@dataclass(slots=True)
+class _Limit:
+    """A bound on the sum of effects, and the divergence that the choice has with it."""
+
+    effect: float
+    got: float = 0.0
+
+
+def _limits(forms: Sequence[Sequence[Form]], bound: float) -> Iterator[_Limit]:
+    """Sums of effects to try, each by what those before it gave.
+
+    In proportion to what is missing; between two that are on both sides of the bound, nearer to
+    both.
+    """
+    most = sum(max(form.effect for form in each) for each in forms)
+    limit, low, high = min(AIM * bound, most), 0.0, math.inf
+    for _ in range(TRIES):
+        tried = _Limit(limit)
+        yield tried
+        if tried.got > MOST * bound:
+            high = limit
+        else:
+            low = limit
+            if tried.got >= LEAST * bound or limit == most:
+                return
+        limit = min(limit * AIM * bound / max(tried.got, SMALLEST), most)
+        if not low < limit < high:
+            limit = math.sqrt(low * high) if low else high / 2
 
 
 def _split(inputs: Inputs) -> tuple[Inputs, Inputs]:
