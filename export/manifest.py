@@ -14,6 +14,7 @@ from ortolan.export.settings import Settings
 from ortolan.export.weights.store import Stored
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.manifest import Manifest, Provenance, State, StateType
+from ortolan.runtime.bundle.quality import Quality
 
 _DTYPES: Mapping[torch.dtype, StateType] = {
     torch.float32: "float32",
@@ -23,7 +24,13 @@ _DTYPES: Mapping[torch.dtype, StateType] = {
 """As the manifest names them."""
 
 
-def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored) -> Manifest:
+def describe(
+    folder: Path,
+    model: Exportable,
+    settings: Settings,
+    stored: Stored,
+    quality: Quality | None = None,
+) -> Manifest:
     """The manifest of the files that lie in a folder."""
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
     return Manifest(
@@ -56,6 +63,7 @@ def describe(folder: Path, model: Exportable, settings: Settings, stored: Stored
         output=model.gives,
         attention_maps=model.maps if settings.options.attention_maps else (),
         unverified=settings.unverified,
+        quality=quality,
     )
 
 

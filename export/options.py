@@ -8,6 +8,7 @@ Device = Literal["cpu", "cuda"]
 Graphs = Literal["unified", "split"]
 Attention = Literal["fused", "portable"]
 Cache = Literal["float", "int8"]
+Proof = Literal["quick", "full"]
 Via = Literal["family", "transformers"]
 
 
@@ -24,6 +25,9 @@ class ExportOptions:
         allow_cpu_nodes: let the CPU compute what the device has no kernel for.
         max_kl: fail where the mean divergence from PyTorch is larger; None for the bound of the
             precision.
+        allow_poor: keep a bundle of rounded weights however far it is from the trained model.
+        proof: `quick` proves every weight by itself and the whole model on short probes; `full`
+            on more and longer ones as well.
         tokenizer: a tokenizer.json; None for the checkpoint's own.
         via: how to open a checkpoint: as one of our families, or by transformers; None for a family
             where there is one.
@@ -39,6 +43,8 @@ class ExportOptions:
     attention_maps: bool = False
     allow_cpu_nodes: bool = False
     max_kl: float | None = None
+    allow_poor: bool = False
+    proof: Proof = "quick"
     tokenizer: str | Path | None = None
     accept_unknown: tuple[str, ...] = ()
     via: Via | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -33,7 +34,8 @@ from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.export.precision import CALIBRATION_SEQUENCES, Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
-from ortolan.export.proof.probes import inputs_of, make_probes
+from ortolan.export.proof.probes import inputs_of, make_probes, text_of
+from ortolan.export.proof.quality import advise
 from ortolan.export.proof.replay import replay
 from ortolan.export.quantize.auto import Chosen, choose
 from ortolan.export.quantize.find import find_codes
@@ -47,6 +49,7 @@ from ortolan.export.weights.store import Stored, store
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.certificate import Certificate
 
 Progress = Callable[[str, int, int], None]
@@ -152,14 +155,18 @@ def _build(
         if chosen is not None:
             settings = replace(settings, precision=chosen.precision)
         stored = _write_files(folder, model, settings, traced, inputs, progress, chosen)
+    certificate = replace(certificate, weights=stored.expected)
     _write_certified(folder, model, settings, stored, certificate)
     if settings.unverified is not None:
         return  # the manifest says so, and the certificate holds the reference
     progress("verify", 0, 1)
     measured = replay(folder)
+    advice, quality = advise(model, settings), measured.quality
     if measured.verdict == "FAIL":
-        raise ParityError(describe_failure(measured, certificate))
-    _write_certified(folder, model, settings, stored, passed(certificate, measured))
+        raise ParityError(describe_failure(measured, certificate, advice))
+    if quality.word != "excellent":
+        quality = msgspec.structs.replace(quality, advice=advice)
+    _write_certified(folder, model, settings, stored, passed(certificate, measured), quality)
     progress("verify", 1, 1)
 
 
@@ -221,13 +228,17 @@ def _reference(
 ) -> Certificate:
     """What PyTorch computes, and the bounds that the bundle has to keep to."""
     options = settings.options
-    bounds = thresholds(
-        settings.precision, output=model.output, max_kl=options.max_kl, cache=options.cache
-    )
     return certify(
         model,
-        make_probes(model, data),
-        thresholds=bounds,
+        make_probes(model, data, proof=options.proof),
+        thresholds=thresholds(
+            settings.precision,
+            output=model.output,
+            max_kl=options.max_kl,
+            allow_poor=options.allow_poor,
+            cache=options.cache,
+        ),
+        text=text_of(model, data),
         progress=partial(progress, "reference"),
     )
 
@@ -261,7 +272,7 @@ def _choose(
         settings.quantization,
         settings.auto,
         inputs,
-        inputs_of(model, make_probes(model, data)),
+        inputs_of(model, make_probes(model, data, proof=settings.options.proof)),
         folder,
         other_bytes=lambda names: page_bytes(models, without=names),
         pages=pages,
@@ -303,8 +314,13 @@ def _write_files(
 
 
 def _write_certified(
-    folder: Path, model: Exportable, settings: Settings, stored: Stored, certificate: Certificate
+    folder: Path,
+    model: Exportable,
+    settings: Settings,
+    stored: Stored,
+    certificate: Certificate,
+    quality: Quality | None = None,
 ) -> None:
     """Write the certificate and the manifest that names it."""
     runtime_certificate.write(folder, certificate)
-    write_manifest(folder, describe(folder, model, settings, stored))
+    write_manifest(folder, describe(folder, model, settings, stored, quality))

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from ortolan.export.products import linear
 from ortolan.modeling.weights import Weights, read_weight
 from ortolan.runtime.machine.memory import return_free_memory
 
@@ -287,7 +288,7 @@ def product(weights: Weights, request: _Request, weight: Tensor | None) -> Tenso
     """A product with a weight that was read, or with one read some rows at a time."""
     x, bias = request.entering, request.bias
     if weight is not None:
-        x = x @ weight if request.is_transposed else F.linear(x, weight)
+        x = linear(x, weight.T if request.is_transposed else weight)
         return x if bias is None else x + bias
     if request.is_transposed:
         return product(weights, request, read_weight(weights, request.name))
@@ -296,7 +297,7 @@ def product(weights: Weights, request: _Request, weight: Tensor | None) -> Tenso
     step = max(1, READ_BYTES // (4 * columns))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        out[..., start:stop] = F.linear(x, weights.rows(request.name, start, stop).float())
+        out[..., start:stop] = linear(x, weights.rows(request.name, start, stop).float())
     return out if bias is None else out.add_(bias)
 
 

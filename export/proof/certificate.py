@@ -21,6 +21,7 @@ from ortolan.export.proof.reference import join, keep
 from ortolan.export.streamed import Result, run
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.kinds import OUTPUTS
+from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
 from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, Vectors
 
 THRESHOLDS = {
@@ -29,9 +30,9 @@ THRESHOLDS = {
     "fp16": Thresholds(mean_kl=1e-4, mean_cosine=1e-4, max_abs_delta=2e-2, near_tie=5e-2),
     # Seven bits. PyTorch's own bfloat16 is at 1.4e-4 nats on models/pythonic (docs/adr/0009).
     "bf16": Thresholds(mean_kl=2e-3, mean_cosine=2e-3, max_abs_delta=1.6e-1, near_tie=4e-1),
-    # Quantized weights give other numbers; beyond these bounds it is another model.
-    "int8": Thresholds(mean_kl=0.02, mean_cosine=0.01),
-    "int4": Thresholds(mean_kl=0.5, mean_cosine=0.1),
+    # Quantized weights give other numbers; beyond these bounds it is a poor copy.
+    "int8": Thresholds(mean_kl=KL_SCALE[-1], mean_cosine=COSINE_SCALE[-1]),
+    "int4": Thresholds(mean_kl=KL_SCALE[-1], mean_cosine=COSINE_SCALE[-1]),
 }
 """By precision. `max_abs_delta` is relative to the largest output if that is above 1."""
 
@@ -40,6 +41,9 @@ LEEWAY = 1.5
 
 SMALLEST_BOUND = 1e-12
 """Instead of a bound of 0, which rounding alone exceeds."""
+
+ANY_DISTANCE = 1e9
+"""A bound that no model reaches, where a poor one is allowed."""
 
 Progress = Callable[[int, int], None]
 """Called with matrices read and matrices in all."""
@@ -50,6 +54,7 @@ def thresholds(
     *,
     output: str = "logits",
     max_kl: float | None = None,
+    allow_poor: bool = False,
     cache: Cache = "float",
 ) -> Thresholds:
     """The bounds of a bundle.
@@ -58,6 +63,7 @@ def thresholds(
         precision: of the weights.
         output: what is compared (`runtime.bundle.kinds.OUTPUTS`).
         max_kl: the user's own bound on the divergence of logits.
+        allow_poor: no bound where weights are rounded, unless there is one of the user's own.
         cache: of keys and values; codes of 8 bits are as far from floats as such weights are.
 
     Raises:
@@ -65,6 +71,8 @@ def thresholds(
     """
     is_rounded = cache == "int8" and THRESHOLDS[precision].max_abs_delta is not None
     bounds = THRESHOLDS["int8" if is_rounded else precision]
+    if allow_poor and bounds.max_abs_delta is None:
+        bounds = Thresholds(mean_kl=ANY_DISTANCE, mean_cosine=ANY_DISTANCE)
     if OUTPUTS[output].are_logits:
         if max_kl is not None:
             bounds = msgspec.structs.replace(bounds, mean_kl=max(max_kl, SMALLEST_BOUND))
@@ -82,13 +90,15 @@ def certify(
     probes: Sequence[ProbeInput],
     *,
     thresholds: Thresholds,
+    text: str = "random ids",
     progress: Progress | None = None,
 ) -> Certificate:
     """Compute the reference of a model of any kind.
 
     Args:
         model: its module and its weights, which are read as they are used.
-        probes: what to compute (`ExportKind.probes`).
+        probes: what to compute (`make_probes`).
+        text: what the probes are of, in words (`text_of`).
         thresholds: what the bundle has to keep to.
         progress: told of what was read.
 
@@ -119,6 +129,7 @@ def certify(
         images=np.stack(images) if images else None,
         kind=model.kind,
         output=model.output,
+        text=text,
     )
 
 
@@ -134,32 +145,45 @@ def passed(certificate: Certificate, measured: Report) -> Certificate:
             mean_kl=_reached(bounds.mean_kl, measured.mean_kl, least.mean_kl),
             mean_cosine=_reached(bounds.mean_cosine, measured.mean_cosine, least.mean_cosine),
         )
+    measured = msgspec.structs.replace(measured, thresholds=bounds)
     return replace(certificate, measured=measured, thresholds=bounds)
 
 
-def describe_failure(measured: Report, certificate: Certificate) -> str:
-    """Why a bundle was refused, with its figures."""
+def describe_failure(measured: Report, certificate: Certificate, advice: Sequence[str]) -> str:
+    """Why a bundle was refused, with its figures and ways out."""
     bounds, where = certificate.thresholds, measured.first_divergence
+    if measured.weights is not None and measured.weights.wrong:
+        return (
+            f"weights: expected the weights that were exported, got {measured.weights.summary}. "
+            "The bundle was not kept."
+        )
     place = f" First at {where.probe}, position {where.position}, {where.phase}." if where else ""
+    found = f"{measured.non_finite} positions not finite.{place} The bundle was not kept."
+    if bounds.max_abs_delta is None:
+        if measured.non_finite:
+            return f"quality: expected finite {measured.output}, got {found}"
+        name, most = "KL", bounds.mean_kl
+        if measured.mean_kl is None:
+            name, most = "cosine distance", bounds.mean_cosine
+        poor = " Or keep it with --allow-poor." if measured.quality.word == "poor" else ""
+        return (
+            f"quality: expected a mean {name} of at most {most or 0.0:.3g} from the trained model, "
+            f"got {measured.quality.summary}. The bundle was not kept. Try "
+            f"{' or '.join(advice)}.{poor}"
+        )
     if measured.mean_kl is None or measured.top1_agreement is None:
-        mean, got = "cosine distance", measured.mean_cosine or 0.0
-        most, top, agreement = bounds.mean_cosine or 0.0, "", ""
+        mean, got, most = "cosine distance", measured.mean_cosine or 0.0, bounds.mean_cosine
+        top, agreement = "", ""
     else:
-        mean, got, most = "KL divergence", measured.mean_kl, bounds.mean_kl or 0.0
+        mean, got, most = "KL divergence", measured.mean_kl, bounds.mean_kl
         what = "labels" if measured.output == "labels" else "tokens"
         top = f" and the same most probable {what}"
         agreement = f", {measured.top1_agreement:.2%} of the most probable {what} equal"
-    found = f" and {measured.non_finite} positions not finite.{place} The bundle was not kept."
-    if bounds.max_abs_delta is None:
-        return (
-            f"quality: expected a mean {mean} of at most {most:.3g} from PyTorch, got "
-            f"{got:.3g}{agreement}{found} Try --precision int8, --method gptq with --calibration, "
-            "or a smaller --group-size."
-        )
     delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)
     return (
         f"parity: expected {measured.output} within {delta:.3g} of PyTorch's, a mean {mean} of at "
-        f"most {most:.3g}{top}, got {measured.max_abs_delta:.3g}, {got:.3g}{agreement}{found}"
+        f"most {most or 0.0:.3g}{top}, got {measured.max_abs_delta:.3g}, {got:.3g}{agreement} and "
+        f"{found}"
     )
 
 

@@ -31,7 +31,7 @@ def check_placement(graphs: Mapping[str, ir.Model], settings: Settings) -> None:
     """
     if settings.device == "cpu":
         return
-    data = {role: _without_weights(graph) for role, graph in graphs.items()}
+    data = {role: without_weights(graph) for role, graph in graphs.items()}
     misplaced = place(data, settings.device).misplaced
     on_cpu = all(each.fallback == "cpu" for each in misplaced)
     if not misplaced or (on_cpu and settings.options.allow_cpu_nodes):
@@ -50,7 +50,7 @@ def check_placement(graphs: Mapping[str, ir.Model], settings: Settings) -> None:
     )
 
 
-def _without_weights(graph: ir.Model) -> bytes:
+def without_weights(graph: ir.Model) -> bytes:
     """The graph as an ONNX file whose weights lie in another one, which is not there yet."""
     copy = graph.clone()
     for name, value in copy.graph.initializers.items():

@@ -1,7 +1,8 @@
 """The inputs on which a bundle must agree with PyTorch: texts, pairs or images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,14 @@ from ortolan.export.inputs.tensors import (
     text_inputs,
     wrapped,
 )
+from ortolan.export.options import Proof
 from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-LENGTHS = (1, 2, 5, 16, 33, 64, 128, 512)
+LENGTHS: Mapping[Proof, tuple[int, ...]] = {
+    "quick": (1, 2, 33, 160),
+    "full": (1, 2, 5, 16, 33, 64, 128, 512),
+}
 """Tokens of each probe: the first step alone, odd lengths, more than one chunk."""
 
 PAIRS = 16
@@ -108,7 +113,18 @@ class ProbeInput:
     image: NDArray[np.uint8] | None = None
 
 
-def make_probes(model: Exportable, data: Calibration | None = None) -> list[ProbeInput]:
+def text_of(model: Exportable, data: Calibration | None) -> str:
+    """What the probes of a model are of, in words."""
+    if data is not None:
+        return Path(data.origin).name
+    if isinstance(model.takes, ImageSource):
+        return "random images"
+    return "random ids" if model.tokenizer is None else "the built-in text"
+
+
+def make_probes(
+    model: Exportable, data: Calibration | None = None, *, proof: Proof = "full"
+) -> list[ProbeInput]:
     """The probes of a model, from the held-out part of calibration data if there is some.
 
     Otherwise they come from a text of ours, or from random images; without a tokenizer, they are
@@ -118,10 +134,12 @@ def make_probes(model: Exportable, data: Calibration | None = None) -> list[Prob
         OptionError: there is too little data.
     """
     make = _pair_probes if model.sides.reads_source else _single_probes
-    return make(model, data)
+    return make(model, data, LENGTHS[proof])
 
 
-def _single_probes(model: Exportable, data: Calibration | None) -> list[ProbeInput]:
+def _single_probes(
+    model: Exportable, data: Calibration | None, lengths: Sequence[int]
+) -> list[ProbeInput]:
     """Texts of growing length, or images, for a model with one side."""
     if isinstance(model.takes, ImageSource):
         images = _images(model.takes, data)
@@ -129,19 +147,21 @@ def _single_probes(model: Exportable, data: Calibration | None) -> list[ProbeInp
             ProbeInput(name=f"{number}-image", image=each) for number, each in enumerate(images)
         ]
     longest = model.context_length
-    texts = _texts(model, data, [min(length, longest) for length in LENGTHS])
+    texts = _texts(model, data, [min(length, longest) for length in lengths])
     return [
         ProbeInput(name=f"{number}-{len(ids)}-tokens", token_ids=ids)
         for number, ids in enumerate(texts)
     ]
 
 
-def _pair_probes(model: Exportable, data: Calibration | None) -> list[ProbeInput]:
+def _pair_probes(
+    model: Exportable, data: Calibration | None, lengths: Sequence[int]
+) -> list[ProbeInput]:
     """Texts or images of the encoder, and what the decoder writes after each."""
     longest = model.context_length
     if isinstance(model.takes, ImageSource):
-        images = _images(model.takes, data)
-        texts = _texts(model, data, [min(length, longest) for length in LENGTHS])
+        images = _images(model.takes, data)[: len(lengths)]
+        texts = _texts(model, data, [min(length, longest) for length in lengths])
         written = [_after_start(model, ids) for ids in texts]
         return [
             ProbeInput(name=f"{number}-{len(texts[number])}-tokens", token_ids=ids, image=each)
@@ -153,8 +173,8 @@ def _pair_probes(model: Exportable, data: Calibration | None) -> list[ProbeInput
     else:
         # Sources of growing and targets of falling length.
         most, room = longest_source(model), max(longest - 1, 1)
-        sources = _texts(model, data, [min(length, most) for length in LENGTHS])
-        targets = _texts(model, data, [min(length, room) for length in reversed(LENGTHS)])
+        sources = _texts(model, data, [min(length, most) for length in lengths])
+        targets = _texts(model, data, [min(length, room) for length in reversed(lengths)])
         pairs = list(zip(sources, [_after_start(model, ids) for ids in targets], strict=True))
     return [
         ProbeInput(

@@ -165,7 +165,7 @@ def _within(
             f"{known[nearest]:.3g} with every weight in 8 bits. The bundle was not kept. Allow "
             "more, or choose --precision fp32."
         )
-    return list(min(kept, key=lambda places: _bytes(forms, places)))
+    return list(min(kept, key=partial(_bytes, forms)))
 
 
 @dataclass(slots=True)

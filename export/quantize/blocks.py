@@ -202,6 +202,11 @@ def nearest(weight: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Te
     return steps.round_().add_(zeros).clamp_(0, scheme.largest)
 
 
+def limits(zeros: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest code, each minus the zero point."""
+    return -zeros, scheme.largest - zeros
+
+
 def from_groups(
     blocks: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, *, inputs: int
 ) -> Codes:

@@ -11,7 +11,11 @@ Shape letters: S tokens of a text, K columns of a weight.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import chain
+from operator import is_
 from typing import NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +24,26 @@ from ortolan.export.derived import leaves_of
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.precision import Method
+from ortolan.export.products import linear
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.refine import refine
-from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows, row_chunks
-from ortolan.export.streamed import Product, Result, run
+from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows
+from ortolan.export.streamed import Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
 TIED_DAMPING = 0.5
 """Of a head that is the embedding as well: there, errors count the same in every column."""
+
+SUM_COLUMNS = 512
+"""Columns of a Hessian that are summed together, with those after them: it is symmetric."""
+
+SUM_TOKENS = 2048
+"""Tokens over which a Hessian is summed together: it is read and written once for all of them."""
+
+ROUND_NUMBERS = 1 << 23
+"""Of the rows of a weight that are rounded together, 32 MiB in float32."""
 
 
 def calibrated_weights(
@@ -53,11 +67,11 @@ def calibrated_weights(
         Each weight once; read its parts before the next weight.
     """
     schemes = {name: (scheme,) for name, scheme in plan.items()}
-    return in_schemes(model, schemes, inputs, _fit, progress=progress)
+    return in_schemes(model, schemes, inputs, fit, progress=progress)
 
 
 Fit = Callable[[Tensor, gptq.Factor, Scheme], Part]
-"""Some rows of a weight `(n, K)`, by what enters it."""
+"""Finds the codes of some rows of a weight `(n, K)`, by what enters it."""
 
 
 def in_schemes(
@@ -78,21 +92,36 @@ def in_schemes(
         progress: as above.
     """
     looked_up, places = _looked_up(model.module), places_of(model.weights, plan)
-    found: dict[str, dict[int, list[Part]]] = {name: {} for name in plan}
-    factor: gptq.Factor | None = None
-    factored: Sequence[Tensor] = ()
-    for event in run(model.module, model.weights, calls(model, inputs)):
-        place = None if isinstance(event, Result) else places.pop(event.name, None)
-        if isinstance(event, Result) or place is None:
-            continue
-        if factor is None or not _is_same(event.inputs, factored):
-            factor, factored = None, event.inputs
-            return_free_memory()
-            damping = TIED_DAMPING if event.name in looked_up else gptq.DAMPING
-            factor = gptq.factorize(_sum_of_squares(event.inputs), damping=damping)
-        yield from _fitted(model, event, place, plan[place.name], factor, fit, found)
-        if progress is not None:
-            progress(len(plan) - len(found), len(plan))
+    found: dict[str, dict[int, list[list[Part]]]] = {name: {} for name in plan}
+    waiting: _Waiting | None = None
+
+    def rounded(waiting: _Waiting) -> Iterator[QuantizedWeight]:
+        is_tied = not looked_up.isdisjoint(each.product for each in waiting.places)
+        damping = TIED_DAMPING if is_tied else gptq.DAMPING
+        return_free_memory()
+        factor = gptq.factorize(waiting.hessian, damping=damping)
+        for place in waiting.places:
+            yield from _round(model.weights, place, plan[place.name], factor, fit, found)
+            if progress is not None:
+                progress(len(plan) - len(found), len(plan))
+
+    with closing(run(model.module, model.weights, calls(model, inputs))) as events:
+        for event in events:
+            place = None if isinstance(event, Result) else places.pop(event.name, None)
+            if isinstance(event, Result) or place is None:
+                continue
+            if waiting is not None and waiting.reads(event.inputs):
+                waiting.places.append(place)
+            else:
+                # Only now: what entered those products has been freed.
+                if waiting is not None:
+                    yield from rounded(waiting)
+                    waiting = None
+                waiting = _Waiting(_sum_of_squares(event.inputs), event.inputs, [place])
+            if not places:
+                break  # what comes after the last product is of no use
+    if waiting is not None:
+        yield from rounded(waiting)
     for name in found:
         method: Method = "rtn" if len(model.weights.shape(name)) == 2 else "hqq"
         for scheme in plan[name]:
@@ -106,6 +135,7 @@ class Place(NamedTuple):
     """Where the weight of a product is among those of a plan.
 
     Attributes:
+        product: the name of its weight.
         name: of the planned weight.
         start: its first row there.
         stop: the row after its last.
@@ -113,6 +143,7 @@ class Place(NamedTuple):
         transposed: its columns are the rows there.
     """
 
+    product: str
     name: str
     start: int
     stop: int
@@ -127,60 +158,101 @@ def places_of(weights: Weights, plan: Iterable[str]) -> dict[str, Place]:
         leaves, start = leaves_of(weights, name), 0
         for leaf in leaves:
             stop = start + leaf.rows
-            places[leaf.name] = Place(name, start, stop, len(leaves), leaf.transposed)
+            places[leaf.name] = Place(leaf.name, name, start, stop, len(leaves), leaf.transposed)
             start = stop
     return places
 
 
-def _fitted(
-    model: Exportable,
-    product: Product,
+class _Waiting:
+    """Products of the same inputs, whose weights are rounded when the inputs are gone.
+
+    Attributes:
+        hessian: of the inputs.
+        places: of their weights.
+    """
+
+    def __init__(self, hessian: Tensor, inputs: Sequence[Tensor], places: list[Place]) -> None:
+        self.hessian, self.places = hessian, places
+        self._inputs = [ref(each) for each in inputs]
+
+    def reads(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the very same tensors enter another product."""
+        known = [each() for each in self._inputs]
+        return len(known) == len(inputs) and all(map(is_, known, inputs))
+
+
+def _round(
+    weights: Weights,
     place: Place,
     schemes: Sequence[Scheme],
     factor: gptq.Factor,
     fit: Fit,
-    found: dict[str, dict[int, list[Part]]],
+    found: dict[str, dict[int, list[list[Part]]]],
 ) -> Iterator[QuantizedWeight]:
-    """The codes of the weight of a product.
+    """The codes of the weight of a product, some rows at a time.
 
-    A weight that is stored as rows of another waits in `found` until all of that is there. One
-    with a row for each token is rounded some rows at a time: it is large, and nothing comes after.
+    A weight that is stored as rows of another waits in `found` until all of that is there.
     """
-    name, weights = place.name, model.weights
-    if place.parts == 1 and place.stop == model.vocab_size:
+    name = place.name
+    parts = [_parts(weights, place, scheme, factor, fit) for scheme in schemes]
+    if place.parts == 1:
         del found[name]
-        for scheme in schemes:
-            parts = (fit(rows, factor, scheme) for rows in row_chunks(weights, name))
-            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=parts)
+        for scheme, each in zip(schemes, parts, strict=True):
+            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=each)
         return
-    rows = weights.rows(name, place.start, place.stop).float()
-    found[name][place.start] = [fit(rows, factor, scheme) for scheme in schemes]
+    found[name][place.start] = [list(each) for each in parts]
     if len(found[name]) == place.parts:
         by_row = found.pop(name)
         in_order = [by_row[start] for start in sorted(by_row)]
-        for number, scheme in enumerate(schemes):
-            whole = iter([each[number] for each in in_order])
+        for scheme, joined in zip(schemes, zip(*in_order, strict=True), strict=True):
+            whole = chain.from_iterable(joined)
             yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=whole)
 
 
-def _fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
+def _parts(
+    weights: Weights, place: Place, scheme: Scheme, factor: gptq.Factor, fit: Fit
+) -> Iterator[Part]:
+    """The rows of a place and their codes."""
+    step = max(1, ROUND_NUMBERS // len(factor.order))
+    for start in range(place.start, place.stop, step):
+        rows = weights.rows(place.name, start, min(start + step, place.stop)).float()
+        yield fit(rows, factor, scheme)
+
+
+def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
+    """The codes of some rows, by GPTQ, and refined."""
     codes = refine(weight, gptq.round_columns(weight, factor, scheme), factor)
     return Part(rows=weight, codes=codes)
 
 
 def _sum_of_squares(inputs: Sequence[Tensor]) -> Tensor:
-    """The sum of x xT over all x `(K,)` that enter a product, `(K, K)`."""
+    """The sum of x xT over all x `(K,)` that enter a product, `(K, K)`.
+
+    It is symmetric: of each column, only what is below the diagonal is computed.
+    """
     columns = inputs[0].shape[-1]
-    total = torch.zeros(columns, columns)
-    for each in inputs:
-        x_SK = each.flatten(0, -2).float()
-        total.addmm_(x_SK.T, x_SK)
-    return total
+    total_KK = torch.zeros(columns, columns)
+    starts = range(0, columns, SUM_COLUMNS)
+    for x_KS in _together(inputs):
+        for start in starts:
+            part = x_KS[start : start + SUM_COLUMNS]
+            total_KK[start:, start : start + SUM_COLUMNS] += linear(x_KS[start:], part)
+    for start in starts:
+        stop = start + SUM_COLUMNS
+        total_KK[start:stop, stop:] = total_KK[stop:, start:stop].T
+    return total_KK
 
 
-def _is_same(inputs: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether the very same tensors enter two products."""
-    return len(inputs) == len(others) and all(a is b for a, b in zip(inputs, others, strict=True))
+def _together(inputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """What enters a product, `(K, S)` for several inputs at once."""
+    together: list[Tensor] = []
+    for x in inputs:
+        together.append(x.flatten(0, -2).float())
+        if sum(map(len, together)) >= SUM_TOKENS:
+            yield torch.cat(together).T.contiguous()
+            together.clear()
+    if together:
+        yield torch.cat(together).T.contiguous()
 
 
 def _looked_up(module: nn.Module) -> set[str]:

@@ -3,7 +3,7 @@
 The statistics are the Hessian of the squared error of the outputs: the sum of `x x^T` over
 calibration tokens.
 
-Shape letters: N outputs, K inputs, G groups of inputs.
+Shape letters: N outputs, K inputs, G groups of inputs, C columns of a part.
 
 Notes:
     * Columns are rounded one after another. Each takes over what the errors of those before it
@@ -17,20 +17,25 @@ Notes:
       order, the most important ones first, and no table from columns to groups is needed.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ortolan.export.errors import ExportError
-from ortolan.export.quantize.blocks import Codes, Scheme, check_finite, into_groups, nearest
+from ortolan.export.products import linear
+from ortolan.export.quantize.blocks import Codes, Scheme, check_finite, into_groups, limits
 from ortolan.export.quantize.rtn import search
 
 DAMPING = 0.01
 """Part of the mean of a Hessian's diagonal that is added to it."""
 
-COLUMNS = 128
+COLUMNS = 256
 """Columns between two products with the errors of all columns before them."""
+
+FEW_COLUMNS = 32
+"""Columns of these between two products with the errors of the others of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,18 +43,15 @@ class Factor:
     """A Hessian, ready for use; serves every weight that reads the same inputs.
 
     Attributes:
+        hessian: float32 `(K, K)`, damped.
         feedback: float32 `(K, K)`, lower triangular with ones on the diagonal: how much of the
             error of column `order[j]` the column `order[k]` takes over, at `[j, k]`.
-        scale: float32 `(K,)`: `feedback * scale` is the Cholesky factor of the damped Hessian, with
-            rows and columns in that order.
         order: int64 `(K,)`, columns in the order of their importance; rounding starts at the end.
-        importance: float32 `(K,)`, the damped diagonal of the Hessian.
     """
 
+    hessian: Tensor
     feedback: Tensor
-    scale: Tensor
     order: Tensor
-    importance: Tensor
 
 
 def quantize(weight: Tensor, hessian: Tensor, scheme: Scheme, *, damping: float = DAMPING) -> Codes:
@@ -57,7 +59,7 @@ def quantize(weight: Tensor, hessian: Tensor, scheme: Scheme, *, damping: float 
 
     Args:
         weight: float32 `(N, K)`.
-        hessian: as for `factorize`, which overwrites it.
+        hessian: as for `factorize`, which damps it.
         scheme: the format.
         damping: as for `factorize`.
 
@@ -77,7 +79,7 @@ def factorize(hessian: Tensor, *, damping: float = DAMPING) -> Factor:
     nearest.
 
     Args:
-        hessian: float32 `(K, K)`, contiguous, of any scale. Its memory becomes the factor's.
+        hessian: float32 `(K, K)`, of any scale; damped in place and kept by the factor.
         damping: part of the mean of the diagonal that is added to the diagonal.
 
     Raises:
@@ -89,20 +91,27 @@ def factorize(hessian: Tensor, *, damping: float = DAMPING) -> Factor:
     diagonal = hessian.diagonal()
     mean = float(diagonal.mean())
     diagonal += damping * mean if mean else 1.0
-    importance = diagonal.clone()
-    order = importance.argsort(stable=True)
-    permuted = hessian.index_select(0, order)
-    torch.index_select(permuted, 1, order, out=hessian)
-    del permuted
-    factor, failed = torch.linalg.cholesky_ex(hessian)
+    order = diagonal.argsort(stable=True)
+    # LAPACK stores columns one after the other; given such a matrix, it works in place.
+    factor = _permuted(hessian, order).mT
+    failed = torch.empty(0, dtype=torch.int32)
+    torch.linalg.cholesky_ex(factor, out=(factor, failed))
     scale = factor.diagonal().clone()
     if int(failed) or not bool(scale.isfinite().all()):
         raise ExportError(
             f"hessian: expected a positive definite matrix of finite numbers with {damping=}, got "
             "one that has no Cholesky factor. Calibrate with more text, or raise the damping."
         )
-    torch.div(factor, scale, out=hessian)
-    return Factor(feedback=hessian, scale=scale, order=order, importance=importance)
+    return Factor(hessian=hessian, feedback=factor.div_(scale), order=order)
+
+
+def _permuted(matrix: Tensor, order: Tensor) -> Tensor:
+    """A copy with rows and columns in another order, some rows at a time."""
+    permuted = torch.empty_like(matrix)
+    for start in range(0, len(order), COLUMNS):
+        rows = matrix.index_select(0, order[start : start + COLUMNS])
+        torch.index_select(rows, 1, order, out=permuted[start : start + COLUMNS])
+    return permuted
 
 
 def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
@@ -118,7 +127,8 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
     """
     check_finite(weight)
     blocks = into_groups(weight, scheme.group)
-    scales, zeros = search(blocks, into_groups(factor.importance[None], scheme.group), scheme)
+    importance = factor.hessian.diagonal()[None]
+    scales, zeros = search(blocks, into_groups(importance, scheme.group), scheme)
     groups = factor.order // scheme.group
     scales_GN, zeros_GN = scales.T.contiguous(), zeros.T.contiguous()
     # Columns that are done hold their errors here.
@@ -126,19 +136,18 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
     values_KN = torch.empty(columns_KN.shape, dtype=torch.uint8)
     for stop in range(len(columns_KN), 0, -COLUMNS):
         part = slice(max(stop - COLUMNS, 0), stop)
-        taken_over = factor.feedback[stop:, part].T @ columns_KN[stop:]
+        taken_over = linear(factor.feedback[stop:, part].T, columns_KN[stop:].T)
         values_KN[part] = _round_part(
             columns_KN[part],
-            columns_KN[part] + taken_over,
-            factor.feedback[part, part],
+            taken_over.add_(columns_KN[part]),
+            factor.feedback[part, part].contiguous(),
             scales_GN[groups[part]],
             zeros_GN[groups[part]],
             scheme,
         )
-    values = torch.empty(weight.shape, dtype=torch.uint8)
-    values[:, factor.order] = values_KN.T
+    values = torch.empty_like(values_KN).index_copy_(0, factor.order, values_KN)
     return Codes(
-        values=values,
+        values=values.T.contiguous(),
         scales=scales,
         zeros=None if scheme.symmetric else zeros.to(torch.uint8),
         scheme=scheme,
@@ -147,8 +156,7 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
 
 def output_loss(error: Tensor, factor: Factor) -> float:
     """The squared error of the outputs, for errors `(N, K)` of a weight."""
-    columns_NK = error.index_select(1, factor.order)
-    return float((columns_NK @ factor.feedback).mul_(factor.scale).square_().sum())
+    return float((linear(error, factor.hessian) * error).sum())
 
 
 def _round_part(
@@ -163,7 +171,7 @@ def _round_part(
 
     Args:
         columns: float32 `(C, N)`, the weight; overwritten by its errors.
-        wanted: the same with what it takes over from columns before these.
+        wanted: the same with what it takes over from columns before these; overwritten.
         feedback: float32 `(C, C)`, among these columns.
         scales: float32 `(C, N)`.
         zeros: float32 `(C, N)`.
@@ -172,11 +180,15 @@ def _round_part(
     Returns:
         The codes, float32 `(C, N)`.
     """
-    codes = torch.empty_like(columns)
-    shares = feedback.T.contiguous()
-    for k in reversed(range(len(columns))):
-        done = columns[k + 1 :]
-        target = torch.addmv(wanted[k], done.T, shares[k, k + 1 :])
-        codes[k] = nearest(target, scales[k], zeros[k], scheme)
-        columns[k] -= (codes[k] - zeros[k]) * scales[k]
-    return codes
+    divisors = scales.masked_fill(scales == 0, math.inf)
+    lowest, highest = limits(zeros, scheme)
+    steps, shares = wanted, feedback.T.contiguous()
+    for stop in range(len(columns), 0, -FEW_COLUMNS):
+        start = max(stop - FEW_COLUMNS, 0)
+        steps[start:stop].addmm_(shares[start:stop, stop:], columns[stop:])
+        for k in reversed(range(start, stop)):
+            step, rest = steps[k], slice(k + 1, stop)
+            torch.addmv(step, columns[rest].T, shares[k, rest], out=step)
+            step.div_(divisors[k]).round_().clamp_(lowest[k], highest[k])
+            columns[k].addcmul_(step, scales[k], value=-1)
+    return steps.add_(zeros)

@@ -4,30 +4,31 @@ GPTQ rounds every column once, with scales that were chosen before. Here each gr
 that suits its codes best, then each of its columns the code that suits all others best, and so
 on, several times over. No step can raise the error of the outputs.
 
-Shape letters: N outputs, K inputs, C columns of a group.
+Shape letters: n rows of a weight, K its columns, C columns of a group.
 
 Notes:
     * For errors `E` of the weight, `E H` has all that a step needs: the best scale moves by
       `(E H) q / (q H q)` for codes `q`, the best error of a column by `-(E H)_k / H_kk`.
-    * The Hessian itself is gone: `R = E L` is kept in its place, and the rows of `L` that belong
-      to a group give its part of `E H` and of `H`. That takes no second `K x K` matrix.
+    * The columns of `E H` that belong to a group are computed when it is the group's turn. That is
+      half of the work of keeping all of them up to date, and writes nothing but these.
+    * Within a group, everything is in steps of its scale: a column then takes a product, a
+      rounding and a subtraction.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ortolan.export.quantize.blocks import Codes, dequantize, nearest
-from ortolan.export.quantize.gptq import Factor
+from ortolan.export.products import linear
+from ortolan.export.quantize.blocks import Codes, limits
+from ortolan.export.quantize.gptq import FEW_COLUMNS, Factor
 
 SWEEPS = 3
 """How often every group is improved (docs/adr/0005)."""
 
-NUMBERS = 1 << 22
-"""Of a float tensor as large as the weights that are worked on together, 16 MiB."""
+NUMBERS = 1 << 23
+"""Of a float tensor as large as the rows that are worked on together, 32 MiB."""
 
 
 def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = SWEEPS) -> Codes:
@@ -42,90 +43,96 @@ def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = SWEEPS
     Source: Behdin et al., "QuantEase", 2023, https://arxiv.org/abs/2309.01885, for the codes.
     """
     values, scales = codes.values.clone(), codes.scales.clone()
-    groups = list(_groups(factor, codes.scheme.group))
     step = max(1, NUMBERS // weight.shape[1])
     for start in range(0, len(weight), step):
         rows = slice(start, start + step)
         zeros = None if codes.zeros is None else codes.zeros[rows]
         part = Codes(values=values[rows], scales=scales[rows], zeros=zeros, scheme=codes.scheme)
-        _refine_rows(weight[rows], part, factor, groups, sweeps)
+        _refine_rows(weight[rows], part, factor.hessian, sweeps)
     return replace(codes, values=values, scales=scales)
 
 
-class Group(NamedTuple):
-    """Columns that share a scale.
-
-    Attributes:
-        columns: of the weight.
-        places: of these columns in the order of the factor, `(C,)`.
-        hessian: among them, `(C, C)`.
-    """
-
-    columns: slice
-    places: Tensor
-    hessian: Tensor
-
-
-def _groups(factor: Factor, size: int) -> Iterator[Group]:
-    place = factor.order.argsort()
-    for start in range(0, len(place), size):
-        columns = slice(start, min(start + size, len(place)))
-        rows_CK = factor.feedback[place[columns]].mul_(factor.scale)
-        yield Group(columns, place[columns], rows_CK @ rows_CK.T)
-
-
-def _refine_rows(
-    weight: Tensor, codes: Codes, factor: Factor, groups: Sequence[Group], sweeps: int
-) -> None:
+def _refine_rows(weight_nK: Tensor, codes: Codes, hessian_KK: Tensor, sweeps: int) -> None:
     """Replace the codes and scales of some rows, in place."""
-    errors_NK = (weight - dequantize(codes)).index_select(1, factor.order)
-    # E L; from here on it follows every change of E
-    rest_NK = (errors_NK @ factor.feedback).mul_(factor.scale)
+    scheme, inputs = codes.scheme, weight_nK.shape[1]
+    scales_Gn = codes.scales.T.contiguous()
+    zeros_Gn = torch.full_like(scales_Gn, scheme.middle)
+    if codes.zeros is not None:
+        zeros_Gn = codes.zeros.T.float()
+    group = torch.arange(inputs) // scheme.group
+    steps_Kn = codes.values.T.contiguous().float().sub_(zeros_Gn[group])
+    errors_Kn = weight_nK.T.contiguous().addcmul_(steps_Kn, scales_Gn[group], value=-1)
     for _ in range(sweeps):
-        for number, group in enumerate(groups):
-            rows_CK = factor.feedback[group.places].mul_(factor.scale)
-            change_CN = _refine_group(weight, codes, number, group, rows_CK @ rest_NK.T)
-            rest_NK.addmm_(change_CN.T, rows_CK)
+        for number, start in enumerate(range(0, inputs, scheme.group)):
+            columns = slice(start, start + scheme.group)
+            slopes_Cn = linear(hessian_KK[columns], errors_Kn.T)
+            _refine_group(
+                steps_Kn[columns],
+                errors_Kn[columns],
+                scales_Gn[number],
+                slopes_Cn,
+                hessian_KK[columns, columns],
+                limits(zeros_Gn[number], scheme),
+            )
+    codes.values.copy_(steps_Kn.add_(zeros_Gn[group]).T)
+    codes.scales.copy_(scales_Gn.T)
 
 
 def _refine_group(
-    weight: Tensor, codes: Codes, number: int, group: Group, slopes_CN: Tensor
-) -> Tensor:
-    """Replace the scale and the codes of one group.
+    steps_Cn: Tensor,
+    errors_Cn: Tensor,
+    scales_n: Tensor,
+    slopes_Cn: Tensor,
+    hessian_CC: Tensor,
+    range_n: tuple[Tensor, Tensor],
+) -> None:
+    """Improve the scale and the codes of one group, in place.
 
     Args:
-        weight: float32 `(N, K)`.
-        codes: of the weight; those of the group are overwritten.
-        number: of the group.
-        group: its columns.
-        slopes_CN: all errors of the weight times the Hessian; overwritten.
+        steps_Cn: codes minus zero points.
+        errors_Cn: of these columns.
+        scales_n: of the group.
+        slopes_Cn: all errors of the weight times the Hessian; overwritten.
+        hessian_CC: among these columns.
+        range_n: the lowest and the highest step.
+    """
+    curved_Cn = linear(hessian_CC, steps_Cn.T)
+    curvature = (curved_Cn * steps_Cn).sum(0)
+    moves = (slopes_Cn * steps_Cn).sum(0).div_(curvature)
+    moves = torch.where(curvature > 0, moves, 0.0)  # else every number of the group is 0
+    scales_n += moves
+    errors_Cn.addcmul_(steps_Cn, moves, value=-1)
+    slopes_Cn.addcmul_(curved_Cn, moves, value=-1)
+
+    curves_C1 = hessian_CC.diagonal()[:, None]
+    per_scale = torch.where(scales_n == 0, 0.0, 1 / scales_n)
+    found_Cn = slopes_Cn.div_(curves_C1).mul_(per_scale).add_(steps_Cn)
+    changes_Cn = _round_in_turn(found_Cn, steps_Cn, hessian_CC / curves_C1, range_n)
+    errors_Cn.addcmul_(changes_Cn, scales_n, value=-1)
+    steps_Cn.copy_(found_Cn)
+
+
+def _round_in_turn(
+    wanted_Cn: Tensor, steps_Cn: Tensor, shares_CC: Tensor, range_n: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Round columns one after another; each makes up for what those before it changed.
+
+    Args:
+        wanted_Cn: the best steps, if no other column changed; overwritten by those found.
+        steps_Cn: what they were.
+        shares_CC: how much of the change of column `j` the column `k` takes back, at `[k, j]`.
+        range_n: the lowest and the highest step.
 
     Returns:
-        By how much the errors of these columns changed, `(C, N)`.
+        By how much the steps changed.
     """
-    hessian_CC, scales = group.hessian, codes.scales[:, number]
-    zeros = torch.tensor(float(codes.scheme.middle))
-    if codes.zeros is not None:
-        zeros = codes.zeros[:, number].float()
-    steps_CN = codes.values[:, group.columns].T.float().sub_(zeros)
-    weight_CN = weight[:, group.columns].T.contiguous()
-    before_CN = weight_CN - steps_CN * scales
-
-    curved_CN = hessian_CC @ steps_CN
-    curvature = (curved_CN * steps_CN).sum(0)
-    moves = (slopes_CN * steps_CN).sum(0) / curvature
-    moves = torch.where(curvature > 0, moves, 0.0)  # else every number of the group is 0
-    scales += moves
-    slopes_CN.addcmul_(curved_CN, moves, value=-1)
-
-    after_CN = weight_CN - steps_CN * scales
-    change_CN = torch.empty_like(after_CN)
-    for k, curve in enumerate(hessian_CC.diagonal().tolist()):
-        slope = torch.addmv(slopes_CN[k], change_CN[:k].T, hessian_CC[k, :k])
-        wanted = weight_CN[k] - after_CN[k] + slope / curve
-        steps_CN[k] = nearest(wanted, scales, zeros, codes.scheme).sub_(zeros)
-        error = weight_CN[k] - steps_CN[k] * scales
-        change_CN[k] = error - after_CN[k]
-        after_CN[k] = error
-    codes.values[:, group.columns] = steps_CN.add_(zeros).T.to(torch.uint8)
-    return after_CN.sub_(before_CN)
+    changes_Cn = torch.empty_like(steps_Cn)
+    for start in range(0, len(steps_Cn), FEW_COLUMNS):
+        stop = min(start + FEW_COLUMNS, len(steps_Cn))
+        wanted_Cn[start:stop].addmm_(shares_CC[start:stop, :start], changes_Cn[:start], alpha=-1)
+        for k in range(start, stop):
+            step, done = wanted_Cn[k], slice(start, k)
+            torch.addmv(step, changes_Cn[done].T, shares_CC[k, done], alpha=-1, out=step)
+            step.round_().clamp_(*range_n)
+            torch.sub(step, steps_Cn[k], out=changes_Cn[k])
+    return changes_Cn

@@ -17,6 +17,7 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
 from ortolan.export.errors import ExportError
+from ortolan.export.proof.witness import Witness
 from ortolan.export.values import static_shape, type_of
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.manifest import File
@@ -46,14 +47,23 @@ class Blob:
 class BlobWriter:
     """A file of tensors that grows one tensor at a time and is named by its hash at the end."""
 
-    def __init__(self, folder: Path, *, total: int, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        total: int,
+        witness: Witness | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         """Start the file.
 
         Args:
             folder: where to write.
             total: bytes of all tensors to come, for `progress`.
+            witness: takes down what is written.
             progress: told of every chunk.
         """
+        self.witness = witness or Witness(())
         self._folder = folder
         self._unnamed = folder / "weights.tmp"
         self._file = self._unnamed.open("wb")
@@ -75,13 +85,18 @@ class BlobWriter:
     def add(self, name: str, chunks: Iterable[memoryview]) -> None:
         """Append one tensor, row-major, on a page of its own."""
         self._write(bytes(pages(self._offset) - self._offset))
-        start = self._offset
+        start, digest = self._offset, sha256()
+        is_stored = not self.witness.reads(name)
         for chunk in chunks:
             self._write(chunk)
+            if is_stored:
+                digest.update(chunk)
             self._written += len(chunk)
             if self._progress is not None:
                 self._progress(self._written, self._total)
         self._placements[name] = (start, self._offset - start)
+        if is_stored:
+            self.witness.stored(name, digest.hexdigest())
 
     def alias(self, name: str, of: str) -> None:
         """Let a second initializer read the bytes of a first."""
@@ -149,7 +164,7 @@ def write_rest(
                 table = tables.get(name) if own is None else own
                 rows = partial(weights.rows, name) if table is None else partial(_slice, table)
                 kept = dtype if table is None else to_torch_dtype(type_of(value))
-                writer.add(name, _chunks(name, static_shape(value), rows, kept))
+                writer.add(name, _chunks(writer.witness, name, static_shape(value), rows, kept))
 
 
 def narrowed(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -204,6 +219,7 @@ def _nbytes(value: ir.Value) -> int:
 
 
 def _chunks(
+    witness: Witness,
     name: str,
     shape: tuple[int, ...],
     rows: Callable[[int, int], Tensor],
@@ -213,5 +229,6 @@ def _chunks(
     step = max(1, CHUNK_BYTES // row_bytes)
     length = shape[0] if shape else 1  # a number by itself
     for start in range(0, length, step):
-        stored = rows(start, min(start + step, length))
-        yield raw(narrowed(name, stored, dtype))
+        stored = narrowed(name, rows(start, min(start + step, length)), dtype)
+        witness.initializer(name, start, stored)
+        yield raw(stored)

@@ -71,6 +71,7 @@ def write_portable(
     for weight in quantized:
         name = weight.name
         described, codes = _whole(_with_scales(weight, dtype))
+        writer.witness.weight(f"{name}{COLUMNS}", 0, dequantize(codes))
         scales = codes.scales.to(dtype)
         written.append(described)
         if f"{name}{COLUMNS}" in wanted:
@@ -83,6 +84,7 @@ def write_portable(
             # Without zero points, codes are signed.
             middle = weight.scheme.middle if codes.zeros is None else 0
             writer.add(f"{name}{ROWS}", [raw(codes.values - middle)])
+            writer.witness.weight(f"{name}{ROW_SCALES}", 0, scales)
             writer.add(f"{name}{ROW_SCALES}", [raw(scales)])
             if codes.zeros is not None:
                 writer.add(f"{name}{ROW_ZEROS}", [raw(codes.zeros)])
@@ -99,7 +101,9 @@ def write_channels(
         values_KN, scales_N = quantize_channels(weight)
         writer.add(f"{name}{CHANNELS}", [raw(values_KN)])
         writer.add(f"{name}{CHANNEL_SCALES}", [raw(scales_N)])
-        off = (values_KN.T * scales_N[:, None] - weight).norm()
+        values_NK = values_KN.T * scales_N[:, None]
+        writer.witness.weight(f"{name}{CHANNELS}", 0, values_NK)
+        off = (values_NK - weight).norm()
         written.append(
             QuantizedTensor(
                 name=name,
@@ -132,23 +136,30 @@ def _with_scales(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight
 
 
 def _write(writer: BlobWriter, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedTensor:
+    name = weight.name
     scales: list[Tensor] = []
     zeros: list[Tensor] = []
     minimums: list[Tensor] = []
-    loss = _Loss()
+    loss, start = _Loss(), 0
 
     def codes() -> Iterator[memoryview]:
+        nonlocal start
         for part in weight.parts:
-            loss.add(part)
-            scales.append(part.codes.scales)
+            values = loss.add(part)
             if part.codes.minimums is not None:
+                # A product of their own adds them.
                 minimums.append(part.codes.minimums)
+                writer.witness.weight(f"{name}{MINIMUMS}", start, part.codes.minimums)
+                values = dequantize(replace(part.codes, minimums=None))
+            for suffix in (CODES, TABLE):
+                writer.witness.weight(f"{name}{suffix}", start, values)
+            start += len(values)
+            scales.append(part.codes.scales)
             packed_zeros = pack_zeros(part.codes)
             if packed_zeros is not None:
                 zeros.append(packed_zeros)
             yield raw(pack(part.codes))
 
-    name = weight.name
     writer.add(f"{name}{CODES}", codes())
     writer.alias(f"{name}{TABLE}", f"{name}{CODES}")
     writer.add(f"{name}{SCALES}", [raw(torch.cat(scales).to(dtype))])
@@ -181,9 +192,12 @@ class _Loss:
     def __init__(self) -> None:
         self._off = self._norm = 0.0
 
-    def add(self, part: Part) -> None:
-        self._off += float((dequantize(part.codes) - part.rows).square().sum())
+    def add(self, part: Part) -> Tensor:
+        """Count a part, and give what its codes stand for."""
+        values = dequantize(part.codes)
+        self._off += float((values - part.rows).square().sum())
         self._norm += float(part.rows.square().sum())
+        return values
 
     @property
     def relative(self) -> float:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.passes.lower import Lowered
+from ortolan.export.proof.witness import Witness
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.settings import Settings
 from ortolan.export.weights.blob import Blob, BlobWriter, initializer_bytes, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
 from ortolan.runtime.bundle.manifest import QuantizedTensor
+from ortolan.runtime.certificate.sums import ExpectedWeights
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, what is done of it, and all of it."""
@@ -22,11 +24,13 @@ class Stored:
     """The file of weights.
 
     Attributes:
+        expected: what the weights have to compute.
         quantized: every weight that is stored in few bits.
         calibrated_on: what some of them were fitted to, in words; None where none was.
     """
 
     blob: Blob
+    expected: ExpectedWeights
     quantized: tuple[QuantizedTensor, ...]
     calibrated_on: str | None
 
@@ -57,9 +61,11 @@ def store(
     """
     models, dtype = list(lowered.graphs.values()), settings.dtype
     quantized: list[QuantizedTensor] = []
+    witness = Witness(models)
     with BlobWriter(
         folder,
         total=initializer_bytes(models),
+        witness=witness,
         progress=partial(progress, "weights"),
     ) as writer:
         if settings.quantization is not None:
@@ -73,6 +79,7 @@ def store(
         is_calibrated = any(tensor.method == "gptq" for tensor in quantized)
         return Stored(
             blob=writer.finish(),
+            expected=witness.finish(),
             quantized=tuple(quantized),
             calibrated_on=origin if is_calibrated else None,
         )

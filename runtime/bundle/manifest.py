@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS, ModelKind, OutputKind
+from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.errors import BundleKindError
 
 __all__ = [
@@ -262,6 +263,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         output: what an encoder gives that has no decoder.
         attention_maps: outputs of the graph `attention`, such as `decoder.0.cross`.
         unverified: why the export could not replay the certificate; `None` where it did.
+        quality: how far the bundle is from the trained model; `None` where that was not measured.
     """
 
     schema: Literal[2]
@@ -285,6 +287,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     output: Output | None = None
     attention_maps: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_STATES)] = ()
     unverified: Label | None = None
+    quality: Quality | None = None
 
     @property
     def model_kind(self) -> ModelKind:

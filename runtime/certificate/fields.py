@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS, ModelKind
 from ortolan.runtime.bundle.manifest import KindName, Label, OutputName
+from ortolan.runtime.bundle.quality import Quality, rate
+from ortolan.runtime.certificate.sums import ExpectedWeights, WeightsReport
 
 __all__ = [
     "MAX_PROBES",
@@ -103,13 +105,15 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     non_finite: int
     mean_cosine: float | None = None
     max_cosine: float | None = None
+    p99_kl: float | None = None
+    p99_cosine: float | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far a bundle is from its reference.
+    """Whether a device computes what was exported, and how far that is from what was trained.
 
     Attributes:
-        verdict: `PASS`; `AMBIGUOUS` when only near ties changed places; `FAIL`.
+        verdict: of the first: `PASS`; `AMBIGUOUS` when only near ties changed places; `FAIL`.
         max_abs_delta: largest difference of a kept logit, or of a number of a vector.
         max_abs_logit: largest magnitude of those of the reference.
         mean_kl: Kullback-Leibler divergence from the reference in nats, averaged over the
@@ -127,6 +131,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             token or whose difference is not within the thresholds, near ties included.
         phases: the figures of each way to compute the probes.
         onnxruntime: its version.
+        thresholds: the bounds of the first.
+        weights: what each computes by itself; `None` where that was not asked.
+        p99_kl: below which 99 % of the positions are; `p99_cosine` likewise.
+        text: what the probes are of, in words.
         kind: of the bundle.
         output: what was compared.
         mean_cosine: 1 minus the cosine between a vector and that of the reference, averaged;
@@ -149,23 +157,53 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device: str
     onnxruntime: str
     seconds: float
+    text: Label
+    thresholds: Thresholds
+    weights: WeightsReport | None = None
+    p99_kl: float | None = None
+    p99_cosine: float | None = None
     kind: KindName = "decoder"
     output: OutputName = "logits"
     mean_cosine: float | None = None
     max_cosine: float | None = None
 
     @property
-    def summary(self) -> str:
-        """The figures of the verdict in one line."""
-        if self.mean_kl is None or self.top1_agreement is None:
-            cosine = 0.0 if self.mean_cosine is None else self.mean_cosine
-            return (
-                f"max |Δ| {self.max_abs_delta:.1e} of {self.max_abs_logit:.1f}, mean cosine "
-                f"distance {cosine:.1e}"
-            )
-        return (
-            f"max |Δlogit| {self.max_abs_delta:.1e}, mean KL {self.mean_kl:.1e}, top-1 agreement "
-            f"{self.top1_agreement:.2%}"
+    def device_summary(self) -> str:
+        """Whether the device computes what was exported, in one line."""
+        parts = [] if self.weights is None else [self.weights.summary]
+        if self.weights is None or not self.weights.wrong:
+            parts.append(self._from_end_to_end)
+        return f"{self.verdict}: {'; '.join(parts)}"
+
+    @property
+    def _from_end_to_end(self) -> str:
+        """How the whole model keeps to its bounds."""
+        bounds, where = self.thresholds, self.first_divergence
+        if bounds.max_abs_delta is None:
+            name, got, most = "mean KL", self.mean_kl, bounds.mean_kl
+            if got is None:
+                name, got, most = "mean cosine distance", self.mean_cosine, bounds.mean_cosine
+            words = f"{self.output}: {name} {got or 0:.2g} (at most {most or 0:.2g})"
+        else:
+            most = bounds.max_abs_delta * max(1.0, self.max_abs_logit)
+            words = f"{self.output} within {self.max_abs_delta:.1g} (at most {most:.1g})"
+        if self.verdict == "PASS" or where is None:
+            return words
+        return f"{words}, first at {where.probe}, position {where.position}, {where.phase}"
+
+    @property
+    def quality(self) -> Quality:
+        """How far the exported model is from the trained one."""
+        return Quality(
+            word=rate(mean_kl=self.mean_kl, mean_cosine=self.mean_cosine),
+            text=self.text,
+            mean_kl=self.mean_kl,
+            p99_kl=self.p99_kl,
+            top1_agreement=self.top1_agreement,
+            perplexity=self.perplexity,
+            trained_perplexity=self.reference_perplexity,
+            mean_cosine=self.mean_cosine,
+            p99_cosine=self.p99_cosine,
         )
 
 
@@ -208,6 +246,8 @@ class Certificate:
         images: uint8 `(P, H, W, C)`, one for each probe of an encoder of images.
         kind: of the bundle.
         output: what is compared.
+        text: what the probes are of, in words.
+        weights: what each weight has to compute by itself.
     """
 
     probes: tuple[Probe, ...]
@@ -215,6 +255,8 @@ class Certificate:
     measured: Report | None
     reference: Logits | Vectors
     token_ids: NDArray[np.int32]
+    text: str
+    weights: ExpectedWeights = field(default_factory=ExpectedWeights)
     source_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     images: NDArray[np.uint8] | None = None
     kind: KindName = "decoder"

@@ -253,12 +253,15 @@ class Comparison:
             seconds=seconds,
             kind=certificate.kind,
             output=certificate.output,
+            text=certificate.text,
+            thresholds=certificate.thresholds,
             **figures,
         )
 
     def _phase(self, found: Differences) -> Phase:
         finite = int(found.finite.sum())
         mean, largest = float(found.distance.sum()) / max(1, finite), float(found.distance.max())
+        most = float(np.quantile(found.distance, 0.99))
         return Phase(
             positions=len(found.delta),
             max_abs_delta=float(found.delta.max()),
@@ -269,6 +272,8 @@ class Comparison:
             non_finite=len(found.delta) - finite,
             mean_cosine=None if self._are_logits else mean,
             max_cosine=None if self._are_logits else largest,
+            p99_kl=most if self._are_logits else None,
+            p99_cosine=None if self._are_logits else most,
         )
 
     def _near_ties(self, found: Differences) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@
 
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import KINDS
-from ortolan.runtime.bundle.manifest import ImageSource, KindName, Manifest, OutputName, TextSource
+from ortolan.runtime.bundle.manifest import (
+    ImageSource,
+    KindName,
+    Label,
+    Manifest,
+    OutputName,
+    Sha256,
+    TextSource,
+)
 from ortolan.runtime.certificate.arrays import Shapes, damaged, pack, unpack
 from ortolan.runtime.certificate.fields import (
     MAX_PROBES,
@@ -27,11 +35,18 @@ from ortolan.runtime.certificate.fields import (
     Vectors,
     kept_positions,
 )
+from ortolan.runtime.certificate.sums import VECTORS, ExpectedWeights, blocks
+from ortolan.runtime.errors import CertificateError
 
 __all__ = ["ARRAYS_NAME", "JSON_NAME", "read", "write"]
 
 JSON_NAME = "certificate.json"
 ARRAYS_NAME = "certificate.npz"
+
+SCHEMA: Final = 2
+"""The schema this version reads and writes."""
+
+Outputs = Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
 
 _IMAGE_AXES = ("height", "width", "channels")
 
@@ -56,9 +71,12 @@ class _Document(
         width: of a vector; `None` where logits are kept.
         output: what is compared.
         image: of the images, if the probes are some.
+        text: what the probes are of.
+        outputs: of each weight whose sums are kept, by name.
+        stored: sha256 of each other tensor, by name.
     """
 
-    schema: Literal[1]
+    schema: Literal[2]
     top_k: Annotated[int, Meta(ge=2, le=limits.MAX_VOCABULARY)] | None = None
     probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=MAX_PROBES)]
     thresholds: Thresholds
@@ -67,6 +85,15 @@ class _Document(
     output: OutputName = "logits"
     width: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)] | None = None
     image: _Image | None = None
+    text: Label
+    outputs: Annotated[dict[Label, Outputs], Meta(max_length=limits.MAX_INITIALIZERS)]
+    stored: Annotated[dict[Label, Sha256], Meta(max_length=limits.MAX_INITIALIZERS)]
+
+
+class _Schema(msgspec.Struct, frozen=True, kw_only=True):
+    """What a certificate of any schema says first."""
+
+    schema: int
 
 
 def write(folder: Path, certificate: Certificate) -> None:
@@ -83,7 +110,7 @@ def write(folder: Path, certificate: Certificate) -> None:
     reference, images = certificate.reference, certificate.images
     sizes = None if images is None else dict(zip(_IMAGE_AXES, images.shape[1:], strict=True))
     document = _Document(
-        schema=1,
+        schema=SCHEMA,
         top_k=reference.top_ids.shape[-1] if isinstance(reference, Logits) else None,
         probes=certificate.probes,
         thresholds=certificate.thresholds,
@@ -92,6 +119,9 @@ def write(folder: Path, certificate: Certificate) -> None:
         output=certificate.output,
         width=reference.values.shape[-1] if isinstance(reference, Vectors) else None,
         image=None if sizes is None else _Image(**sizes),
+        text=certificate.text,
+        outputs=dict(certificate.weights.outputs),
+        stored=dict(certificate.weights.stored),
     )
     data = pack(_arrays(certificate), _expected_arrays(document))
     (folder / ARRAYS_NAME).write_bytes(data)
@@ -107,10 +137,18 @@ def read(bundle: Bundle) -> Certificate:
         CertificateError: its parts do not agree, or it is of another model.
     """
     name = bundle.manifest.certificate
+    data = bundle.read(name)
     try:
-        document = msgspec.json.decode(bundle.read(name), type=_Document)
+        schema = msgspec.json.decode(data, type=_Schema).schema
+        if schema < SCHEMA:
+            raise CertificateError(
+                f"{name}: expected schema {SCHEMA}, got {schema}, which says nothing of single "
+                "weights. The bundle runs, and was verified when it was made; export the "
+                "checkpoint again to verify it here."
+            )
+        document = msgspec.json.decode(data, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged("certificate.json of schema 1", str(error)[:300]) from error
+        raise damaged(f"{JSON_NAME} of schema {SCHEMA}", str(error)[:300]) from error
     _check_document(document, bundle.manifest)
     packed = bundle.read(str(PurePosixPath(name).with_suffix(".npz")))
     arrays = unpack(packed, _expected_arrays(document))
@@ -125,6 +163,8 @@ def _arrays(certificate: Certificate) -> dict[str, NDArray[Any]]:
         "source_ids": certificate.source_ids,
         "images": certificate.images,
         "lengths": np.array([probe.length for probe in certificate.probes], np.int32),
+        "weight_sums": certificate.weights.sums,
+        "weight_sizes": certificate.weights.sizes,
         **{entry.name: getattr(reference, entry.name) for entry in fields(reference)},
     }
 
@@ -133,7 +173,12 @@ def _expected_arrays(document: _Document) -> Shapes:
     probes, image, kind = document.probes, document.image, KINDS[document.kind]
     total = sum(probe.length for probe in probes)
     rows = sum(len(kept_positions(probe.length, document.output)) for probe in probes)
-    expected: Shapes = {"lengths": (_INTEGER, (len(probes),))}
+    sums = sum(map(blocks, document.outputs.values()))
+    expected: Shapes = {
+        "lengths": (_INTEGER, (len(probes),)),
+        "weight_sums": (_NUMBER, (VECTORS, sums)),
+        "weight_sizes": (_NUMBER, (sums,)),
+    }
     if image is not None:
         shape = (len(probes), image.height, image.width, image.channels)
         expected["images"] = (_BYTE, shape)
@@ -169,6 +214,13 @@ def _certificate(document: _Document, arrays: dict[str, Any]) -> Certificate:
         images=arrays.get("images"),
         kind=document.kind,
         output=document.output,
+        text=document.text,
+        weights=ExpectedWeights(
+            outputs=document.outputs,
+            sums=arrays["weight_sums"],
+            sizes=arrays["weight_sizes"],
+            stored=document.stored,
+        ),
     )
 
 

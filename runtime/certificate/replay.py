@@ -1,8 +1,13 @@
-"""Replays the certificate of a bundle: does it compute here what PyTorch computed?"""
+"""Replays the certificate of a bundle: does this device compute what was exported?
+
+First every weight by itself (`weights`), then the model from end to end (`runs`).
+"""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
@@ -10,7 +15,10 @@ from ortolan.runtime.certificate.fields import Certificate, Report
 from ortolan.runtime.certificate.figures import Comparison
 from ortolan.runtime.certificate.files import read
 from ortolan.runtime.certificate.runs import compute, total_positions
-from ortolan.runtime.engine.session import Engine, onnxruntime_version
+from ortolan.runtime.certificate.weights import check_weights
+from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.session import Engine, available_providers, onnxruntime_version
+from ortolan.runtime.engine.threads import chosen_threads
 
 __all__ = ["replay", "verify"]
 
@@ -35,10 +43,23 @@ def verify(
         DeviceError: the device cannot be used.
         CertificateError: the certificate cannot be replayed.
     """
+    started = time.monotonic()
     bundle = open_bundle(path, full_check=True)
+    certificate = read(bundle)
+    choose_device(device, bundle.manifest.devices, available_providers())
+    # Before the model is loaded: each weight is in memory by itself.
+    weights = check_weights(
+        bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
+    )
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     engine = Engine(bundle, device=device, threads=threads, packed=packed)
-    return replay(engine, read(bundle), progress=progress)
+    report = replay(engine, certificate, progress=progress)
+    return msgspec.structs.replace(
+        report,
+        weights=weights,
+        verdict="FAIL" if weights.wrong else report.verdict,
+        seconds=time.monotonic() - started,
+    )
 
 
 def replay(

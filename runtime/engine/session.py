@@ -46,6 +46,7 @@ __all__ = [
     "Engine",
     "available_providers",
     "onnxruntime_version",
+    "run_alone",
     "save_packed",
     "share",
 ]
@@ -252,8 +253,26 @@ def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> 
         ("session.optimized_model_external_initializers_min_size_in_bytes", "0"),
     ):
         options.add_session_config_entry(key, value)
-    _load(graph, bundle.read(graph.file), options)
+    _load(graph.file, bundle.read(graph.file), options)
     return path
+
+
+def run_alone(
+    bundle: Bundle, graph: bytes, *, threads: int
+) -> Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]:
+    """Open a graph that is a part of one of a bundle; what comes back computes it.
+
+    Args:
+        bundle: that holds its weights.
+        graph: a serialized ModelProto.
+        threads: within one operator.
+
+    Raises:
+        GraphError: onnxruntime cannot load the graph.
+    """
+    session = _load("a part of a graph", graph, _options(bundle, threads=threads))
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
 
 def _open_session(bundle: Bundle, role: str, threads: int, packed: "Packed | None") -> Any:
@@ -264,7 +283,9 @@ def _open_session(bundle: Bundle, role: str, threads: int, packed: "Packed | Non
         data = packed.attach(graph.file, data)
     if role not in (ENCODER, MAPS_ROLE):
         threads = step_threads(threads, bundle.manifest)
-    session = _load(graph, data, _options(bundle, threads=threads), scores=_scores(bundle, role))
+    session = _load(
+        graph.file, data, _options(bundle, threads=threads), scores=_scores(bundle, role)
+    )
     check_names(
         role,
         bundle.manifest,
@@ -297,7 +318,7 @@ def _options(bundle: Bundle, *, threads: int) -> Any:
 
 
 def _load(
-    graph: Graph,
+    name: str,
     data: bytes,
     options: Any,
     *,
@@ -310,7 +331,7 @@ def _load(
             )
     except Exception as error:  # onnxruntime's own classes have no common base
         raise GraphError(
-            f"{graph.file}: expected a graph that onnxruntime {ort.__version__} can run, got: "
+            f"{name}: expected a graph that onnxruntime {ort.__version__} can run, got: "
             f"{str(error).partition(chr(10))[0][:300]}. Export the checkpoint again, or install "
             "the version of onnxruntime it was exported with."
         ) from error

@@ -10,6 +10,7 @@ import msgspec
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest, QuantizedTensor
+from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.engine.memory_plan import MemoryPlan, plan_memory
 
 __all__ = ["AttentionKind", "Description", "GraphDescription", "describe"]
@@ -50,6 +51,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         gives: what comes out, in words.
         labels: those of a classifier.
         unverified: why the export proved nothing; `None` where it did.
+        quality: how far it is from the trained model; `None` where that was not measured.
         attention_maps: names of the maps that `ortolan attention` draws.
         weight_bytes: on disk; the runtime maps them.
         prefill_only_bytes: of these, what no graph but that for prefill reads.
@@ -70,6 +72,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     model_type: str
     devices: tuple[str, ...]
     unverified: str | None
+    quality: Quality | None
     context_length: int
     vocab_size: int
     total_bytes: int
@@ -119,6 +122,7 @@ def describe(
         model_type=manifest.provenance.model_type,
         devices=manifest.devices,
         unverified=manifest.unverified,
+        quality=manifest.quality,
         context_length=manifest.context_length,
         vocab_size=manifest.vocab_size,
         total_bytes=sum(files.values()),

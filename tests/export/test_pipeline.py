@@ -76,8 +76,8 @@ def damage_attention(monkeypatch: pytest.MonkeyPatch, attribute: ir.Attr) -> Non
 DAMAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a weight": damage_weight,
     "scale": lambda patch: damage_attention(patch, ir.AttrFloat32("scale", 0.27)),
-    # Sees everything for 300 tokens, and differs only after that.
-    "window": lambda patch: damage_attention(patch, ir.AttrInt64("local_window_size", 300)),
+    # Sees everything for 100 tokens, and differs only after that.
+    "window": lambda patch: damage_attention(patch, ir.AttrInt64("local_window_size", 100)),
     "rotation": lambda patch: damage_attention(patch, ir.AttrInt64("do_rotary", 0)),
 }
 

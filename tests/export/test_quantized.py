@@ -243,7 +243,7 @@ def test_few_new_tokens_go_to_the_decode_graph(tmp_path: Path) -> None:
 
 def test_bundle_beyond_the_bound_is_not_kept(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
-    with pytest.raises(ParityError, match=r"quality: expected a mean KL divergence of at most"):
+    with pytest.raises(ParityError, match=r"quality: expected a mean KL of at most"):
         export(module, tmp_path / "out", max_kl=0)
     assert list(tmp_path.iterdir()) == []
 

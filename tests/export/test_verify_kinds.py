@@ -230,4 +230,4 @@ def test_every_kind_is_calibrated_and_judged_on_a_file(name: str, tmp_path: Path
     certificate = certificates.read(bundle)
     assert certificate.thresholds.mean_kl is not None
     assert certificate.measured is not None
-    assert len(certificate.probes) == {"logits": 8, "image labels": 8, "seq2seq": 16}[name]
+    assert len(certificate.probes) == {"logits": 4, "image labels": 8, "seq2seq": 16}[name]

@@ -8,8 +8,8 @@ P positions.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 from ortolan.runtime import certificate
 from ortolan.runtime.bundle.manifest import File, Graph, Manifest, Provenance, State, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
+from ortolan.runtime.certificate.sums import (
+    ExpectedWeights,
+    block_sizes,
+    block_sums,
+    probe_vectors,
+)
+from ortolan.runtime.graph.products import products
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH = 2, 32, 4, 2, 16
 VOCABULARY = 97
@@ -73,8 +80,9 @@ def write_bundle(
         seed: of the weights.
     """
     weights = random_weights(seed, context_length)
-    reference = _certificate(weights, recurrent=recurrent)
+    reference, sound = _certificate(weights, recurrent=recurrent), dict(weights)
     if poisoned is not None:
+        weights["embedding"] = weights["embedding"].copy()
         weights["embedding"][poisoned] = np.nan
     blob, places = _pack(weights)
     blob_name = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
@@ -83,6 +91,8 @@ def write_bundle(
     for role, sequence in graphs.items():
         graph = _graph(weights, places, blob_name, sequence=sequence, recurrent=recurrent)
         contents[f"{role}.onnx"] = _model(graph).SerializeToString(deterministic=True)
+    expected = expected_weights(sound, [contents[f"{role}.onnx"] for role in graphs])
+    reference = replace(reference, weights=expected)
     if tokenizer is not None:
         contents["tokenizer.json"] = tokenizer
 
@@ -112,6 +122,30 @@ def write_bundle(
     )
     (folder / "manifest.json").write_bytes(encode(manifest))
     return TinyDecoder(path=folder, weights=weights, recurrent=recurrent)
+
+
+def expected_weights(
+    weights: dict[str, NDArray[np.float32]], graphs: Iterable[bytes]
+) -> ExpectedWeights:
+    """What a certificate says of the weights of some graphs, without the export."""
+    found = {product.weight: product for data in graphs for product in products(data)}
+    sums, sizes = [], []
+    for name, product in sorted(found.items()):
+        values_NK = weights[name].T if product.by_columns else weights[name]
+        x_RK = probe_vectors(product.inputs).astype(np.float64)
+        sums.append(block_sums(x_RK @ values_NK.T.astype(np.float64)))
+        sizes.append(block_sizes(np.abs(x_RK).max(0)[None] @ np.abs(values_NK.T))[0])
+    read = {name for product in found.values() for name in product.reads}
+    return ExpectedWeights(
+        outputs={name: product.outputs for name, product in found.items()},
+        sums=np.concatenate(sums, axis=1).astype(np.float32),
+        sizes=np.concatenate(sizes).astype(np.float32),
+        stored={
+            name: hashlib.sha256(values.tobytes()).hexdigest()
+            for name, values in weights.items()
+            if name not in read
+        },
+    )
 
 
 def _files(contents: dict[str, bytes]) -> tuple[File, ...]:
@@ -369,6 +403,7 @@ def _certificate(
         thresholds=certificate.Thresholds(max_abs_delta=1e-4, mean_kl=1e-5, near_tie=1e-3),
         measured=None,
         token_ids=token_ids,
+        text="random ids",
         reference=certificate.Logits(
             top_ids=top_ids,
             top_logits=top_logits,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortolan.cli.extras import export_packages
-from ortolan.cli.output import ProgressBars, print_json, print_table, size
+from ortolan.cli.output import ProgressBars, print_json, print_table, quality_rows, size
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import Manifest
@@ -114,6 +114,16 @@ _OF_INTEGERS = (
     help="With --device cuda, let the CPU compute what CUDA has no kernel for. Slow.",
 )
 @click.option(
+    "--proof",
+    type=click.Choice(["quick", "full"]),
+    default="quick",
+    show_default=True,
+    help="Every weight by itself and the model on short texts; or on more and longer ones.",
+)
+@click.option(
+    "--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model."
+)
+@click.option(
     "--max-kl",
     type=float,
     help="Fail if the mean KL divergence from PyTorch is larger; with --precision auto, the fewest "
@@ -172,11 +182,13 @@ def command(
 
     SOURCE is a folder in Hugging Face format (config.json and safetensors or pytorch_model.bin), a
     folder of the hub's cache, or a GGUF file. Nothing is kept at OUT unless the bundle computes
-    what PyTorch computes. No CPU computes bf16: such a bundle is proved on the device, by ortolan
-    verify.
+    what PyTorch computes, and rounded weights are not too far from the trained ones. No CPU
+    computes bf16: such a bundle is proved on the device, by ortolan verify.
     """
     with export_packages("export"):
         from ortolan.export.pipeline import export
+    import msgspec
+
     from ortolan.export.options import ExportOptions
     from ortolan.runtime import certificate
 
@@ -211,6 +223,8 @@ def command(
                 "unverified": unverified,
                 "left_out": list(bundle.manifest.provenance.left_out),
                 **{name: getattr(measured, name, None) for name in _FIGURES},
+                "weights": msgspec.to_builtins(measured and measured.weights),
+                "quality": msgspec.to_builtins(bundle.manifest.quality),
             }
         )
         return
@@ -220,11 +234,10 @@ def command(
             *_weights(bundle.manifest),
             *_left_out(bundle.manifest),
             (
-                "parity",
-                f"not verified: {unverified}"
-                if measured is None
-                else f"{measured.verdict}: {measured.summary}",
+                "device",
+                f"not verified: {unverified}" if measured is None else measured.device_summary,
             ),
+            *quality_rows(bundle.manifest.quality),
         ]
     )
 

@@ -9,7 +9,7 @@ import click
 
 from ortolan.cli import options
 from ortolan.cli.checkpoint import print_preview
-from ortolan.cli.output import print_json, print_table, size
+from ortolan.cli.output import print_json, print_table, quality_rows, size
 from ortolan.runtime.bundle.kinds import KINDS
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
@@ -82,7 +82,8 @@ def _describe_bundle(
         [
             ("model", f"{about.model_type} {about.kind}, {about.precision}"),
             ("devices", ", ".join(about.devices)),
-            *([("parity", f"not verified: {about.unverified}")] if about.unverified else []),
+            *([("device", f"not verified: {about.unverified}")] if about.unverified else []),
+            *quality_rows(about.quality),
             *([("calibrated", f"on {about.calibrated_on}")] if about.calibrated_on else []),
             ("takes", about.takes),
             ("gives", f"{about.gives}{_some(about.labels)}"),

@@ -3,9 +3,12 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.quality import Quality
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -18,6 +21,14 @@ def print_table(rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}".rstrip())
+
+
+def quality_rows(quality: "Quality | None") -> list[tuple[str, str]]:
+    """Rows of a table: how far a bundle is from the trained model, and what would help."""
+    if quality is None:
+        return []
+    nearer = [("", f"nearer with {' or '.join(quality.advice)}")] if quality.advice else []
+    return [("quality", quality.summary), *nearer]
 
 
 def size(count: float) -> str:

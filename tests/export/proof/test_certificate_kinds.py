@@ -197,6 +197,8 @@ def report(**changes: Any) -> Report:
         "device": "cpu",
         "onnxruntime": "1",
         "seconds": 0.0,
+        "text": "random ids",
+        "thresholds": thresholds("int4", output="states"),
         "kind": "encoder",
         "output": "states",
         "mean_cosine": 0.02,
@@ -208,7 +210,7 @@ def report(**changes: Any) -> Report:
 def test_bound_comes_down_to_what_was_measured_and_some_leeway() -> None:
     model = source_of(encoder_config())
     probes = make_probes(model)
-    for precision, bound in (("fp32", 1e-8), ("int4", 0.03), ("int8", 0.01)):
+    for precision, bound in (("fp32", 1e-8), ("int4", 0.02), ("int8", 0.02)):
         certificate = certify(model, probes, thresholds=thresholds(precision, output="states"))
         kept = passed(certificate, report()).thresholds
         assert kept.mean_cosine == pytest.approx(bound)
@@ -230,8 +232,9 @@ def test_bound_comes_down_to_what_was_measured_and_some_leeway() -> None:
             "int4",
             "labels",
             {"output": "labels", "mean_kl": 0.7, "top1_agreement": 0.5, "mean_cosine": None},
-            "quality: expected a mean KL divergence of at most 0.5 from PyTorch, got 0.7, 50.00% "
-            "of the most probable labels equal and 0 positions not finite.",
+            "quality: expected a mean KL of at most 0.15 from the trained model, got poor: mean KL "
+            "0.7 (99 % below 0), top-1 50.0%, on random ids. The bundle was not kept. Try "
+            "--head-bits 8 or --precision int8. Or keep it with --allow-poor.",
         ),
     ],
 )
@@ -242,4 +245,5 @@ def test_message_of_a_bundle_that_failed_fits_what_was_compared(
     model = source_of(encoder_config(head=head))
     bounds = thresholds(precision, output=given)
     certificate = certify(model, make_probes(model), thresholds=bounds)
-    assert describe_failure(report(**measured), certificate).startswith(message)
+    advice = ("--head-bits 8", "--precision int8")
+    assert describe_failure(report(**measured), certificate, advice).startswith(message)

@@ -59,14 +59,14 @@ def test_random_probes_are_the_same_every_time_and_within_the_vocabulary() -> No
     small = source_of(replace(decoder_config(), vocab_size=11))
     one, other = (make_probes(small) for _ in range(2))
     assert [ids_of(probe) for probe in one] == [ids_of(probe) for probe in other]
-    assert tuple(len(ids_of(probe)) for probe in one) == LENGTHS
+    assert tuple(len(ids_of(probe)) for probe in one) == LENGTHS["full"]
     assert {i for probe in one for i in ids_of(probe)} == set(range(11))
-    assert len({probe.name for probe in one}) == len(LENGTHS)
+    assert len({probe.name for probe in one}) == len(LENGTHS["full"])
 
 
 def test_probes_are_cut_from_the_built_in_text(plain: Path) -> None:
     probes = make_probes(decoder(tokenizer=plain))
-    assert tuple(len(ids_of(probe)) for probe in probes) == LENGTHS
+    assert tuple(len(ids_of(probe)) for probe in probes) == LENGTHS["full"]
     joined = [i for probe in probes for i in ids_of(probe)]
     assert joined == encoded(plain, TEXT)[: len(joined)]
 

@@ -1,6 +1,7 @@
 """Codes that were put aside, and the weights that they stand for."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ SCHEMES = [
 class Source:
     """Two matrices of few columns, one of them transposed, and three experts."""
 
-    tensors = {
+    tensors: ClassVar = {
         "q": gaussian(6, 40, seed=1),
         "k": gaussian(4, 40, seed=2),
         "turned": gaussian(40, 5, seed=3),

@@ -91,7 +91,9 @@ def described(path: Path) -> File:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("schema",), 2),
+        (("schema",), 3),
+        (("outputs", "head"), 1000),
+        (("stored", "0.norm"), "0"),
         (("top_k",), 1),
         (("top_k",), TOP_K + 1),
         (("surplus",), 1),
@@ -117,6 +119,14 @@ def test_a_document_that_does_not_fit_is_refused(
         certificates.read(bundle)
 
 
+def test_a_certificate_of_an_earlier_version_says_to_export_again(
+    tiny: TinyDecoder, tmp_path: Path
+) -> None:
+    bundle = rewritten(tiny, tmp_path, document=b'{"schema": 1, "probes": []}')
+    with pytest.raises(CertificateError, match=r"got 1.*export the checkpoint again"):
+        certificates.read(bundle)
+
+
 @pytest.mark.parametrize("document", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_a_document_that_is_none_is_refused(
     tiny: TinyDecoder, tmp_path: Path, document: bytes
@@ -137,6 +147,8 @@ def packed(certificate: Certificate, **changes: NDArray[Any] | None) -> dict[str
     arrays: dict[str, NDArray[Any]] = {
         "token_ids": certificate.token_ids,
         "lengths": np.array(PROBES, np.int32),
+        "weight_sums": certificate.weights.sums,
+        "weight_sizes": certificate.weights.sizes,
         "top_ids": reference.top_ids,
         "top_logits": reference.top_logits,
         "log_sum_exp": reference.log_sum_exp,

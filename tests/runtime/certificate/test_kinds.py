@@ -82,6 +82,7 @@ def certified(tiny: tiny_encoder.TinyEncoder, *, is_image: bool) -> Certificate:
             top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None
         )
     return Certificate(
+        text="random ids",
         probes=tuple(
             Probe(name=f"probe {number}", length=length) for number, length in enumerate(lengths)
         ),

@@ -1,0 +1,134 @@
+"""What keys and values in 8 bits save and cost: memory, speed at a length, divergence.
+
+    ortolan export CHECKPOINT FLOAT
+    ortolan export CHECKPOINT INT8 --cache int8
+    python benchmarks/cache.py FLOAT INT8 --lengths 4096,16384
+    python benchmarks/cache.py FLOAT INT8 --lengths "" --checkpoint CHECKPOINT --text FILE
+
+Times are medians of alternating runs: a step of one token and the last part of a prompt, both after
+a cache of a length. What the cache holds is zeros, which takes as long as any other text. The
+divergence is that of the second bundle's logits from the first one's, over windows of a text.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from divergence import log_softmax
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.session import Engine
+from texts import spread
+
+NEW_TOKENS = 256
+"""Of the part of a prompt that is timed."""
+
+STEPS = 8
+"""Of one token in a row."""
+
+
+def after(engine: Engine, length: int) -> Runner:
+    """A runner whose only row holds `length` tokens."""
+    runner = Runner(engine, engine.slots())
+    runner.reserve(length)
+    runner.slots.lengths[0] = length
+    return runner
+
+
+def step_seconds(engine: Engine, length: int) -> float:
+    """Time of one token before which and with which there are `length` at most."""
+    runner = after(engine, length - STEPS - 1)
+    runner.select([0])
+    runner.step([5])
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        runner.step([5])
+    return (time.perf_counter() - start) / STEPS
+
+
+def prompt_seconds(engine: Engine, length: int) -> float:
+    """Time of a token of the last part of a prompt of `length`."""
+    runner = after(engine, length - NEW_TOKENS)
+    start = time.perf_counter()
+    runner.prefill(0, [5] * NEW_TOKENS)
+    return (time.perf_counter() - start) / NEW_TOKENS
+
+
+def print_speed(engines: tuple[Engine, Engine], lengths: list[int], rounds: int) -> None:
+    """One row for each length."""
+    print("| tokens | cache, MB | ms a step | prompt, tok/s |")
+    print("| ---: | ---: | ---: | ---: |")
+    for length in lengths:
+        steps, prompts = (
+            [[time(engine, length) for engine in engines] for _ in range(rounds)]
+            for time in (step_seconds, prompt_seconds)
+        )
+        memory = [engine.manifest.state_bytes("append") * length / 1e6 for engine in engines]
+        ms = [1e3 * statistics.median(column) for column in zip(*steps, strict=True)]
+        rate = [1 / statistics.median(column) for column in zip(*prompts, strict=True)]
+        cells = (f"{a:.1f}, {b:.1f}: {b / a:.2f}" for a, b in (memory, ms, rate))
+        print(f"| {length} | {' | '.join(cells)} |", flush=True)
+
+
+def divergences(
+    engines: tuple[Engine, Engine], ids: list[int]
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
+    """KL at each position of a text, and whether the most probable token is the same."""
+    runners = [Runner(engine, engine.slots()) for engine in engines]
+    for start in range(0, len(ids), NEW_TOKENS):
+        part = ids[start : start + NEW_TOKENS]
+        wanted, got = (
+            log_softmax(runner.chunk(0, part, positions=range(len(part)))) for runner in runners
+        )
+        yield (np.exp(wanted) * (wanted - got)).sum(-1), wanted.argmax(-1) == got.argmax(-1)
+
+
+def print_divergence(engines: tuple[Engine, Engine], windows: list[tuple[int, ...]]) -> None:
+    """The mean over all windows, and over their last quarters."""
+    kl, last, same = [], [], []
+    for ids in windows:
+        parts = list(divergences(engines, list(ids)))
+        of_window = np.concatenate([part for part, _ in parts])
+        kl.append(of_window.mean())
+        last.append(of_window[-len(of_window) // 4 :].mean())
+        same.append(np.concatenate([part for _, part in parts]).mean())
+    print(
+        f"{len(windows)} windows of {len(windows[0])} tokens: mean KL {np.mean(kl):.5f}, in the "
+        f"last quarters {np.mean(last):.5f}, top-1 {np.mean(same):.4f}"
+    )
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("float_bundle", type=Path)
+    parser.add_argument("int8_bundle", type=Path)
+    parser.add_argument("--lengths", default="4096,16384", help="tokens, between commas")
+    parser.add_argument("--checkpoint", type=Path, help="whose tokenizer reads the text")
+    parser.add_argument("--text", type=Path, action="append", default=[], help="repeatable")
+    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--window", type=int, default=2048)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-r", "--rounds", type=int, default=5)
+    args = parser.parse_args()
+    first, second = (
+        Engine(open_bundle(path), threads=args.threads)
+        for path in (args.float_bundle, args.int8_bundle)
+    )
+    lengths = [int(length) for length in args.lengths.split(",") if length]
+    if lengths:
+        print_speed((first, second), lengths, args.rounds)
+    if args.text:
+        text = spread(args.checkpoint, args.text, windows=args.windows, window=args.window)
+        print_divergence((first, second), list(text.documents))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

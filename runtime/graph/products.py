@@ -1,0 +1,188 @@
+"""The nodes of a graph that multiply by a weight or look up its rows, each as a graph of its own.
+
+Such a graph computes one weight by the kernel that the whole graph computes it by, from numbers
+that the caller chooses.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ortolan.runtime.graph.schema import parse_model
+from ortolan.runtime.graph.tensors import dtype_of
+
+__all__ = ["PRODUCT_INPUT", "PRODUCT_OUTPUT", "Product", "products"]
+
+PRODUCT_INPUT, PRODUCT_OUTPUT = "x", "y"
+"""Names of the input and the output of a product alone."""
+
+_INT64 = 7
+_OUTSIDE = 1
+
+_LOOK_UPS = frozenset({"Gather", "GatherBlockQuantized"})
+
+_BIASES = {"Gemm": 2, "DynamicQuantizeMatMul": 4, "MatMulNBits": 5}
+"""Which input is added to the product, where one may be: it is left out."""
+
+_FLAGS = {
+    "MatMul": frozenset[str](),
+    "FusedMatMul": frozenset({"transB"}),
+    "Gemm": frozenset({"transA", "transB"}),
+    "DynamicQuantizeMatMul": frozenset[str](),
+    "MatMulNBits": frozenset({"K", "N", "bits", "block_size", "accuracy_level"}),
+    "Gather": frozenset({"axis"}),
+    "GatherBlockQuantized": frozenset({"bits", "block_size", "gather_axis", "quantize_axis"}),
+}
+"""Operators that are understood, with the attributes that are: a node with others is no product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A weight `(outputs, inputs)` and the node that multiplies by it, or looks up its rows.
+
+    Attributes:
+        weight: name of the initializer with its values or codes.
+        reads: names of all initializers that the node computes with, but what it adds.
+        operator: of the node.
+        by_columns: whether the initializer lies as `(inputs, outputs)`.
+        looks_up: whether the node takes numbers of rows instead of numbers to multiply.
+        whole_range: whether the kernel rounds what enters by the range of all of it.
+        dtype: of what enters a product, and of what comes out.
+        graph: the node alone, a serialized ModelProto that takes `PRODUCT_INPUT`: `(rows, inputs)`
+            or int64 `(rows,)`.
+    """
+
+    weight: str
+    reads: tuple[str, ...]
+    operator: str
+    outputs: int
+    inputs: int
+    by_columns: bool
+    looks_up: bool
+    whole_range: bool
+    dtype: str
+    graph: bytes
+
+
+def products(data: bytes) -> Iterator[Product]:
+    """The products of a graph, one for each weight and operator.
+
+    Args:
+        data: a serialized ModelProto that `ortolan.runtime.graph.rules` accepts.
+    """
+    model = parse_model(data)
+    outside = {
+        tensor.name: tensor
+        for tensor in model.graph.initializer
+        if tensor.data_location == _OUTSIDE
+    }
+    makers = {
+        node.output[0]: node
+        for node in model.graph.node
+        if node.op_type == b"DequantizeLinear" and all(name in outside for name in node.input)
+    }
+    seen = set()
+    for node in model.graph.node:
+        found = _product(model, node, outside, makers)
+        if found is not None and (found.weight, found.operator) not in seen:
+            seen.add((found.weight, found.operator))
+            yield found
+
+
+def _product(
+    model: Any, node: Any, outside: Mapping[bytes, Any], makers: Mapping[bytes, Any]
+) -> Product | None:
+    operator = node.op_type.decode()
+    flags = {attribute.name.decode(): attribute.i for attribute in node.attribute}
+    if operator not in _FLAGS or not flags.keys() <= _FLAGS[operator] or flags.get("transA"):
+        return None
+    looks_up = operator in _LOOK_UPS
+    place, free = (0, 1) if looks_up else (1, 0)
+    maker = makers.get(node.input[place])
+    weight = outside.get(node.input[place] if maker is None else maker.input[0])
+    read = [*_read(node, free), *([] if maker is None else maker.input)]
+    read = [name for name in read if maker is None or name != maker.output[0]]
+    if weight is None or node.input[free] in outside or any(name not in outside for name in read):
+        return None
+    sizes = _sizes(operator, flags, weight, is_blocks=maker is not None)
+    typed = outside[read[1]] if operator in _SCALED else weight
+    if maker is not None:
+        typed = outside[maker.input[1]]
+    if sizes is None or _FLOATS.isdisjoint({typed.data_type}):
+        return None
+    outputs, inputs, by_columns = sizes
+    return Product(
+        weight=weight.name.decode(),
+        reads=tuple(name.decode() for name in read),
+        operator=operator,
+        outputs=outputs,
+        inputs=inputs,
+        by_columns=by_columns,
+        looks_up=looks_up,
+        whole_range=operator == "DynamicQuantizeMatMul",
+        dtype=dtype_of(weight.name.decode(), typed.data_type)[0],
+        graph=_alone(model, node, maker, [outside[name] for name in read], free, typed.data_type),
+    )
+
+
+_SCALED = frozenset({"MatMulNBits", "GatherBlockQuantized", "DynamicQuantizeMatMul"})
+"""Operators whose activations have the type of the scales."""
+
+_FLOATS = frozenset({1, 10, 16})
+"""float32, float16, bfloat16."""
+
+
+def _read(node: Any, free: int) -> list[bytes]:
+    """What a node reads but for what enters it and what it adds."""
+    bias = _BIASES.get(node.op_type.decode())
+    return [name for place, name in enumerate(node.input) if name and place not in (free, bias)]
+
+
+def _sizes(
+    operator: str, flags: Mapping[str, int], weight: Any, *, is_blocks: bool
+) -> tuple[int, int, bool] | None:
+    """Outputs and inputs of a weight, and whether it lies by columns; None for other axes."""
+    dims = list(weight.dims)
+    if operator == "MatMulNBits":
+        return flags["N"], flags["K"], False
+    if len(dims) != 2:
+        return None
+    if operator == "GatherBlockQuantized":
+        is_by_rows = flags.get("gather_axis", 0) == 0 and flags.get("quantize_axis", 1) == 1
+        return (dims[0], dims[1] * 8 // flags.get("bits", 4), False) if is_by_rows else None
+    if operator == "Gather":
+        return (dims[0], dims[1], False) if flags.get("axis", 0) == 0 and not is_blocks else None
+    if flags.get("transB"):
+        return dims[0], dims[1], False
+    return dims[1], dims[0], True
+
+
+def _alone(
+    model: Any, node: Any, maker: Any | None, weights: list[Any], free: int, dtype: int
+) -> bytes:
+    """A graph of one node, and of the one that makes its weight if there is one."""
+    made = type(model)(ir_version=model.ir_version)
+    made.opset_import.extend(model.opset_import)
+    graph = made.graph
+    graph.name = b"product"
+    graph.initializer.extend(weights)
+    if maker is not None:
+        graph.node.add().CopyFrom(maker)
+    copy = graph.node.add()
+    copy.CopyFrom(node)
+    copy.input[free] = PRODUCT_INPUT.encode()
+    bias = _BIASES.get(node.op_type.decode())
+    if bias is not None and bias < len(copy.input):
+        copy.input[bias] = b""
+    copy.output[0] = PRODUCT_OUTPUT.encode()
+    looks_up = free == 1
+    for values, name, element, rank in (
+        (graph.input, PRODUCT_INPUT, _INT64 if looks_up else dtype, 1 if looks_up else 2),
+        (graph.output, PRODUCT_OUTPUT, dtype, 2),
+    ):
+        value = values.add(name=name.encode())
+        value.type.tensor_type.elem_type = element
+        for axis in range(rank):
+            value.type.tensor_type.shape.dim.add(dim_param=f"{name}{axis}".encode())
+    data: bytes = made.SerializeToString()
+    return data
