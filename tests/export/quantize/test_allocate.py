@@ -76,15 +76,15 @@ def test_a_large_last_step_makes_small_ones_needless() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_choices_are_nearly_the_best_of_all(seed: int) -> None:
+def test_choices_are_at_most_one_step_from_the_best_of_all(seed: int) -> None:
     weights = drawn(seed)
     smallest = total(weights, [0] * len(weights))
     effect, size = smallest.effect * 0.4, int(smallest.bytes * 1.4)
     kept = total(weights, fewest_bytes(weights, effect))
     best = min(form.bytes for form in combinations(weights) if form.effect <= effect)
     assert kept.effect <= effect
-    assert kept.bytes <= best * 1.12
+    assert kept.bytes <= best + max(forms[2].bytes - forms[0].bytes for forms in weights)
     within = total(weights, least_effect(weights, size))
     least = min(form.effect for form in combinations(weights) if form.bytes <= size)
     assert within.bytes <= size
-    assert within.effect <= least + smallest.effect * 0.06
+    assert within.effect <= least + max(forms[0].effect for forms in weights)
