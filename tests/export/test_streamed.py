@@ -185,4 +185,5 @@ def test_inputs_that_read_some_weights_elsewhere_compute_with_those(
     for number, wanted in enumerate(expected):
         torch.testing.assert_close(results[number], wanted, rtol=1e-4, atol=1e-4)
         assert (number == 0) == torch.equal(wanted, expected[0])
-    assert products.call_count < 4 * len(others)  # what is alike is computed once
+    # What is alike is computed once; a transposed weight that is read in parts counts twice.
+    assert products.call_count < (4 if read_bytes > 100 else 5) * len(others)
