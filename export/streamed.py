@@ -31,7 +31,10 @@ from ortolan.modeling.weights import Weights, read_weight
 from ortolan.runtime.machine.memory import return_free_memory
 
 READ_BYTES = 64 << 20
-"""Of a weight in float32 that is read whole; a larger one is read some rows at a time."""
+"""Of the rows of a large weight, in float32, that are read together, by each input anew."""
+
+WHOLE_READS = 2
+"""Of a weight that is still read whole, once for all inputs."""
 
 _PROPERTIES = ("__get__",)
 """What asks about a tensor and not for its values, such as `weight.shape`."""
@@ -118,7 +121,7 @@ def _serve(waiting: Sequence["_Text"]) -> Iterator[Product | Result]:
     served = [text for text in waiting if text.request.name == name]
     yield Product(name, [cast(_Request, text.request).entering for text in served])
     for source, texts in _by_source(name, served):
-        is_small = bytes_of(source, name) <= READ_BYTES
+        is_small = bytes_of(source, name) <= WHOLE_READS * READ_BYTES
         given = read_weight(source, name) if is_small else None
         # Without weights of their own, inputs are as different as they were given.
         has_alike = any(isinstance(text.weights, Replaced) for text in texts)
