@@ -378,24 +378,16 @@ def _check_cache(settings: Settings) -> None:
 
 def _check_auto(auto: Auto, device: Device, options: ExportOptions) -> None:
     given = [each for each in (auto.max_kl, auto.target_size) if each is not None]
-    if len(given) != 1:
-        raise OptionError(
-            "auto: expected a largest divergence or a target size, got "
-            f"{'both' if given else 'none'}. Give one of --max-kl and --target-size."
-        )
-    if not 0 < given[0] < float("inf"):
-        raise OptionError(f"auto: expected a bound above 0, got {given[0]}. Choose another.")
-    if auto.max_kl is not None and options.max_kl is not None:
-        raise OptionError(
-            f"max_kl: expected one bound, got {auto.max_kl} in Auto and {options.max_kl} in the "
-            "options. Leave one out."
-        )
-    if device != "cpu":
-        raise OptionError(
-            f"auto: expected the device cpu, got {device}. Choose --precision int4 or int8."
-        )
-    if options.prefill_precision is not None:
-        raise OptionError(
-            "auto: expected no prefill precision, whose effect is not measured, got "
-            f"{options.prefill_precision}. Leave it out, or choose --precision int4."
-        )
+    bounds = [each for each in (auto.max_kl, options.max_kl) if each is not None]
+    for expected, got, fits in (
+        ("either max_kl or target_size", "both" if given else "neither", len(given) == 1),
+        ("a bound above 0", given[:1], all(0 < each < float("inf") for each in given)),
+        ("max_kl once", f"it in the options too, {options.max_kl}", len(bounds) < 2),
+        ("the device cpu", device, device == "cpu"),
+        ("no prefill precision", options.prefill_precision, options.prefill_precision is None),
+    ):
+        if not fits:
+            raise OptionError(
+                f"auto: expected {expected} for bits that are chosen, got {got}. Change that, or "
+                "choose --precision int4."
+            )

@@ -151,15 +151,15 @@ def test_bits_are_chosen_from_the_fewest_up() -> None:
 @pytest.mark.parametrize(
     ("auto", "given", "message"),
     [
-        ({}, {}, r"^auto: expected a largest divergence or a target size, got none"),
+        ({}, {}, r"^auto: expected either max_kl or target_size .* neither"),
         ({"max_kl": 0.1, "target_size": 9}, {}, r"^auto: .* got both"),
-        ({"max_kl": 0.0}, {}, r"^auto: expected a bound above 0, got 0\.0"),
-        ({"target_size": -1}, {}, r"^auto: expected a bound above 0, got -1"),
-        ({"max_kl": 1.0}, {"device": "cuda"}, r"^auto: expected the device cpu, got cuda"),
+        ({"max_kl": 0.0}, {}, r"^auto: expected a bound above 0 .* 0\.0"),
+        ({"target_size": -1}, {}, r"^auto: expected a bound above 0 .* -1"),
+        ({"max_kl": 1.0}, {"device": "cuda"}, r"^auto: expected the device cpu .* got cuda"),
         (
             {"max_kl": 1.0},
             {"options": ExportOptions(max_kl=0.5)},
-            r"^max_kl: expected one bound, got 1\.0 in Auto and 0\.5",
+            r"^auto: expected max_kl once .* 0\.5",
         ),
         (
             {"target_size": 9},

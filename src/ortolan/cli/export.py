@@ -193,12 +193,7 @@ def command(
     from ortolan.runtime import certificate
 
     keywords = {name: given.pop(name) for name in ("device", "calibration", "max_context")}
-    integers, target = {name: given.pop(name) for name in _OF_INTEGERS}, given.pop("target_size")
-    if precision == "auto":
-        weights = _auto(integers, given.pop("max_kl"), target)
-    else:
-        _refuse_target(precision, target)
-        weights = _precision(precision, integers)
+    weights = _weights_of(precision, given)
     steps = ProgressBars()
     try:
         bundle = export(
@@ -240,6 +235,16 @@ def command(
             *quality_rows(bundle.manifest.quality),
         ]
     )
+
+
+def _weights_of(precision: str, options: dict[str, Any]) -> Any:
+    """The precision with what belongs to it, which is taken out of the options."""
+    integers = {name: options.pop(name) for name in _OF_INTEGERS}
+    target = options.pop("target_size")
+    if precision == "auto":
+        return _auto(integers, options.pop("max_kl"), target)
+    _refuse_target(precision, target)
+    return _precision(precision, integers)
 
 
 def _auto(given: dict[str, Any], max_kl: float | None, target: float | None) -> Any:
