@@ -381,7 +381,7 @@ def _check_auto(auto: Auto, device: Device, options: ExportOptions) -> None:
     bounds = [each for each in (auto.max_kl, options.max_kl) if each is not None]
     for expected, got, fits in (
         ("either max_kl or target_size", "both" if given else "neither", len(given) == 1),
-        ("a bound above 0", given[:1], all(0 < each < float("inf") for each in given)),
+        ("a bound above 0", (given or [0])[0], all(0 < each < float("inf") for each in given)),
         ("max_kl once", f"it in the options too, {options.max_kl}", len(bounds) < 2),
         ("the device cpu", device, device == "cpu"),
         ("no prefill precision", options.prefill_precision, options.prefill_precision is None),
