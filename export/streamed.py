@@ -28,7 +28,10 @@ from ortolan.modeling.weights import Weights, read_weight
 from ortolan.runtime.machine.memory import return_free_memory
 
 READ_BYTES = 64 << 20
-"""Of a weight in float32 that is read whole; a larger one is read some rows at a time."""
+"""Of the rows of a large weight, in float32, that are read together, by each input anew."""
+
+WHOLE_READS = 2
+"""Of a weight that is still read whole, once for all inputs."""
 
 _PROPERTIES = ("__get__",)
 """What asks about a tensor and not for its values, such as `weight.shape`."""
@@ -106,7 +109,7 @@ def _serve(waiting: Sequence["_Text"], lazy: "LazyWeights") -> Iterator[Product 
     served = [text for text in waiting if text.request.name == name]
     requests = [cast(_Request, text.request) for text in served]
     yield Product(name, [each.entering for each in requests])
-    is_small = lazy.bytes_of(name) <= READ_BYTES
+    is_small = lazy.bytes_of(name) <= WHOLE_READS * READ_BYTES
     given = read_weight(lazy.weights, name) if is_small else None
     for text, request in zip(served, requests, strict=True):
         yield from _resume(text, lazy.product(request, given))

@@ -39,7 +39,7 @@ TIED_DAMPING = 0.5
 SUM_COLUMNS = 512
 """Columns of a Hessian that are summed together, with those after them: it is symmetric."""
 
-SUM_TOKENS = 2048
+SUM_TOKENS = 1024
 """Tokens over which a Hessian is summed together: it is read and written once for all of them."""
 
 ROUND_NUMBERS = 1 << 23
