@@ -78,27 +78,6 @@ def nncf(label: str, *arguments: str) -> Setting:
     return point("openvino", label, OPENVINO, *OPTIMUM, "int4", "{model}", *arguments, *last)
 
 
-GROUP_SIZES
-    )
-
-
-def gguf(kind: str) -> Setting:
-    """Return a type of llama.cpp's."""
-    return point("llama.cpp", kind, LLAMA_CPP, *LLAMA_CPP.convert["fp32"][:-1], f"MOSTLY_{kind}")
-
-
-def nncf(label: str, *arguments: str) -> Setting:
-    """Return OpenVINO's int4 with some arguments."""
-    # A row that is no multiple of the size of groups is refused without the last.
-    last = ("--group-size-fallback", "adjust")
-    return point("openvino", label, OPENVINO, *OPTIMUM, "int4", "{model}", *arguments, *last)
-
-
-def genai(label: str, *arguments: str) -> Setting:
-    """Return onnxruntime-genai's int4 with some arguments."""
-    return point("onnxruntime-genai", label, GENAI, *GENAI.convert["int4"], *arguments)
-
-
 GROUP_SIZES = (32, 64, 128, 256)
 
 SETTINGS = (
