@@ -42,8 +42,8 @@ SUM_COLUMNS = 512
 SUM_TOKENS = 1024
 """Tokens over which a Hessian is summed together: it is read and written once for all of them."""
 
-ROUND_NUMBERS = 1 << 23
-"""Of the rows of a weight that are rounded together, 32 MiB in float32."""
+ROUND_NUMBERS = 1 << 22
+"""Of the rows of a weight that are rounded together, 16 MiB in float32; it takes ten times that."""
 
 
 def calibrated_weights(
@@ -217,6 +217,7 @@ def _parts(
     for start in range(place.start, place.stop, step):
         rows = weights.rows(place.name, start, min(start + step, place.stop)).float()
         yield fit(rows, factor, scheme)
+        return_free_memory()
 
 
 def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
