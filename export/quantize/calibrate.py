@@ -42,8 +42,8 @@ SUM_COLUMNS = 512
 SUM_TOKENS = 1024
 """Tokens over which a Hessian is summed together: it is read and written once for all of them."""
 
-ROUND_NUMBERS = 1 << 23
-"""Of the rows of a weight that are rounded together, 32 MiB in float32."""
+ROUND_NUMBERS = 1 << 22
+"""Of the rows of a weight that are rounded together, 16 MiB in float32; it takes ten times that."""
 
 
 def calibrated_weights(
@@ -183,6 +183,7 @@ def _parts(weights: Weights, place: _Place, scheme: Scheme, factor: gptq.Factor)
         rows = weights.rows(place.name, start, min(start + step, place.stop)).float()
         codes = refine(rows, gptq.round_columns(rows, factor, scheme), factor)
         yield Part(rows=rows, codes=codes)
+        return_free_memory()
 
 
 def _sum_of_squares(inputs: Sequence[Tensor]) -> Tensor:
