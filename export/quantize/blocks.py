@@ -62,6 +62,14 @@ class Scheme:
         """Groups in that many inputs."""
         return -(-inputs // self.group)
 
+    def sizes(self, rows: int, inputs: int) -> tuple[int, ...]:
+        """Bytes of each tensor of a weight `(rows, inputs)` with scales in float32."""
+        groups = self.groups(inputs)
+        codes, scales = groups * self.group * self.bits // 8, 4 * groups
+        zeros = 0 if self.symmetric else math.ceil(groups * self.bits / 8)
+        minimums = scales if self.minimums else 0
+        return tuple(rows * each for each in (codes, scales, zeros, minimums))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Codes:

@@ -31,10 +31,15 @@ WITHOUT_DATA: dict[Method, Round] = {"rtn": rtn.quantize, "hqq": hqq.quantize}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some rows of a weight `(N, K)`, float32, and their codes."""
+    """Some rows of a weight `(N, K)`, float32, and their codes.
+
+    Attributes:
+        loss: squared error of what they compute; None where nobody asked.
+    """
 
     rows: Tensor
     codes: Codes
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
