@@ -1,7 +1,7 @@
 """Which weights are stored in how many bits."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, cast
@@ -89,6 +89,39 @@ def plan(
             stored = {_kept(weights, name, scheme, options, has_minimums=False) for name in both}
             planned |= dict.fromkeys(both, stored.pop() if len(stored) == 1 else scheme)
     return planned
+
+
+def choices(
+    models: Sequence[ir.Model], options: Quantization, weights: Weights | None = None
+) -> dict[tuple[str, ...], list[dict[str, Scheme]]]:
+    """What there is to choose from: the fewest bytes first, 8 bits last.
+
+    Weights that must be alike, the experts of a layer, are one choice.
+
+    Args:
+        models: as for `plan`.
+        options: in the fewest bytes.
+        weights: as for `plan`.
+
+    Returns:
+        By the names of the weights, schemes by name.
+
+    Raises:
+        OptionError: as `plan`.
+    """
+    fine = replace(options.scheme, group=GROUP_SIZES[0])
+    exact = replace(options.scheme, bits=8, group=options.head.group)
+    plans = [
+        plan(models, replace(options, scheme=scheme, head=head), weights)
+        for scheme, head in ((options.scheme, options.head), (fine, fine), (exact, exact))
+    ]
+    pairs = {name: both for model in models for both, _ in _experts(model.graph) for name in both}
+    groups = dict.fromkeys(pairs.get(name, (name,)) for name in plans[0])
+    found: dict[tuple[str, ...], list[dict[str, Scheme]]] = {}
+    for names in groups:
+        offered = [{name: each[name] for name in names} for each in plans]
+        found[names] = [each for place, each in enumerate(offered) if each not in offered[:place]]
+    return found
 
 
 def _is_excluded(name: str, options: Quantization) -> bool:
