@@ -5,16 +5,17 @@
     python benchmarks/cache.py FLOAT INT8 --lengths 4096,16384
     python benchmarks/cache.py FLOAT INT8 --lengths "" --checkpoint CHECKPOINT --text FILE
 
-Times are medians of alternating runs: a step of one token and the last part of a prompt, both after
-a cache of a length. What the cache holds is zeros, which takes as long as any other text. The
-divergence is that of the second bundle's logits from the first one's, over windows of a text.
+Times are medians of alternating runs, of the clock or, with neighbours, of the processor (with
+`--cpu-time --threads 1`): a step of one token and the last part of a prompt, with as many
+tokens in the cache. The divergence is that of the second bundle's logits from the first one's, over
+windows of a text.
 """
 
 import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,9 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from texts import spread
 
+Clock = Callable[[], float]
+Engines = tuple[Engine, Engine]
+
 NEW_TOKENS = 256
 """Of the part of a prompt that is timed."""
 
@@ -33,40 +37,42 @@ STEPS = 8
 """Of one token in a row."""
 
 
-def after(engine: Engine, length: int) -> Runner:
-    """A runner whose only row holds `length` tokens."""
+def full(engine: Engine, length: int) -> Runner:
+    """A runner whose only row has room for `length` tokens, in memory that was written to."""
     runner = Runner(engine, engine.slots())
     runner.reserve(length)
-    runner.slots.lengths[0] = length
+    for _, buffer, _ in runner.slots.bound(slice(0, 1)):
+        buffer.fill(1)  # untouched pages would all be one and the same
     return runner
 
 
-def step_seconds(engine: Engine, length: int) -> float:
-    """Time of one token before which and with which there are `length` at most."""
-    runner = after(engine, length - STEPS - 1)
+def step_seconds(runner: Runner, length: int, clock: Clock) -> float:
+    """Time of one of the tokens up to `length`."""
+    runner.slots.lengths[0] = length - STEPS - 1
     runner.select([0])
     runner.step([5])
-    start = time.perf_counter()
+    start = clock()
     for _ in range(STEPS):
         runner.step([5])
-    return (time.perf_counter() - start) / STEPS
+    return (clock() - start) / STEPS
 
 
-def prompt_seconds(engine: Engine, length: int) -> float:
+def prompt_seconds(runner: Runner, length: int, clock: Clock) -> float:
     """Time of a token of the last part of a prompt of `length`."""
-    runner = after(engine, length - NEW_TOKENS)
-    start = time.perf_counter()
+    runner.slots.lengths[0] = length - NEW_TOKENS
+    start = clock()
     runner.prefill(0, [5] * NEW_TOKENS)
-    return (time.perf_counter() - start) / NEW_TOKENS
+    return (clock() - start) / NEW_TOKENS
 
 
-def print_speed(engines: tuple[Engine, Engine], lengths: list[int], rounds: int) -> None:
+def print_speed(engines: Engines, lengths: list[int], rounds: int, clock: Clock) -> None:
     """One row for each length."""
     print("| tokens | cache, MB | ms a step | prompt, tok/s |")
     print("| ---: | ---: | ---: | ---: |")
     for length in lengths:
+        runners = [full(engine, length) for engine in engines]
         steps, prompts = (
-            [[time(engine, length) for engine in engines] for _ in range(rounds)]
+            [[time(runner, length, clock) for runner in runners] for _ in range(rounds)]
             for time in (step_seconds, prompt_seconds)
         )
         memory = [engine.manifest.state_bytes("append") * length / 1e6 for engine in engines]
@@ -77,7 +83,7 @@ def print_speed(engines: tuple[Engine, Engine], lengths: list[int], rounds: int)
 
 
 def divergences(
-    engines: tuple[Engine, Engine], ids: list[int]
+    engines: Engines, ids: list[int]
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
     """KL at each position of a text, and whether the most probable token is the same."""
     runners = [Runner(engine, engine.slots()) for engine in engines]
@@ -89,7 +95,7 @@ def divergences(
         yield (np.exp(wanted) * (wanted - got)).sum(-1), wanted.argmax(-1) == got.argmax(-1)
 
 
-def print_divergence(engines: tuple[Engine, Engine], windows: list[tuple[int, ...]]) -> None:
+def print_divergence(engines: Engines, windows: list[tuple[int, ...]]) -> None:
     """The mean over all windows, and over their last quarters."""
     kl, last, same = [], [], []
     for ids in windows:
@@ -116,6 +122,7 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-r", "--rounds", type=int, default=5)
+    parser.add_argument("--cpu-time", action="store_true", help="time of the processor")
     args = parser.parse_args()
     first, second = (
         Engine(open_bundle(path), threads=args.threads)
@@ -123,7 +130,12 @@ def main() -> int:
     )
     lengths = [int(length) for length in args.lengths.split(",") if length]
     if lengths:
-        print_speed((first, second), lengths, args.rounds)
+        print_speed(
+            (first, second),
+            lengths,
+            args.rounds,
+            time.process_time if args.cpu_time else time.perf_counter,
+        )
     if args.text:
         text = spread(args.checkpoint, args.text, windows=args.windows, window=args.window)
         print_divergence((first, second), list(text.documents))

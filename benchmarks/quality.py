@@ -180,7 +180,7 @@ def started(setting: Setting, checkpoint: Checkpoint, args: argparse.Namespace) 
 
 def merged(earlier: report.Document, new: report.Document) -> report.Document:
     """Return what is new with the rows of an earlier run over the same text, by tool and size."""
-    if earlier["text"] != new["text"]:
+    if earlier.get("text") != new["text"]:
         return new
     settings = (*earlier["settings"], *new["settings"])
     rows = {(row["tool"], row["label"]): row for row in settings}

@@ -34,14 +34,16 @@ from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.export.precision import CALIBRATION_SEQUENCES, Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
-from ortolan.export.proof.probes import make_probes, text_of
+from ortolan.export.proof.probes import inputs_of, make_probes, text_of
 from ortolan.export.proof.quality import advise
 from ortolan.export.proof.replay import replay
+from ortolan.export.quantize.auto import Chosen, choose
+from ortolan.export.quantize.find import find_codes
 from ortolan.export.quantize.kept import kept
 from ortolan.export.quantize.plan import Quantization, plan
 from ortolan.export.settings import Settings, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
-from ortolan.export.weights.blob import bind
+from ortolan.export.weights.blob import bind, page_bytes, pages
 from ortolan.export.weights.int8_cache import with_int8_cache
 from ortolan.export.weights.store import Stored, store
 from ortolan.runtime import certificate as runtime_certificate
@@ -71,8 +73,8 @@ def export(
     Args:
         source: a Hugging Face checkpoint folder, or a model of `ortolan.modeling`.
         out: the folder of the bundle.
-        precision: of the weights: a name, or an `Int8` or `Int4`; `settings.DTYPES` has the type of
-            the cache and the activations.
+        precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`; `settings.DTYPES` has the
+            type of the cache and the activations.
         device: to run on.
         calibration: a file to calibrate and judge by. By default that of `own_calibration`, or what
             the model writes itself (`inputs.written`).
@@ -148,7 +150,11 @@ def _build(
         inputs = _own_inputs(folder, model, settings, traced, progress)
     if settings.options.cache == "int8":
         model = with_int8_cache(model, traced, inputs)
-    stored = _write_files(folder, model, settings, traced, inputs, progress)
+    with TemporaryDirectory(dir=folder, prefix="choice-") as temporary:
+        chosen = _choose(Path(temporary), model, settings, traced, data, inputs, progress)
+        if chosen is not None:
+            settings = replace(settings, precision=chosen.precision)
+        stored = _write_files(folder, model, settings, traced, inputs, progress, chosen)
     certificate = replace(certificate, weights=stored.expected)
     _write_certified(folder, model, settings, stored, certificate)
     if settings.unverified is not None:
@@ -173,7 +179,9 @@ def _own_inputs(
 ) -> Inputs:
     """What the model writes itself, by a draft of the bundle that is gone afterwards."""
     quantization = settings.quantization
-    if quantization is None or not _is_fitted(model, quantization, traced):
+    if quantization is None:
+        return Inputs()
+    if settings.auto is None and not _is_fitted(model, quantization, traced):
         return Inputs()
     with TemporaryDirectory(dir=folder, prefix="draft-") as temporary:
 
@@ -245,6 +253,33 @@ def _trace(model: Exportable, settings: Settings, progress: Progress) -> dict[st
     return traced
 
 
+def _choose(
+    folder: Path,
+    model: Exportable,
+    settings: Settings,
+    traced: Mapping[str, ir.Model],
+    data: Calibration | None,
+    inputs: Inputs,
+    progress: Progress,
+) -> Chosen | None:
+    """Bits for every weight, where they are chosen; files for that lie in a folder of their own."""
+    if settings.auto is None or settings.quantization is None:
+        return None
+    models = list(traced.values())
+    return choose(
+        models,
+        model,
+        settings.quantization,
+        settings.auto,
+        inputs,
+        inputs_of(model, make_probes(model, data, proof=settings.options.proof)),
+        folder,
+        other_bytes=lambda names: page_bytes(models, without=names),
+        pages=pages,
+        progress=progress,
+    )
+
+
 def _write_files(
     folder: Path,
     model: Exportable,
@@ -252,11 +287,20 @@ def _write_files(
     traced: Mapping[str, ir.Model],
     inputs: Inputs,
     progress: Progress,
+    chosen: Chosen | None = None,
 ) -> Stored:
     """Write graphs, weights and companions: everything but certificate and manifest."""
-    lowered = lower(traced, settings, model.weights)
+    plan_of = settings.quantization
+    if chosen is not None:
+        lowered = lower(traced, settings, chosen.schemes)
+        codes = chosen.weights(lowered.schemes)
+    elif plan_of is not None:
+        lowered = lower(traced, settings, plan(traced.values(), plan_of, model.weights))
+        codes = find_codes(model, plan_of, lowered.schemes, inputs, progress)
+    else:
+        lowered, codes = lower(traced, settings, {}), iter(())
     check_placement(lowered.graphs, settings)
-    stored = store(lowered, model, settings, inputs, folder, progress)
+    stored = store(lowered, model, settings, codes, folder, progress, origin=inputs.origin)
     for role, graph in lowered.graphs.items():
         bind(graph, stored.blob)
         proto = ir.to_proto(graph)

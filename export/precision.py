@@ -72,5 +72,27 @@ class Int4(_Integers):
     tune: bool | None = None
 
 
-Precision = PrecisionName | Int8 | Int4
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auto:
+    """Weights of 4 or 8 bits, each by its measured effect on the output.
+
+    One of the two bounds is given.
+
+    Attributes:
+        max_kl: mean KL divergence from the trained model, in nats: the fewest bytes that keep it.
+        target_size: bytes of the file of weights: what is nearest to the trained model within them.
+        asymmetric: as for `Int4`.
+        exclude: as for `Int4`.
+        calibration_sequences: as for `Int4`.
+    """
+
+    name: ClassVar[PrecisionName] = "int4"
+    max_kl: float | None = None
+    target_size: int | None = None
+    asymmetric: bool = False
+    exclude: Sequence[str] = ()
+    calibration_sequences: int = CALIBRATION_SEQUENCES
+
+
+Precision = PrecisionName | Int8 | Int4 | Auto
 """A name stands for the default values: `"int4"` for `Int4()`."""

@@ -10,6 +10,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.options import DEFAULTS, Attention, Cache, Device, ExportOptions, Graphs
 from ortolan.export.precision import (
     METHODS,
+    Auto,
     GroupSize,
     HeadBits,
     Int4,
@@ -84,6 +85,7 @@ class Settings:
         precision: of the weights.
         quantization: how weights are stored; `None` where they are floats.
         options: as given.
+        auto: what bits are chosen by; `None` where they are given.
     """
 
     kind: str
@@ -91,6 +93,7 @@ class Settings:
     precision: PrecisionName
     quantization: Quantization | None
     options: ExportOptions
+    auto: Auto | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -169,6 +172,12 @@ def resolve(
         OptionError: names the option, what was expected and what was got.
     """
     weights = _NAMED.get(precision, precision) if isinstance(precision, str) else precision
+    auto = weights if isinstance(weights, Auto) else None
+    if isinstance(weights, Auto):
+        _check_auto(weights, device, options)
+        if weights.max_kl is not None:
+            options = replace(options, max_kl=weights.max_kl)
+        weights = _smallest(weights)
     name = weights if isinstance(weights, str) else weights.name
     _check_choices(name, device, options)
     settings = Settings(
@@ -177,6 +186,7 @@ def resolve(
         precision=name,
         quantization=None if isinstance(weights, str) else _quantization(kind, weights, device),
         options=options,
+        auto=auto,
     )
     if settings.quantization is not None and options.attention == "portable":
         keeps: Keeps = "none" if settings.quantization.keeps == "none" else "plain"
@@ -249,16 +259,30 @@ def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantizati
         exclude=tuple(weights.exclude),
         calibration_sequences=weights.calibration_sequences,
         tunes=_tunes(weights, kind, method),
+        kept_head_bits=HEAD_BITS if weights.head_bits is None else head_bits,
         # Who names a method wants its codes.
         keeps="all" if weights.method is None else "none",
+    )
+
+
+def _smallest(auto: Auto) -> Int4:
+    """The fewest bytes that bits are chosen from."""
+    return Int4(
+        head_bits=CALIBRATED_HEAD_BITS,
+        asymmetric=auto.asymmetric,
+        exclude=auto.exclude,
+        calibration_sequences=auto.calibration_sequences,
     )
 
 
 def _tunes(weights: Int8 | Int4, kind: str, method: Method) -> bool | None:
     """Whether scales are tuned: by default those of small decoders in 4 bits."""
     wanted = weights.tune if isinstance(weights, Int4) else False
-    if wanted and method != "gptq":
-        raise OptionError(f"tune: expected the method gptq, whose scales it tunes, got {method}.")
+    if wanted and (method != "gptq" or not KINDS[kind].has_decoder):
+        raise OptionError(
+            f"tune: expected a decoder whose weights are found by gptq, got a {kind} and {method}. "
+            "Leave it out."
+        )
     return wanted if method == "gptq" and KINDS[kind].has_decoder else False
 
 
@@ -362,4 +386,21 @@ def _check_cache(settings: Settings) -> None:
             raise OptionError(
                 f"cache: expected {expected} for keys and values in 8 bits, got {got}. "
                 "Leave --cache out."
+            )
+
+
+def _check_auto(auto: Auto, device: Device, options: ExportOptions) -> None:
+    given = [each for each in (auto.max_kl, auto.target_size) if each is not None]
+    bounds = [each for each in (auto.max_kl, options.max_kl) if each is not None]
+    for expected, got, fits in (
+        ("either max_kl or target_size", "both" if given else "neither", len(given) == 1),
+        ("a bound above 0", (given or [0])[0], all(0 < each < float("inf") for each in given)),
+        ("max_kl once", f"it in the options too, {options.max_kl}", len(bounds) < 2),
+        ("the device cpu", device, device == "cpu"),
+        ("no prefill precision", options.prefill_precision, options.prefill_precision is None),
+    ):
+        if not fits:
+            raise OptionError(
+                f"auto: expected {expected} for bits that are chosen, got {got}. Change that, or "
+                "choose --precision int4."
             )

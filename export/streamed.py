@@ -7,13 +7,16 @@ that a weight is read once for all of them, and whoever calibrates sees what ent
 input. They wait for each other at a single row of a weight too, such as one expert of many: of
 rows, the first is served first.
 
+An input may read some weights elsewhere, such as one that is rounded. Inputs that are still alike
+then share their products.
+
 This asks nothing of the module: any control flow between its products will do.
 
 Shape letters: N rows of a weight, K its columns.
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +31,10 @@ from ortolan.modeling.weights import Weights, read_weight
 from ortolan.runtime.machine.memory import return_free_memory
 
 READ_BYTES = 64 << 20
-"""Of a weight in float32 that is read whole; a larger one is read some rows at a time."""
+"""Of the rows of a large weight, in float32, that are read together, by each input anew."""
+
+WHOLE_READS = 2
+"""Of a weight that is still read whole, once for all inputs."""
 
 _PROPERTIES = ("__get__",)
 """What asks about a tensor and not for its values, such as `weight.shape`."""
@@ -63,7 +69,11 @@ class Result:
 
 
 def run(
-    module: nn.Module, weights: Weights, calls: Sequence[Callable[[], Any]]
+    module: nn.Module,
+    weights: Weights,
+    calls: Sequence[Callable[[], Any]],
+    *,
+    instead: Sequence[Mapping[str, Weights]] = (),
 ) -> Generator[Product | Result, None, None]:
     """Run a module over several inputs, product by product.
 
@@ -73,6 +83,7 @@ def run(
         weights: their values.
         calls: each calls the module with one input. It runs in a thread of its own, while no other
             one does.
+        instead: for each call, where it reads some weights instead; by default, nowhere.
 
     Yields:
         Every product that some inputs wait at together, and the result of each input. An input
@@ -81,39 +92,74 @@ def run(
     Raises:
         Exception: what a call raises.
     """
-    lazy = LazyWeights(module, weights)
-    texts = [_Text(index, call, lazy) for index, call in enumerate(calls)]
+    own = [Replaced(weights, each) if each else weights for each in instead or [{}] * len(calls)]
+    texts = [
+        _Text(index, call, LazyWeights(module, each))
+        for index, (call, each) in enumerate(zip(calls, own, strict=True))
+    ]
     try:
         for text in texts:
             yield from _resume(text, None)
         while waiting := [text for text in texts if not text.is_done]:
-            yield from _serve(waiting, lazy)
+            yield from _serve(waiting)
     finally:
         for text in texts:
             text.abandon()
 
 
-def _serve(waiting: Sequence["_Text"], lazy: "LazyWeights") -> Iterator[Product | Result]:
+def _serve(waiting: Sequence["_Text"]) -> Iterator[Product | Result]:
     """Compute what is waited at first, for all that wait at it."""
     reading = [text for text in waiting if isinstance(text.request, Row)]
     if reading:
         # Before products, at which others may wait until these have had their rows.
         row = min(cast(Row, text.request) for text in reading)
-        values = lazy.row(row)
-        for text in reading:
-            if text.request == row:
+        served = [text for text in reading if text.request == row]
+        for source, texts in _by_source(row.name, served):
+            values = source.rows(row.name, row.number, row.number + 1)[0].float()
+            for text in texts:
                 yield from _resume(text, values)
         return
     name = waiting[0].request.name
     served = [text for text in waiting if text.request.name == name]
-    requests = [cast(Request, text.request) for text in served]
-    indices = [text.index for text in served]
-    yield Product(name, [each.entering for each in requests], indices)
-    is_small = lazy.bytes_of(name) <= READ_BYTES
-    given = read_weight(lazy.weights, name) if is_small else None
-    for text, request in zip(served, requests, strict=True):
-        yield from _resume(text, lazy.product(request, given))
+    entering = [cast(Request, text.request).entering for text in served]
+    yield Product(name, entering, [text.index for text in served])
+    del entering
+    for source, texts in _by_source(name, served):
+        is_small = bytes_of(source, name) <= WHOLE_READS * READ_BYTES
+        given = read_weight(source, name) if is_small else None
+        # Without weights of their own, inputs are as different as they were given.
+        has_alike = any(isinstance(text.weights, Replaced) for text in texts)
+        for alike in _alike(texts) if has_alike else [[text] for text in texts]:
+            answer = product(source, cast(Request, alike[0].request), given)
+            for text in alike[1:]:
+                yield from _resume(text, answer.clone())  # who has it may overwrite it
+            yield from _resume(alike[0], answer)
+            del answer
     return_free_memory()
+
+
+def _by_source(name: str, texts: Iterable["_Text"]) -> Iterable[tuple[Weights, list["_Text"]]]:
+    """The inputs that read a weight at the same place."""
+    found: dict[int, tuple[Weights, list[_Text]]] = {}
+    for text in texts:
+        weights = text.weights
+        source = weights.source(name) if isinstance(weights, Replaced) else weights
+        found.setdefault(id(source), (source, []))[1].append(text)
+    return found.values()
+
+
+def _alike(texts: Iterable["_Text"]) -> list[list["_Text"]]:
+    """Those that wait at one product with the same numbers, together."""
+    groups: list[list[_Text]] = []
+    for text in texts:
+        request = cast(Request, text.request)
+        for group in groups:
+            if request.is_like(cast(Request, group[0].request)):
+                group.append(text)
+                break
+        else:
+            groups.append([text])
+    return groups
 
 
 def _resume(text: "_Text", answer: Tensor | None) -> Iterator[Result]:
@@ -131,6 +177,15 @@ class Request:
     bias: Tensor | None
     is_transposed: bool
 
+    def is_like(self, other: "Request") -> bool:
+        """Whether both give the same numbers, with the same weight."""
+        biases = [each for each in (self.bias, other.bias) if each is not None]
+        return (
+            self.is_transposed == other.is_transposed
+            and torch.equal(self.entering, other.entering)
+            and (not biases or (len(biases) == 2 and torch.equal(*biases)))
+        )
+
 
 class Row(NamedTuple):
     """A row of a weight to read; those of lower numbers come first."""
@@ -140,6 +195,26 @@ class Row(NamedTuple):
 
 
 _Ask = Callable[[Request | Row], Tensor]
+
+
+class Replaced:
+    """Weights of which some are read elsewhere."""
+
+    def __init__(self, weights: Weights, instead: Mapping[str, Weights]) -> None:
+        self._weights = weights
+        self._instead = instead
+
+    def source(self, name: str) -> Weights:
+        """Where a weight is read."""
+        return self._instead.get(name, self._weights)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a weight."""
+        return self._weights.shape(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]` of a weight."""
+        return self.source(name).rows(name, start, stop)
 
 
 class LazyWeights(TorchFunctionMode):
@@ -197,33 +272,11 @@ class LazyWeights(TorchFunctionMode):
         read = tree_map_only(Tensor, self._values, (args, given))
         return func(*read[0], **read[1])
 
-    def row(self, row: Row) -> Tensor:
-        """One row of a weight."""
-        return self.weights.rows(row.name, row.number, row.number + 1)[0].float()
-
-    def product(self, request: Request, weight: Tensor | None) -> Tensor:
-        """A product with a weight that was read, or with one read some rows at a time."""
-        x, bias = request.entering, request.bias
-        if weight is not None:
-            x = linear(x, weight.T if request.is_transposed else weight)
-            return x if bias is None else x + bias
-        if request.is_transposed:
-            return self.product(request, read_weight(self.weights, request.name))
-        rows, columns = self.weights.shape(request.name)
-        out = x.new_empty(*x.shape[:-1], rows)
-        step = max(1, READ_BYTES // (4 * columns))
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            out[..., start:stop] = linear(x, self.weights.rows(request.name, start, stop).float())
-        return out if bias is None else out.add_(bias)
-
     def answer(self, request: Request | Row) -> Tensor:
         """What is asked for, computed at once."""
-        return self.row(request) if isinstance(request, Row) else self.product(request, None)
-
-    def bytes_of(self, name: str) -> int:
-        """A weight in float32."""
-        return 4 * torch.Size(self.weights.shape(name)).numel()
+        if isinstance(request, Row):
+            return self.weights.rows(request.name, request.number, request.number + 1)[0].float()
+        return product(self.weights, request, None)
 
     def _request(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, is_transposed: bool
@@ -237,6 +290,28 @@ class LazyWeights(TorchFunctionMode):
     def _values(self, tensor: Tensor) -> Tensor:
         name = self._name(tensor)
         return tensor if name is None else read_weight(self.weights, name)
+
+
+def product(weights: Weights, request: Request, weight: Tensor | None) -> Tensor:
+    """A product with a weight that was read, or with one read some rows at a time."""
+    x, bias = request.entering, request.bias
+    if weight is not None:
+        x = linear(x, weight.T if request.is_transposed else weight)
+        return x if bias is None else x + bias
+    if request.is_transposed:
+        return product(weights, request, read_weight(weights, request.name))
+    rows, columns = weights.shape(request.name)
+    out = x.new_empty(*x.shape[:-1], rows)
+    step = max(1, READ_BYTES // (4 * columns))
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        out[..., start:stop] = linear(x, weights.rows(request.name, start, stop).float())
+    return out if bias is None else out.add_(bias)
+
+
+def bytes_of(weights: Weights, name: str) -> int:
+    """A weight in float32."""
+    return 4 * torch.Size(weights.shape(name)).numel()
 
 
 def _gives_values(getter: Callable[..., Any]) -> bool:
@@ -266,6 +341,7 @@ class _Text:
 
     def __init__(self, index: int, call: Callable[[], Any], lazy: LazyWeights) -> None:
         self.index = index
+        self.weights = lazy.weights
         self.request: Request | Row
         self.is_done = False
         self._is_abandoned = False

@@ -85,10 +85,17 @@ def _own_texts(model: Exportable, write: Write, random: np.random.Generator, cou
 def _beginnings(
     model: Exportable, random: np.random.Generator, count: int
 ) -> list[NDArray[np.int64]]:
-    """What texts begin with, `(1,)` each: the token for it, or else a word for each text."""
+    """What texts begin with: in turn the token for it, and a word, which leads into their midst.
+
+    A word comes after what the tokenizer puts before every text; without a token to begin with,
+    all texts begin with words.
+    """
+    before = [] if model.tokenizer is None else around(model.tokenizer)[0]
+    words = _words(_vocabulary(model), random, count).tolist()
+    begun = [np.array([*before, word][-max(1, model.context_length - 1) :]) for word in words]
     if model.tokens.bos is not None:
-        return [np.array([model.tokens.bos])] * count
-    return list(_words(_vocabulary(model), random, count)[:, None])
+        begun[::2] = [np.array([model.tokens.bos])] * len(begun[::2])
+    return begun
 
 
 def _own_pairs(model: Exportable, write: Write, random: np.random.Generator, count: int) -> Inputs:

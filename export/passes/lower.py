@@ -11,10 +11,8 @@ from ortolan.export.passes.quantize_portable import QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
 from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.plan import plan
 from ortolan.export.settings import Settings
 from ortolan.export.values import static_shape
-from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, MAPS_ROLE, PREFILL
 
 _REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
@@ -35,22 +33,22 @@ class Lowered:
     channels: Sequence[str]
 
 
-def lower(graphs: Mapping[str, ir.Model], settings: Settings, weights: Weights) -> Lowered:
+def lower(
+    graphs: Mapping[str, ir.Model], settings: Settings, schemes: Mapping[str, Scheme]
+) -> Lowered:
     """Rewrite tidied graphs, by role, in place.
 
     Args:
         graphs: by role.
         settings: of the export.
-        weights: of the checkpoint.
+        schemes: of the weights that are stored in few bits.
 
     Raises:
-        OptionError: an exclusion names no weight; or there are experts, and portable graphs are
-            asked for.
+        OptionError: there are experts, and portable graphs are asked for.
     """
     models = list(graphs.values())
     if settings.options.attention == "portable":
         _refuse_experts(models)
-    schemes = {} if settings.quantization is None else plan(models, settings.quantization, weights)
     channels: list[str] = []
     if settings.options.prefill_precision is not None:
         channels = _quantize_products(graphs, settings, schemes)

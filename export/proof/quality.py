@@ -11,6 +11,9 @@ def advise(model: Exportable, settings: Settings) -> tuple[str, ...]:
     plan = settings.quantization
     if plan is None:
         return ()
+    if settings.auto is not None:
+        is_sized = settings.auto.target_size is not None
+        return ("a larger --target-size" if is_sized else "a larger --max-kl",)
     advice = []
     if plan.method != "gptq" and can_read(model):
         advice.append("--method gptq with --calibration FILE")

@@ -42,11 +42,11 @@ TIED_DAMPING = 0.5
 SUM_COLUMNS = 512
 """Columns of a Hessian that are summed together, with those after them: it is symmetric."""
 
-SUM_TOKENS = 2048
+SUM_TOKENS = 1024
 """Tokens over which a Hessian is summed together: it is read and written once for all of them."""
 
-ROUND_NUMBERS = 1 << 23
-"""Of the rows of a weight that are rounded together, 32 MiB in float32."""
+ROUND_NUMBERS = 1 << 22
+"""Of the rows of a weight that are rounded together, 16 MiB in float32; it takes ten times that."""
 
 
 def calibrated_weights(
@@ -71,8 +71,35 @@ def calibrated_weights(
     Yields:
         Each weight once; read its parts before the next weight.
     """
+    schemes = {name: (scheme,) for name, scheme in plan.items()}
+    return in_schemes(model, schemes, inputs, fit, importance=importance, progress=progress)
+
+
+Fit = Callable[[Tensor, gptq.Factor, Scheme], Part]
+"""Finds the codes of some rows of a weight `(n, K)`, by what enters it."""
+
+
+def in_schemes(
+    model: Exportable,
+    plan: Mapping[str, Sequence[Scheme]],
+    inputs: Inputs,
+    fit: Fit,
+    *,
+    importance: Importance = NOTHING_KNOWN,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[QuantizedWeight]:
+    """The same in several schemes: each weight in all of its own, one after the other.
+
+    Args:
+        model: as above.
+        plan: which weights, and in which schemes.
+        inputs: as above.
+        fit: finds codes.
+        importance: as above.
+        progress: as above.
+    """
     looked_up, places = _looked_up(model.module), places_of(model.weights, plan)
-    found: dict[str, dict[int, list[Part]]] = {name: {} for name in plan}
+    found: dict[str, dict[int, list[list[Part]]]] = {name: {} for name in plan}
     waiting: _Waiting | None = None
 
     def rounded(waiting: _Waiting) -> Iterator[QuantizedWeight]:
@@ -81,7 +108,7 @@ def calibrated_weights(
         return_free_memory()
         factor = gptq.factorize(waiting.hessian, damping=damping)
         for place in waiting.places:
-            yield from _round(model.weights, place, plan[place.name], factor, found)
+            yield from _round(model.weights, place, plan[place.name], factor, fit, found)
             if progress is not None:
                 progress(len(plan) - len(found), len(plan))
 
@@ -97,16 +124,16 @@ def calibrated_weights(
                 if waiting is not None:
                     yield from rounded(waiting)
                     waiting = None
-                hessian = _sum_of_squares(event, importance)
-                waiting = _Waiting(hessian, event.inputs, [place])
+                waiting = _Waiting(_sum_of_squares(event, importance), event.inputs, [place])
             if not places:
                 break  # what comes after the last product is of no use
     if waiting is not None:
         yield from rounded(waiting)
     for name in found:
         method: Method = "rtn" if len(model.weights.shape(name)) == 2 else "hqq"
-        parts = round_rows(model.weights, name, plan[name], method)
-        yield QuantizedWeight(name=name, scheme=plan[name], method=method, parts=parts)
+        for scheme in plan[name]:
+            parts = round_rows(model.weights, name, scheme, method)
+            yield QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
     if progress is not None:
         progress(len(plan), len(plan))
 
@@ -132,34 +159,46 @@ class _Waiting:
 def _round(
     weights: Weights,
     place: Place,
-    scheme: Scheme,
+    schemes: Sequence[Scheme],
     factor: gptq.Factor,
-    found: dict[str, dict[int, list[Part]]],
+    fit: Fit,
+    found: dict[str, dict[int, list[list[Part]]]],
 ) -> Iterator[QuantizedWeight]:
     """The codes of the weight of a product, some rows at a time.
 
     A weight that is stored as rows of another waits in `found` until all of that is there.
     """
     name = place.name
-    parts = _parts(weights, place, scheme, factor)
+    parts = [_parts(weights, place, scheme, factor, fit) for scheme in schemes]
     if place.parts == 1:
         del found[name]
-        yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=parts)
+        for scheme, each in zip(schemes, parts, strict=True):
+            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=each)
         return
-    found[name][place.start] = list(parts)
+    found[name][place.start] = [list(each) for each in parts]
     if len(found[name]) == place.parts:
         by_row = found.pop(name)
-        whole = chain.from_iterable(by_row[start] for start in sorted(by_row))
-        yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=whole)
+        in_order = [by_row[start] for start in sorted(by_row)]
+        for scheme, joined in zip(schemes, zip(*in_order, strict=True), strict=True):
+            whole = chain.from_iterable(joined)
+            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=whole)
 
 
-def _parts(weights: Weights, place: Place, scheme: Scheme, factor: gptq.Factor) -> Iterator[Part]:
+def _parts(
+    weights: Weights, place: Place, scheme: Scheme, factor: gptq.Factor, fit: Fit
+) -> Iterator[Part]:
     """The rows of a place and their codes."""
     step = max(1, ROUND_NUMBERS // len(factor.order))
     for start in range(place.start, place.stop, step):
         rows = weights.rows(place.name, start, min(start + step, place.stop)).float()
-        codes = refine(rows, gptq.round_columns(rows, factor, scheme), factor)
-        yield Part(rows=rows, codes=codes)
+        yield fit(rows, factor, scheme)
+        return_free_memory()
+
+
+def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
+    """The codes of some rows, by GPTQ, and refined."""
+    codes = refine(weight, gptq.round_columns(weight, factor, scheme), factor)
+    return Part(rows=weight, codes=codes)
 
 
 def _sum_of_squares(event: Product, importance: Importance) -> Tensor:

@@ -154,6 +154,11 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
     )
 
 
+def output_loss(error: Tensor, factor: Factor) -> float:
+    """The squared error of the outputs, for errors `(N, K)` of a weight."""
+    return float((linear(error, factor.hessian) * error).sum())
+
+
 def _round_part(
     columns: Tensor,
     wanted: Tensor,

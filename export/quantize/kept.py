@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ortolan.export.quantize.blocks import Codes, Scheme
 from ortolan.export.quantize.plan import stored_scheme
-from ortolan.export.quantize.rounding import CHUNK_ELEMENTS, Part, QuantizedWeight
-from ortolan.modeling.weights import Coded, Weights
+from ortolan.export.quantize.rounding import Part, QuantizedWeight
+from ortolan.modeling.weights import READ_ELEMENTS, Coded, Weights
 
 
 def kept(weights: Weights, plan: Mapping[str, Scheme]) -> dict[str, Scheme]:
@@ -26,7 +26,7 @@ def _parts(weights: Weights, name: str, scheme: Scheme) -> Iterator[Part]:
     if not isinstance(weights, Coded):
         raise TypeError(f"{name}: its checkpoint stores no codes")
     count, *width = weights.shape(name)
-    step = max(1, CHUNK_ELEMENTS // math.prod(width))
+    step = max(1, READ_ELEMENTS // math.prod(width))
     for start in range(0, count, step):
         stop = min(start + step, count)
         found = weights.codes(name, start, stop)

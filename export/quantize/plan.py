@@ -1,7 +1,7 @@
 """Which weights are stored in how many bits."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, cast
@@ -36,6 +36,7 @@ class Quantization:
         exclude: patterns of weights that stay as they are (`fnmatch`).
         calibration_sequences: see `Int8`.
         tunes: tune the scales of calibrated weights end to end; None where that takes minutes.
+        kept_head_bits: in which a head stays that the checkpoint stores so.
         keeps: which codes of a checkpoint stay as they are: all; only plain ones, since a minimum
             for each group takes more nodes; or none.
     """
@@ -47,6 +48,7 @@ class Quantization:
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CALIBRATION_SEQUENCES
     tunes: bool | None = False
+    kept_head_bits: int = 4
     keeps: Keeps = "all"
 
 
@@ -93,6 +95,39 @@ def plan(
     return planned
 
 
+def choices(
+    models: Sequence[ir.Model], options: Quantization, weights: Weights | None = None
+) -> dict[tuple[str, ...], list[dict[str, Scheme]]]:
+    """What there is to choose from: the fewest bytes first, 8 bits last.
+
+    Weights that must be alike, the experts of a layer, are one choice.
+
+    Args:
+        models: as for `plan`.
+        options: in the fewest bytes.
+        weights: as for `plan`.
+
+    Returns:
+        By the names of the weights, schemes by name.
+
+    Raises:
+        OptionError: as `plan`.
+    """
+    fine = replace(options.scheme, group=GROUP_SIZES[0])
+    exact = replace(options.scheme, bits=8, group=options.head.group)
+    plans = [
+        plan(models, replace(options, scheme=scheme, head=head), weights)
+        for scheme, head in ((options.scheme, options.head), (fine, fine), (exact, exact))
+    ]
+    pairs = {name: both for model in models for both, _ in _experts(model.graph) for name in both}
+    groups = dict.fromkeys(pairs.get(name, (name,)) for name in plans[0])
+    found: dict[tuple[str, ...], list[dict[str, Scheme]]] = {}
+    for names in groups:
+        offered = [{name: each[name] for name in names} for each in plans]
+        found[names] = [each for place, each in enumerate(offered) if each not in offered[:place]]
+    return found
+
+
 def _is_excluded(name: str, options: Quantization) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in options.exclude)
 
@@ -128,9 +163,10 @@ def _kept(
     *,
     has_minimums: bool,
 ) -> Scheme:
-    """The scheme that a weight has already, unless it takes more bits, or nodes, than planned."""
+    """The scheme that a weight has already, unless it takes more bits or nodes than it may."""
     stored = None if options.keeps == "none" else stored_scheme(weights, name)
-    if stored is None or stored.bits > planned.bits:
+    most = planned.bits if _is_block(name) else max(planned.bits, options.kept_head_bits)
+    if stored is None or stored.bits > most:
         return planned
     has_place = options.keeps == "all" and has_minimums
     return stored if has_place or not stored.minimums else planned

@@ -27,8 +27,8 @@ from ortolan.export.quantize.gptq import FEW_COLUMNS, Factor
 SWEEPS = 3
 """How often every group is improved (docs/adr/0005)."""
 
-NUMBERS = 1 << 23
-"""Of a float tensor as large as the rows that are worked on together, 32 MiB."""
+NUMBERS = 1 << 22
+"""Of a float tensor as large as the rows that are worked on together, 16 MiB."""
 
 
 def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = SWEEPS) -> Codes:

@@ -6,7 +6,6 @@ Shape letters: n rows of a weight, N all of them, K its columns.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ortolan.export.precision import Method, StoredMethod
@@ -15,11 +14,14 @@ from ortolan.export.quantize.blocks import Codes, Scheme
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
-CHUNK_ELEMENTS = 1 << 21
-"""Elements of a weight in flight."""
+CHUNK_ELEMENTS = 1 << 18
+"""Elements of a weight that are rounded together: what they become stays in a core's cache."""
 
-TRIM_CHUNKS = 16
-"""Chunks of a weight after which freed memory is returned to the system: malloc would keep it."""
+READ_CHUNKS = 16
+"""Chunks that are read together."""
+
+TRIM_READS = 8
+"""Reads of a weight after which freed memory is returned to the system: malloc would keep it."""
 
 Round = Callable[[Tensor, Scheme], Codes]
 
@@ -29,10 +31,15 @@ WITHOUT_DATA: dict[Method, Round] = {"rtn": rtn.quantize, "hqq": hqq.quantize}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some rows of a weight `(N, K)`, float32, and their codes."""
+    """Some rows of a weight `(N, K)`, float32, and their codes.
+
+    Attributes:
+        loss: squared error of what they compute; None where nobody asked.
+    """
 
     rows: Tensor
     codes: Codes
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +72,14 @@ def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
     *experts, rows, columns = weights.shape(name)
     step = max(1, CHUNK_ELEMENTS // columns)
     if experts:
-        each = (weights.rows(name, number, number + 1)[0] for number in range(experts[0]))
-        chunks = (chunk for expert in each for chunk in torch.split(expert, step))
+        reads = (weights.rows(name, number, number + 1)[0] for number in range(experts[0]))
     else:
-        starts = range(0, rows, step)
-        chunks = (weights.rows(name, start, min(start + step, rows)) for start in starts)
-    for number, chunk in enumerate(chunks, 1):
-        yield chunk.float()
-        if number % TRIM_CHUNKS == 0:
+        starts = range(0, rows, step * READ_CHUNKS)
+        reads = (
+            weights.rows(name, start, min(start + step * READ_CHUNKS, rows)) for start in starts
+        )
+    for number, read in enumerate(reads, 1):
+        for chunk in read.split(step):  # type: ignore[no-untyped-call]
+            yield chunk.float()
+        if number % TRIM_READS == 0:
             return_free_memory()

@@ -4,7 +4,7 @@ Memory is bounded by `CHUNK_BYTES`, whatever the size of the model or of its lar
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -84,7 +84,7 @@ class BlobWriter:
 
     def add(self, name: str, chunks: Iterable[memoryview]) -> None:
         """Append one tensor, row-major, on a page of its own."""
-        self._write(bytes(-self._offset % ALIGNMENT))
+        self._write(bytes(pages(self._offset) - self._offset))
         start, digest = self._offset, sha256()
         is_stored = not self.witness.reads(name)
         for chunk in chunks:
@@ -121,6 +121,17 @@ def initializer_bytes(models: Iterable[ir.Model]) -> int:
     """Bytes of all initializers of some graphs, each counted once."""
     values = {name: value for model in models for name, value in model.graph.initializers.items()}
     return sum(_nbytes(value) for value in values.values())
+
+
+def pages(size: int) -> int:
+    """Bytes of whole pages for a tensor."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def page_bytes(models: Iterable[ir.Model], *, without: Container[str]) -> int:
+    """Bytes of the pages of all initializers, each counted once, but for some."""
+    values = {name: value for model in models for name, value in model.graph.initializers.items()}
+    return sum(pages(_nbytes(value)) for name, value in values.items() if name not in without)
 
 
 def write_rest(

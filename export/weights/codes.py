@@ -188,8 +188,8 @@ class _Loss:
     def add(self, part: Part) -> Tensor:
         """Count a part, and give what its codes stand for."""
         values = dequantize(part.codes)
-        self._off += float((values - part.rows).square().sum())
-        self._norm += float(part.rows.square().sum())
+        self._off += float(torch.linalg.vector_norm(values - part.rows)) ** 2
+        self._norm += float(torch.linalg.vector_norm(part.rows)) ** 2
         return values
 
     @property

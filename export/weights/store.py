@@ -1,21 +1,14 @@
 """Every weight of some graphs into one file, each in the form that its graphs read."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from ortolan.export.exportable import Exportable
-from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.passes.lower import Lowered
 from ortolan.export.proof.witness import Witness
-from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.calibrate import calibrated_weights
-from ortolan.export.quantize.guide import importance
-from ortolan.export.quantize.kept import kept, kept_weights
-from ortolan.export.quantize.plan import Quantization
-from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
-from ortolan.export.quantize.tune import is_affordable, tuned
+from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.settings import Settings
 from ortolan.export.weights.blob import Blob, BlobWriter, initializer_bytes, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
@@ -46,9 +39,11 @@ def store(
     lowered: Lowered,
     model: Exportable,
     settings: Settings,
-    inputs: Inputs,
+    codes: Iterable[QuantizedWeight],
     folder: Path,
     progress: Progress,
+    *,
+    origin: str | None = None,
 ) -> Stored:
     """Write the weights that graphs read.
 
@@ -56,9 +51,10 @@ def store(
         lowered: the graphs.
         model: where weights come from.
         settings: of the export.
-        inputs: what to calibrate on, if the method does.
+        codes: every weight that is stored in groups, in any order.
         folder: where to write.
-        progress: told of every chunk and, while calibrating, of every layer.
+        progress: told of every chunk.
+        origin: of what codes were calibrated on, if they were.
 
     Raises:
         ExportError: a value does not fit the precision.
@@ -73,12 +69,11 @@ def store(
         progress=partial(progress, "weights"),
     ) as writer:
         if settings.quantization is not None:
-            found = _find(model, settings.quantization, lowered.schemes, inputs, progress)
             if settings.options.attention == "portable":
                 wanted = {name for ir_model in models for name in ir_model.graph.initializers}
-                quantized += write_portable(writer, found, wanted, dtype=dtype)
+                quantized += write_portable(writer, codes, wanted, dtype=dtype)
             else:
-                quantized += write_codes(writer, found, dtype=dtype)
+                quantized += write_codes(writer, codes, dtype=dtype)
             quantized += write_channels(writer, model.weights, lowered.channels)
         write_rest(writer, models, model.weights, model.tables, dtype=dtype)
         is_calibrated = any(tensor.method in ("gptq", "tuned") for tensor in quantized)
@@ -86,28 +81,5 @@ def store(
             blob=writer.finish(),
             expected=witness.finish(),
             quantized=tuple(quantized),
-            calibrated_on=inputs.origin if is_calibrated else None,
+            calibrated_on=origin if is_calibrated else None,
         )
-
-
-def _find(
-    model: Exportable,
-    quantization: Quantization,
-    schemes: Mapping[str, Scheme],
-    inputs: Inputs,
-    progress: Progress,
-) -> Iterable[QuantizedWeight]:
-    """The codes of every weight of a plan."""
-    stored = {} if quantization.keeps == "none" else kept(model.weights, schemes)
-    yield from kept_weights(model.weights, stored)
-    rest = {name: scheme for name, scheme in schemes.items() if name not in stored}
-    if quantization.method != "gptq":
-        yield from round_weights(model.weights, rest, quantization.method)
-        return
-    told, tunes = partial(progress, "calibrate"), quantization.tunes
-    if is_affordable(model, inputs, rest) if tunes is None else tunes:
-        known = importance(model, inputs, progress=partial(progress, "guide"))
-        found = calibrated_weights(model, rest, inputs, importance=known, progress=told)
-        yield from tuned(model, found, inputs, progress=partial(progress, "tune"))
-        return
-    yield from calibrated_weights(model, rest, inputs, progress=told)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ortolan import modeling, runtime
     from ortolan.export.options import ExportOptions
     from ortolan.export.pipeline import export
-    from ortolan.export.precision import Int4, Int8
+    from ortolan.export.precision import Auto, Int4, Int8
     from ortolan.modeling.state import State
     from ortolan.runtime import (
         BundleError,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Auto",
     "BundleError",
     "Completion",
     "ContextLengthError",
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 
 _ROOMS = ("modeling", "export", "runtime")
 _ELSEWHERE = {
+    "Auto": "ortolan.export.precision",
     "ExportOptions": "ortolan.export.options",
     "Int4": "ortolan.export.precision",
     "Int8": "ortolan.export.precision",

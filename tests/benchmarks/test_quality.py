@@ -147,3 +147,10 @@ def test_rows_of_earlier_runs_stay_unless_the_text_is_another(tmp_path: Path) ->
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     quality.publish(document(row("c", "new", 10), source="another"), path)
     assert found() == [("c", "new", 0.02)]
+
+
+def test_note_stands_above_the_table_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "quality-model.json"
+    quality.publish({**document(row("b", "one", 10)), "note": "Stored in 4 bits."}, path)
+    quality.publish(document(row("b", "two", 10)), path)
+    assert "\n\nStored in 4 bits.\n\n| " in path.with_suffix(".md").read_text()

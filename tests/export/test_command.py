@@ -8,7 +8,7 @@ from ortolan.cli.export import command
 from ortolan.export import pipeline
 from ortolan.export.errors import OptionError
 from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4, Int8
+from ortolan.export.precision import Auto, Int4, Int8
 
 
 class CalledError(Exception):
@@ -71,6 +71,14 @@ def flags(line: str) -> list[str]:
         ),
         (["--precision", "int8", "--head-bits", "8"], {"precision": Int8()}),
         (
+            flags("--precision auto --max-kl 0.05 --asymmetric --exclude a"),
+            {
+                "precision": Auto(max_kl=0.05, asymmetric=True, exclude=("a",)),
+                "options": ExportOptions(),
+            },
+        ),
+        (flags("--precision auto --target-size 1.5"), {"precision": Auto(target_size=1_500_000)}),
+        (
             [
                 "--graphs",
                 "split",
@@ -119,6 +127,11 @@ def test_every_option_reaches_the_export(
         (["--precision", "fp16", "--asymmetric", "--group-size", "32"], "--group-size, --asymm"),
         (["--calibration-sequences", "8"], "int8 or int4 with --calibration-sequences, got fp32"),
         (["--precision", "int8", "--head-bits", "4"], "head bits: expected 8 with int8, got 4."),
+        (flags("--target-size 9"), "precision: expected auto with --target-size, got fp32."),
+        (
+            flags("--precision auto --max-kl 1 --head-bits 4"),
+            "precision: expected int8 or int4 with --head-bits, got auto",
+        ),
     ],
 )
 def test_option_of_other_weights_is_an_error(

@@ -4,7 +4,7 @@ import pytest
 
 from ortolan.export.errors import OptionError
 from ortolan.export.options import Device, ExportOptions
-from ortolan.export.precision import Int4, Int8
+from ortolan.export.precision import Auto, Int4, Int8
 from ortolan.export.settings import resolve
 
 
@@ -135,3 +135,41 @@ def test_cache_in_8_bits_is_refused_where_there_is_no_kernel(
 ) -> None:
     with pytest.raises(OptionError, match=rf"^cache: expected .* in 8 bits, got {got}\. Leave"):
         resolve(kind, precision="int8", device=device, options=options)
+
+
+def test_bits_are_chosen_from_the_fewest_up() -> None:
+    found = resolve("encoder", precision=Auto(max_kl=0.05, exclude=("a",)))
+    assert found.quantization is not None
+    scheme, head = found.quantization.scheme, found.quantization.head
+    assert (scheme.bits, scheme.group, head.bits, head.group) == (4, 256, 4, 128)
+    assert found.quantization.exclude == ("a",)
+    assert found.quantization.method == "gptq"
+    assert found.options.max_kl == 0.05
+    assert found.auto == Auto(max_kl=0.05, exclude=("a",))
+
+
+@pytest.mark.parametrize(
+    ("auto", "given", "message"),
+    [
+        ({}, {}, r"^auto: expected either max_kl or target_size .* neither"),
+        ({"max_kl": 0.1, "target_size": 9}, {}, r"^auto: .* got both"),
+        ({"max_kl": 0.0}, {}, r"^auto: expected a bound above 0 .* 0\.0"),
+        ({"target_size": -1}, {}, r"^auto: expected a bound above 0 .* -1"),
+        ({"max_kl": 1.0}, {"device": "cuda"}, r"^auto: expected the device cpu .* got cuda"),
+        (
+            {"max_kl": 1.0},
+            {"options": ExportOptions(max_kl=0.5)},
+            r"^auto: expected max_kl once .* 0\.5",
+        ),
+        (
+            {"target_size": 9},
+            {"options": ExportOptions(prefill_precision="int8", graphs="split")},
+            r"^auto: expected no prefill precision",
+        ),
+    ],
+)
+def test_what_does_not_go_with_chosen_bits_is_refused(
+    auto: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        resolve("decoder", precision=Auto(**auto), **given)

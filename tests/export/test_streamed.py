@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -154,3 +155,35 @@ def test_a_run_that_is_left_early_ends_every_thread() -> None:
     next(events)
     events.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("read_bytes", [streamed.READ_BYTES, 100])
+def test_inputs_that_read_some_weights_elsewhere_compute_with_those(
+    read_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "READ_BYTES", read_bytes)
+    module, empty = made()
+    products = Mock(side_effect=streamed.product)
+    monkeypatch.setattr(streamed, "product", products)
+    others, found = [module], {}
+    for name in ("down.weight", "table.weight", "experts", "up.bias"):
+        other, _ = made()
+        with torch.no_grad():
+            other.get_parameter(name).mul_(1.5)
+        others.append(other)
+        found[name] = ModuleWeights(other)
+    instead = [{}, *({name: weights} for name, weights in found.items())]
+    events = run(
+        empty,
+        ModuleWeights(module),
+        [partial(empty, TEXTS[0])] * len(others),
+        instead=instead,
+    )
+    results = {each.index: each.value for each in events if isinstance(each, Result)}
+    with torch.inference_mode():
+        expected = [other(TEXTS[0]) for other in others]
+    for number, wanted in enumerate(expected):
+        torch.testing.assert_close(results[number], wanted, rtol=1e-4, atol=1e-4)
+        assert (number == 0) == torch.equal(wanted, expected[0])
+    # What is alike is computed once; a transposed weight that is read in parts counts twice.
+    assert products.call_count < (4 if read_bytes > 100 else 5) * len(others)

@@ -48,11 +48,12 @@ _OF_INTEGERS = (
 )
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4"]),
+    type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4", "auto"]),
     default="fp32",
     show_default=True,
     help="Precision of the weights; no bf16 on cpu, no fp32 on cuda. With int8 and int4, all else "
-    "is fp32 on cpu and fp16 on cuda.",
+    "is fp32 on cpu and fp16 on cuda. auto chooses 4 or 8 bits for each weight, by --max-kl or "
+    "--target-size.",
 )
 @click.option(
     "--graphs",
@@ -122,7 +123,18 @@ _OF_INTEGERS = (
 @click.option(
     "--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model."
 )
-@click.option("--max-kl", type=float, help="Fail if the mean KL divergence from PyTorch is larger.")
+@click.option(
+    "--max-kl",
+    type=float,
+    help="Fail if the mean KL divergence from PyTorch is larger; with --precision auto, the fewest "
+    "bytes that keep it.",
+)
+@click.option(
+    "--target-size",
+    type=float,
+    metavar="MB",
+    help="With --precision auto, the most that the weights take, in millions of bytes.",
+)
 @click.option(
     "--max-context", type=int, help="Longest context in tokens; the model's own by default."
 )
@@ -181,7 +193,7 @@ def command(
     from ortolan.runtime import certificate
 
     keywords = {name: given.pop(name) for name in ("device", "calibration", "max_context")}
-    weights = _precision(precision, {name: given.pop(name) for name in _OF_INTEGERS})
+    weights = _weights_of(precision, given)
     steps = ProgressBars()
     try:
         bundle = export(
@@ -225,16 +237,57 @@ def command(
     )
 
 
+def _weights_of(precision: str, options: dict[str, Any]) -> Any:
+    """The precision with what belongs to it, which is taken out of the options."""
+    integers = {name: options.pop(name) for name in _OF_INTEGERS}
+    target = options.pop("target_size")
+    if precision == "auto":
+        return _auto(integers, options.pop("max_kl"), target)
+    _refuse_target(precision, target)
+    return _precision(precision, integers)
+
+
+def _auto(given: dict[str, Any], max_kl: float | None, target: float | None) -> Any:
+    """Bits that are chosen: what they are chosen by, and the options that go with it."""
+    from ortolan.export.errors import OptionError
+    from ortolan.export.precision import Auto
+
+    chosen = _given(given)
+    for option in ("method", "group_size", "head_bits"):
+        if option in chosen:
+            raise OptionError(
+                f"precision: expected int8 or int4 with --{option.replace('_', '-')}, got auto, "
+                "which chooses that. Leave it out."
+            )
+    size = None if target is None else int(target * 1e6)
+    return Auto(max_kl=max_kl, target_size=size, **chosen)
+
+
+def _refuse_target(precision: str, target: float | None) -> None:
+    from ortolan.export.errors import OptionError
+
+    if target is not None:
+        raise OptionError(
+            f"precision: expected auto with --target-size, got {precision}. Choose --precision "
+            "auto, or leave the size out."
+        )
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, as Python takes them."""
+    return {
+        option: int(value) if option in ("group_size", "head_bits") else value
+        for option, value in options.items()
+        if value not in (None, False, ())
+    }
+
+
 def _precision(name: str, given: dict[str, Any]) -> Any:
     """The value for a name and the options that only weights of integers have."""
     from ortolan.export.errors import OptionError
     from ortolan.export.precision import Int4, Int8
 
-    chosen: dict[str, Any] = {
-        option: int(value) if option in ("group_size", "head_bits") else value
-        for option, value in given.items()
-        if value not in (None, False, ())
-    }
+    chosen = _given(given)
     if name == "int4":
         return Int4(**chosen)
     if name == "int8" and chosen.pop("head_bits", 8) == 8:

@@ -1,6 +1,7 @@
 """What a model is calibrated on where nobody gives anything."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ortolan.export.inputs import writer
 from ortolan.export.inputs.written import noise, own_inputs
 from ortolan.export.options import ExportOptions
 from ortolan.export.precision import Int4
+from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import ImageSource
 
@@ -148,3 +150,16 @@ def test_amplitudes_of_noise_fall_as_one_over_the_frequency() -> None:
     # A line across the image sums the other axis: the fall is half a power less.
     assert (octaves > 1.3).all()
     assert 110 < images.mean() < 146
+
+
+def test_texts_begin_with_the_token_for_it_and_with_words() -> None:
+    begun: list[list[int]] = []
+
+    def remember(given: Any, **_: Any) -> list[NDArray[np.int64]]:
+        begun.extend(ids.tolist() for ids in given)
+        return [np.array([1, 2], np.int64) for _ in given]
+
+    module = kinds.module_of(replace(kinds.decoder_config(), bos_token_id=3))
+    own_inputs(open_exportable(module, tokenizer=None, max_context=None), remember, count=8)
+    assert begun[::2] == [[3]] * 16
+    assert len({tuple(ids) for ids in begun[1::2]}) > 8

@@ -19,13 +19,14 @@ def test_memory_is_given_back_while_a_long_weight_is_read(monkeypatch: pytest.Mo
     read: list[int] = []
     given_back: list[int] = []
     monkeypatch.setattr(rounding, "CHUNK_ELEMENTS", 3 * 4)
-    monkeypatch.setattr(rounding, "TRIM_CHUNKS", 5)
+    monkeypatch.setattr(rounding, "READ_CHUNKS", 2)
+    monkeypatch.setattr(rounding, "TRIM_READS", 5)
     monkeypatch.setattr(rounding, "return_free_memory", lambda: given_back.append(len(read)))
     for rows in rounding.row_chunks(ModuleWeights(module), "weight"):
         torch.testing.assert_close(rows, weight[3 * len(read) : 3 * len(read) + 3])
         read.append(len(rows))
     assert read == [3] * 33 + [2]
-    assert given_back == [5, 10, 15, 20, 25, 30]
+    assert given_back == [10, 20, 30]
 
 
 def test_error_of_products_of_integers_is_that_of_their_codes(tmp_path: Path) -> None:

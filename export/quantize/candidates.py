@@ -1,0 +1,187 @@
+"""Codes of weights in several schemes, kept in files until one of each is chosen.
+
+GPTQ fits every weight to what the trained model computes before it (docs/adr/0014), so the codes
+of one do not depend on the scheme of another: found once, they serve every combination.
+
+Shape letters: N rows of a weight, K its columns.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ortolan.export.precision import StoredMethod
+from ortolan.export.quantize import gptq
+from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
+from ortolan.export.quantize.calibrate import Place, places_of
+from ortolan.export.quantize.refine import refine
+from ortolan.export.quantize.rounding import Part, QuantizedWeight
+from ortolan.modeling.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Some rows of a weight in a file."""
+
+    start: int
+    stop: int
+    file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A weight in one scheme."""
+
+    method: StoredMethod
+    loss: float
+    rows: Sequence[_Rows]
+
+
+class Candidates:
+    """Weights in several schemes, in files of a folder.
+
+    On the disk they take their bytes in every scheme, in memory one part of a weight.
+    """
+
+    def __init__(self, folder: Path, weights: Weights) -> None:
+        """Start with none.
+
+        Args:
+            folder: for the files.
+            weights: what the codes stand for.
+        """
+        self._folder = folder
+        self._weights = weights
+        self._found: dict[tuple[str, Scheme], _Candidate] = {}
+
+    def add(self, weight: QuantizedWeight) -> None:
+        """Keep a weight in one scheme; its parts are read."""
+        rows: list[_Rows] = []
+        loss, start = 0.0, 0
+        for part in weight.parts:
+            file = self._folder / f"{len(self._found)}-{len(rows)}.pt"
+            torch.save(_packed(part.codes), file)
+            stop = start + len(part.rows)
+            rows.append(_Rows(start=start, stop=stop, file=file))
+            loss += _squared_error(part) if part.loss is None else part.loss
+            start = stop
+        self._found[weight.name, weight.scheme] = _Candidate(
+            method=weight.method, loss=loss, rows=rows
+        )
+
+    def loss(self, name: str, scheme: Scheme) -> float:
+        """The squared error of what a weight computes; comparable with its own only."""
+        return self._found[name, scheme].loss
+
+    def weight(self, name: str, scheme: Scheme) -> QuantizedWeight:
+        """A weight in one scheme, to be written."""
+        method = self._found[name, scheme].method
+        parts = self._parts(name, scheme)
+        return QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
+
+    def instead(self, schemes: Mapping[str, Scheme]) -> dict[str, Weights]:
+        """What the codes of some weights stand for, by the names of the module."""
+        places = places_of(self._weights, schemes)
+        return {
+            leaf: _Dequantized(self, self._weights.shape(leaf), place, schemes[place.name])
+            for leaf, place in places.items()
+        }
+
+    def values(self, name: str, scheme: Scheme, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]` of what the codes of a weight stand for, float32 `(n, K)`."""
+        columns = self._weights.shape(name)[-1]
+        found = []
+        for rows in self._found[name, scheme].rows:
+            low, high = max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start
+            if low < high:
+                found.append(dequantize(_read(rows.file, scheme, columns, low, high)))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _parts(self, name: str, scheme: Scheme) -> Iterator[Part]:
+        *experts, count, columns = self._weights.shape(name)
+        for rows in self._found[name, scheme].rows:
+            codes = _read(rows.file, scheme, columns, 0, rows.stop - rows.start)
+            if experts:  # the rows of all of them follow one another; no part is of two
+                expert, first = divmod(rows.start, count)
+                last = first + rows.stop - rows.start
+                given = self._weights.rows(name, expert, expert + 1)[0, first:last]
+            else:
+                given = self._weights.rows(name, rows.start, rows.stop)
+            yield Part(rows=given.float(), codes=codes)
+
+
+def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
+    """The codes of some rows, by GPTQ, with their error; 8 bits leave nothing to refine."""
+    codes = gptq.round_columns(weight, factor, scheme)
+    if scheme.bits == 4:
+        codes = refine(weight, codes, factor)
+    loss = gptq.output_loss(weight - dequantize(codes), factor)
+    return Part(rows=weight, codes=codes, loss=loss)
+
+
+class _Dequantized:
+    """One weight of a module, as the codes of the weight stand for that it is stored in."""
+
+    def __init__(
+        self, candidates: Candidates, shape: tuple[int, ...], place: Place, scheme: Scheme
+    ) -> None:
+        self._candidates, self._shape = candidates, shape
+        self._place, self._scheme = place, scheme
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the weight."""
+        return self._shape
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]` of the weight, float32; of experts, whole ones."""
+        place = self._place
+        if place.transposed:
+            return self._values(place.start, place.stop)[:, start:stop].T
+        if len(self._shape) == 2:
+            return self._values(place.start + start, place.start + stop)
+        _, count, columns = self._shape
+        first, last = (count * (place.start + each) for each in (start, stop))
+        return self._values(first, last).view(-1, count, columns)
+
+    def _values(self, start: int, stop: int) -> Tensor:
+        return self._candidates.values(self._place.name, self._scheme, start, stop)
+
+
+def _packed(codes: Codes) -> dict[str, Tensor]:
+    """Tensors to save; two codes of 4 bits in a byte."""
+    values = codes.values
+    if codes.scheme.bits == 4:
+        pairs = F.pad(values, (0, values.shape[1] % 2))
+        values = pairs[:, 0::2] | (pairs[:, 1::2] << 4)
+    tensors = {
+        "values": values,
+        "scales": codes.scales,
+        "zeros": codes.zeros,
+        "minimums": codes.minimums,
+    }
+    # Of a view, all that it is a part of would be saved.
+    return {name: each.clone() for name, each in tensors.items() if each is not None}
+
+
+def _read(file: Path, scheme: Scheme, columns: int, start: int, stop: int) -> Codes:
+    """Rows `[start:stop]` of a file that `_packed` made."""
+    saved = torch.load(file, mmap=True, weights_only=True)
+    of = {name: each[start:stop] for name, each in saved.items()}
+    values = of["values"]
+    if scheme.bits == 4:
+        values = torch.stack((values & 15, values >> 4), -1).flatten(1)[:, :columns]
+    return Codes(
+        values=values,
+        scales=of["scales"],
+        zeros=of.get("zeros"),
+        minimums=of.get("minimums"),
+        scheme=scheme,
+    )
+
+
+def _squared_error(part: Part) -> float:
+    return float((dequantize(part.codes) - part.rows).square().sum())

@@ -1,0 +1,86 @@
+"""Codes that were put aside, and the weights that they stand for."""
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from tests.export.quantize.weights import correlated_inputs, gaussian
+from torch import Tensor
+
+from ortolan.export.derived import DerivedWeights, Recipe
+from ortolan.export.quantize import gptq, rounding
+from ortolan.export.quantize.blocks import Scheme, dequantize
+from ortolan.export.quantize.candidates import Candidates, fit
+from ortolan.export.quantize.rounding import QuantizedWeight, round_rows
+
+SCHEMES = [
+    Scheme(bits=bits, group=32, symmetric=symmetric)
+    for bits in (4, 8)
+    for symmetric in (True, False)
+]
+
+
+class Source:
+    """Two matrices of few columns, one of them transposed, and three experts."""
+
+    tensors: ClassVar = {
+        "q": gaussian(6, 40, seed=1),
+        "k": gaussian(4, 40, seed=2),
+        "turned": gaussian(40, 5, seed=3),
+        "experts": gaussian(18, 40, seed=4).view(3, 6, 40),
+    }
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self.tensors[name][start:stop]
+
+
+WEIGHTS = DerivedWeights(
+    Source(), {"q+k": Recipe(("q", "k")), "turned.T": Recipe(("turned",), transposed=True)}
+)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("elements", [50, 1 << 20])
+def test_codes_come_back_as_they_were(
+    scheme: Scheme, elements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounding, "CHUNK_ELEMENTS", elements)
+    made, values = Candidates(tmp_path, WEIGHTS), {}
+    for name in ("q+k", "turned.T", "experts"):
+        parts = list(round_rows(WEIGHTS, name, scheme, "rtn"))
+        values[name] = torch.cat([dequantize(part.codes) for part in parts])
+        made.add(QuantizedWeight(name=name, scheme=scheme, method="rtn", parts=iter(parts)))
+        again = made.weight(name, scheme)
+        assert (again.name, again.scheme, again.method) == (name, scheme, "rtn")
+        for part, other in zip(parts, again.parts, strict=True):
+            assert torch.equal(part.rows, other.rows)
+            assert torch.equal(part.codes.values, other.codes.values)
+            assert torch.equal(dequantize(part.codes), dequantize(other.codes))
+        error = sum(float((dequantize(p.codes) - p.rows).square().sum()) for p in parts)
+        assert made.loss(name, scheme) == pytest.approx(error)
+
+    stands_for = made.instead(dict.fromkeys(values, scheme))
+    expected = {
+        "q": values["q+k"][:6],
+        "k": values["q+k"][6:],
+        "turned": values["turned.T"].T,
+        "experts": values["experts"].view(3, 6, 40),
+    }
+    assert stands_for.keys() == expected.keys()
+    for name, value in expected.items():
+        assert stands_for[name].shape(name) == value.shape
+        assert torch.equal(stands_for[name].rows(name, 0, len(value)), value)
+        assert torch.equal(stands_for[name].rows(name, 1, 3), value[1:3])
+
+
+def test_loss_is_the_error_of_what_the_weight_computes() -> None:
+    weight, x = gaussian(16, 64), correlated_inputs(400, 64)
+    factor = gptq.factorize(x.T @ x, damping=1e-5)
+    for scheme in SCHEMES:
+        part = fit(weight, factor, scheme)
+        error = float((x @ (weight - dequantize(part.codes)).T).square().sum())
+        assert part.loss == pytest.approx(error, rel=0.01)

@@ -1,0 +1,73 @@
+"""Bits that an export chooses, by a bound on the divergence or on the size."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.export import tiny_models
+
+import ortolan
+from ortolan.export.errors import OptionError, ParityError
+from ortolan.modeling import DecoderModel
+from ortolan.runtime import Bundle
+from ortolan.runtime.certificate import read
+
+LARGER = 3.0
+"""Times what is drawn, so that the bits of this model matter to its logits."""
+
+
+def model() -> DecoderModel:
+    torch.manual_seed(0)
+    module = DecoderModel(tiny_models.gpt2()).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(LARGER)
+    return module
+
+
+def export(out: Path, **bound: Any) -> Bundle:
+    return ortolan.export(model(), out, precision=ortolan.Auto(**bound))
+
+
+def test_a_divergence_is_kept_in_fewer_bytes_than_8_bits_take(tmp_path: Path) -> None:
+    bundle = export(tmp_path / "out", max_kl=0.02)
+    measured = read(bundle).measured
+    assert measured is not None
+    assert measured.mean_kl is not None
+    assert 0.001 < measured.mean_kl <= 0.02  # all in 8 bits: 0.001, in 4 bits: 0.1
+    assert {tensor.bits for tensor in bundle.manifest.quantized} == {4, 8}
+    assert bundle.manifest.precision == "int4"
+    assert sorted(path.name for path in bundle.path.iterdir()) == sorted(
+        ["manifest.json", *(file.name for file in bundle.manifest.files)]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [310_000, 325_000, 400_000])
+def test_a_size_is_kept(size: int, tmp_path: Path) -> None:
+    bundle = export(tmp_path / "out", target_size=size)
+    (name,) = bundle.manifest.weights
+    assert bundle.file(name).stat().st_size <= size
+    bits = [tensor.bits for tensor in bundle.manifest.quantized]
+    assert (8 in bits) == (size > 310_000)
+    assert (4 in bits) == (size < 400_000)
+    assert bundle.manifest.precision == ("int4" if 4 in bits else "int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bound", "error", "message"),
+    [
+        ({"max_kl": 1e-9}, ParityError, r"^max_kl: expected .* at most 1e-09 .* 8 bits"),
+        ({"target_size": 1000}, OptionError, r"^target size: expected at least 0\.3 MB .* 0\.0 MB"),
+    ],
+)
+def test_a_bound_that_nothing_keeps_leaves_nothing(
+    bound: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        export(tmp_path / "out", **bound)
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == []
