@@ -22,7 +22,7 @@ from torch import Tensor
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.products import linear
-from ortolan.export.streamed import READ_BYTES, LazyWeights, Request, Row
+from ortolan.export.streamed import READ_BYTES, LazyWeights, Request, Row, product
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
@@ -106,7 +106,7 @@ class _Watched(torch.autograd.Function):
         """The product."""
         ctx.save_for_backward(x)  # so that no other tensor takes its place
         ctx.request, ctx.lazy, ctx.entering = request, lazy, entering
-        return lazy.product(request, None)
+        return product(lazy.weights, request, None)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:

@@ -89,11 +89,11 @@ def test_gradients_are_those_of_the_dequantized_weight(symmetric: bool, columns:
     scales = codes.scales.clone().requires_grad_()
     towards = torch.randn(2, 5, 6, generator=generator)
 
-    tune.product(x, scales, codes).backward(towards)
+    torch.autograd.backward(tune.product(x, scales, codes), towards)
     found = x.grad, scales.grad
     x.grad = scales.grad = None
     dense = dequantize(Codes(values=codes.values, scales=scales, zeros=codes.zeros, scheme=scheme))
-    (x @ dense.T).backward(towards)
+    torch.autograd.backward(x @ dense.T, towards)
 
     for ours, theirs in zip(found, (x.grad, scales.grad), strict=True):
         torch.testing.assert_close(ours, theirs)
