@@ -256,7 +256,7 @@ def _forms(
         [
             Form(
                 sum(pages(size) for name in choice for size in _sizes(model, name, choice[name])),
-                max(effect, 0.0) * _less(made, each[0], choice),
+                max(effect, SMALLEST) * _less(made, each[0], choice),
             )
             for choice in each
         ]
@@ -315,8 +315,8 @@ def _check_size(smallest: int, target: int) -> None:
     """Refuse a size that the smallest choice exceeds."""
     if smallest > target:
         raise OptionError(
-            f"target size: expected at least {smallest / 1e6:.1f} MB for this model, got "
-            f"{target / 1e6:.1f} MB. Allow more."
+            f"target size: expected at least {smallest:,} bytes for this model, got {target:,}. "
+            "Allow more."
         )
 
 
