@@ -1,0 +1,106 @@
+"""Each weight by itself, of the tiny decoder: no export is needed."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.runtime.tiny_decoder import write_bundle
+
+from ortolan.runtime import open_bundle
+from ortolan.runtime.bundle.manifest import NAME
+from ortolan.runtime.bundle.manifest_file import encode
+from ortolan.runtime.certificate import read, verify
+from ortolan.runtime.certificate.sums import block_sums, probe_vectors
+from ortolan.runtime.certificate.weights import check_weights
+from ortolan.runtime.errors import CertificateError
+from ortolan.runtime.graph.products import products
+
+
+@pytest.mark.parametrize("width", [1, 16, 100, 576])
+def test_vectors_are_exact_in_eight_bits_whatever_the_groups(width: int) -> None:
+    steps = probe_vectors(width) * 128
+    assert (steps == steps.round()).all()
+    for group in (16, 32, 64, 128, 256):
+        for start in range(0, width, group):
+            assert (np.abs(steps[:, start : start + group]).max(axis=1) == 127).all()
+
+
+def test_vectors_for_a_range_span_255_steps() -> None:
+    steps = probe_vectors(64, whole_range=True) * 128
+    assert (steps.max(axis=1), steps.min(axis=1)) == (pytest.approx(128), pytest.approx(-127))
+
+
+def test_vectors_and_signs_never_change() -> None:
+    """Certificates that were written long ago rely on them."""
+    assert (probe_vectors(20)[0, :6] * 128).tolist() == VECTOR
+    assert block_sums(np.arange(40.0)[None]).tolist() == [SUMS]
+
+
+VECTOR = [-28.0, 91.0, -112.0, 96.0, 29.0, 91.0]
+SUMS = [30.0, 68.0]
+
+
+def damaged(path: Path, name: str, change: Callable[[NDArray[np.float32]], None]) -> None:
+    """Change a tensor of a bundle, and its manifest so that no hash tells."""
+    bundle = open_bundle(path)
+    (graph,) = bundle.graphs.values()
+    tensor = next(each for each in graph.external if each.name == name)
+    data = bytearray((path / tensor.file).read_bytes())
+    part = slice(tensor.offset, tensor.offset + tensor.length)
+    values = np.frombuffer(data[part], np.float32).reshape(tensor.dims).copy()
+    change(values)
+    data[part] = values.tobytes()
+    (path / tensor.file).write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    files = tuple(
+        msgspec.structs.replace(file, sha256=digest) if file.name == tensor.file else file
+        for file in bundle.manifest.files
+    )
+    (path / NAME).write_bytes(encode(msgspec.structs.replace(bundle.manifest, files=files)))
+
+
+def test_sound_weights_are_far_within_the_bound(tmp_path: Path) -> None:
+    report = verify(write_bundle(tmp_path / "bundle").path)
+    assert report.weights is not None
+    assert report.weights.wrong == ()
+    assert 30 * report.weights.largest_error < report.weights.bound
+
+
+@pytest.mark.parametrize("name", ["embedding", "1.q", "head", "no product reads it"])
+def test_a_damaged_tensor_is_named(tmp_path: Path, name: str) -> None:
+    path = write_bundle(tmp_path / "bundle").path
+    found = name if " " not in name else next(iter(read(open_bundle(path)).weights.stored))
+
+    def change(values: NDArray[np.float32]) -> None:
+        values.reshape(-1)[5:9] *= 1.1
+
+    damaged(path, found, change)
+    report = verify(path)
+    assert report.verdict == "FAIL"
+    assert report.weights is not None
+    assert report.weights.wrong == (found,)
+    assert found in report.device_summary
+
+
+def test_a_certificate_without_one_of_the_weights_is_refused(tmp_path: Path) -> None:
+    bundle = open_bundle(write_bundle(tmp_path / "bundle").path)
+    expected = read(bundle).weights
+    fewer = {name: outputs for name, outputs in expected.outputs.items() if name != "head"}
+    with pytest.raises(CertificateError, match="sums of all weights"):
+        check_weights(bundle, type(expected)(outputs=fewer), threads=1)
+    without = type(expected)(
+        outputs=expected.outputs, sums=expected.sums, sizes=expected.sizes, stored={}
+    )
+    with pytest.raises(CertificateError, match="hashes of all other tensors"):
+        check_weights(bundle, without, threads=1)
+
+
+def test_what_a_product_reads_is_what_the_graph_says(tmp_path: Path) -> None:
+    bundle = open_bundle(write_bundle(tmp_path / "bundle").path)
+    found = {each.weight: each for each in products(bundle.read("decoder.onnx"))}
+    assert (found["embedding"].looks_up, found["head"].looks_up) == (True, False)
+    assert all(product.reads == (name,) for name, product in found.items())
