@@ -17,8 +17,8 @@ Shape letters: N rows of a weight, K its columns.
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from ortolan.export.products import linear
-from ortolan.modeling.weights import Weights, read_weight
+from ortolan.modeling.weights import Replaced, Weights, read_weight
 from ortolan.runtime.machine.memory import return_free_memory
 
 READ_BYTES = 64 << 20
@@ -130,7 +130,10 @@ def _serve(waiting: Sequence["_Text"]) -> Iterator[Product | Result]:
         # Without weights of their own, inputs are as different as they were given.
         has_alike = any(isinstance(text.weights, Replaced) for text in texts)
         for alike in _alike(texts) if has_alike else [[text] for text in texts]:
-            answer = product(source, cast(Request, alike[0].request), given)
+            request = cast(Request, alike[0].request)
+            if isinstance(source, RoundsInputs):
+                request = replace(request, entering=source.rounded(request.entering))
+            answer = product(source, request, given)
             for text in alike[1:]:
                 yield from _resume(text, answer.clone())  # who has it may overwrite it
             yield from _resume(alike[0], answer)
@@ -197,24 +200,13 @@ class Row(NamedTuple):
 _Ask = Callable[[Request | Row], Tensor]
 
 
-class Replaced:
-    """Weights of which some are read elsewhere."""
+@runtime_checkable
+class RoundsInputs(Protocol):
+    """Weights of a kernel that rounds what it multiplies."""
 
-    def __init__(self, weights: Weights, instead: Mapping[str, Weights]) -> None:
-        self._weights = weights
-        self._instead = instead
-
-    def source(self, name: str) -> Weights:
-        """Where a weight is read."""
-        return self._instead.get(name, self._weights)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a weight."""
-        return self._weights.shape(name)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight."""
-        return self.source(name).rows(name, start, stop)
+    def rounded(self, entering: Tensor) -> Tensor:
+        """What enters a product `(..., K)`, as the kernel multiplies it."""
+        ...
 
 
 class LazyWeights(TorchFunctionMode):

@@ -269,6 +269,26 @@ class ModuleWeights:
         return tensor[start:stop] if tensor.dim() else tensor
 
 
+class Replaced:
+    """Weights of which some are read elsewhere."""
+
+    def __init__(self, weights: Weights, instead: Mapping[str, Weights]) -> None:
+        self._weights = weights
+        self._instead = instead
+
+    def source(self, name: str) -> Weights:
+        """Where a weight is read."""
+        return self._instead.get(name, self._weights)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a weight."""
+        return self._weights.shape(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]` of a weight."""
+        return self.source(name).rows(name, start, stop)
+
+
 def joint_format(formats: Iterable[CodeFormat | None]) -> CodeFormat | None:
     """The format of several parts together; None unless all have the same bits and groups."""
     found = list(formats)

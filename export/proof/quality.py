@@ -13,7 +13,7 @@ def advise(model: Exportable, settings: Settings) -> tuple[str, ...]:
         return ()
     if settings.auto is not None:
         is_sized = settings.auto.target_size is not None
-        return ("a larger --target-size" if is_sized else "a larger --max-kl",)
+        return ("a larger --target-size" if is_sized else "a smaller --max-kl",)
     advice = []
     if plan.method != "gptq" and can_read(model):
         advice.append("--method gptq with --calibration FILE")

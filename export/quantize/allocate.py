@@ -6,6 +6,7 @@ https://arxiv.org/abs/2011.10680, choose bits by such a sum under a bound). What
 greedy answer to this knapsack problem, from the fewest bytes up.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -86,15 +87,11 @@ def _steps(weights: Sequence[Sequence[Form]]) -> list[_Step]:
     for number, forms in enumerate(weights):
         start = 0
         while True:
+            first = forms[start]
             ahead = [
-                _Step(
-                    (forms[start].effect - form.effect) / (form.bytes - forms[start].bytes),
-                    number,
-                    start,
-                    stop,
-                )
+                _Step(_worth(first, form), number, start, stop)
                 for stop, form in enumerate(forms)
-                if form.bytes > forms[start].bytes and form.effect < forms[start].effect
+                if form.bytes >= first.bytes and form.effect < first.effect
             ]
             best = max(ahead, default=None)
             if best is None:
@@ -102,3 +99,9 @@ def _steps(weights: Sequence[Sequence[Form]]) -> list[_Step]:
             steps.append(best)
             start = best.stop
     return sorted(steps, key=lambda step: -step.worth)
+
+
+def _worth(before: Form, after: Form) -> float:
+    """The effect that each byte saves."""
+    more = after.bytes - before.bytes
+    return (before.effect - after.effect) / more if more else math.inf

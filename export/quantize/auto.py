@@ -40,8 +40,7 @@ JUDGED = 8
 """One input in so many is not fitted to: the choice is judged by it."""
 
 AIM, LEAST, MOST = 0.85, 0.75, 0.9
-"""Parts of the bound: what a choice aims at, and between what it is taken. Kernels round
-activations as well, and other texts differ."""
+"""Parts of the bound: what a choice aims at, and between what it is taken. Other texts differ."""
 
 ROUNDS, TRIES = 6, 24
 """Choices that are measured as a whole, and bounds that are tried for them, at most."""
@@ -127,7 +126,7 @@ def choose(
     ]
 
     def measure(places: Sequence[int]) -> float:
-        variant = made.instead(_schemes(offered, places))
+        variant = made.instead(_schemes(offered, places), as_kernels=True)
         return max(judge.distances([variant], _silent)[0] for judge in judges)
 
     places = _within(forms, auto.max_kl or 0.0, measure, partial(progress, "choose"))
@@ -257,7 +256,7 @@ def _forms(
         [
             Form(
                 sum(pages(size) for name in choice for size in _sizes(model, name, choice[name])),
-                max(effect, 0.0) * _less(made, each[0], choice),
+                max(effect, SMALLEST) * _less(made, each[0], choice),
             )
             for choice in each
         ]
@@ -316,8 +315,8 @@ def _check_size(smallest: int, target: int) -> None:
     """Refuse a size that the smallest choice exceeds."""
     if smallest > target:
         raise OptionError(
-            f"target size: expected at least {smallest / 1e6:.1f} MB for this model, got "
-            f"{target / 1e6:.1f} MB. Allow more."
+            f"target size: expected at least {smallest:,} bytes for this model, got {target:,}. "
+            "Allow more."
         )
 
 

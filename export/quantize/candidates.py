@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ortolan.export.precision import StoredMethod
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
+from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, into_groups
 from ortolan.export.quantize.places import Place, places_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
@@ -83,11 +83,21 @@ class Candidates:
         parts = self._parts(name, scheme)
         return QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
 
-    def instead(self, schemes: Mapping[str, Scheme]) -> dict[str, Weights]:
-        """What the codes of some weights stand for, by the names of the module."""
-        places = places_of(self._weights, schemes)
+    def instead(
+        self, schemes: Mapping[str, Scheme], *, as_kernels: bool = False
+    ) -> dict[str, Weights]:
+        """What the codes of some weights stand for, by the names of the module.
+
+        Args:
+            schemes: of the weights.
+            as_kernels: round what enters their products as well.
+        """
+        places, of_kernel = (
+            places_of(self._weights, schemes),
+            _OfKernel if as_kernels else _Dequantized,
+        )
         return {
-            leaf: _Dequantized(self, self._weights.shape(leaf), place, schemes[place.name])
+            leaf: of_kernel(self, self._weights.shape(leaf), place, schemes[place.name])
             for leaf, place in places.items()
         }
 
@@ -149,6 +159,21 @@ class _Dequantized:
 
     def _values(self, start: int, stop: int) -> Tensor:
         return self._candidates.values(self._place.name, self._scheme, start, stop)
+
+
+class _OfKernel(_Dequantized):
+    """The same in onnxruntime's kernels for the CPU, which round activations to 8 bits.
+
+    Those that share a scale of the weight share one of their own, by the largest of them.
+    """
+
+    def rounded(self, entering: Tensor) -> Tensor:
+        """What enters a product `(..., K)`, as the kernel multiplies it."""
+        groups = into_groups(entering.reshape(-1, entering.shape[-1]), self._scheme.group)
+        scales = groups.abs().amax(-1, keepdim=True) / 127
+        steps = groups / scales.masked_fill(scales == 0, 1)
+        rounded = (steps.round_() * scales).flatten(1)
+        return rounded[:, : entering.shape[-1]].reshape(entering.shape)
 
 
 def _packed(codes: Codes) -> dict[str, Tensor]:

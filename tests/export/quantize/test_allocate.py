@@ -70,6 +70,10 @@ def test_a_form_that_is_no_nearer_is_not_taken() -> None:
     assert least_effect([[Form(1, 0.5), Form(2, 0.5), Form(3, 0.7)]], 10) == [0]
 
 
+def test_what_costs_no_bytes_is_taken_first() -> None:
+    assert least_effect([[Form(1, 9.0), Form(2, 0.0)], [Form(1, 0.5), Form(1, 0.4)]], 2) == [0, 1]
+
+
 def test_a_large_last_step_makes_small_ones_needless() -> None:
     weights = [[Form(1, 0.5), Form(2, 0.1)], [Form(100, 9.0), Form(200, 0.0)]]
     assert fewest_bytes(weights, 0.6) == [0, 1]

@@ -13,6 +13,7 @@ from ortolan.export.quantize import gptq, rounding
 from ortolan.export.quantize.blocks import Scheme, dequantize
 from ortolan.export.quantize.candidates import Candidates, fit
 from ortolan.export.quantize.rounding import QuantizedWeight, round_rows
+from ortolan.export.streamed import RoundsInputs
 
 SCHEMES = [
     Scheme(bits=bits, group=32, symmetric=symmetric)
@@ -84,3 +85,17 @@ def test_loss_is_the_error_of_what_the_weight_computes() -> None:
         part = fit(weight, factor, scheme)
         error = float((x @ (weight - dequantize(part.codes)).T).square().sum())
         assert part.loss == pytest.approx(error, rel=0.01)
+
+
+def test_kernels_round_what_enters_in_the_groups_of_the_weight(tmp_path: Path) -> None:
+    made, scheme = Candidates(tmp_path, WEIGHTS), Scheme(bits=4, group=32)
+    parts = round_rows(WEIGHTS, "q+k", scheme, "rtn")
+    made.add(QuantizedWeight(name="q+k", scheme=scheme, method="rtn", parts=parts))
+    plain, kernel = (made.instead({"q+k": scheme}, as_kernels=each)["q"] for each in (False, True))
+    assert not isinstance(plain, RoundsInputs)
+    assert isinstance(kernel, RoundsInputs)
+    entering = torch.tensor([127.0] + [0.4] * 31 + [12.7] + [0.14] * 6 + [0.16]).view(1, 1, 40)
+    expected = torch.tensor([127.0] + [0.0] * 31 + [12.7] + [0.1] * 6 + [0.2]).view(1, 1, 40)
+    torch.testing.assert_close(kernel.rounded(entering), expected)
+    assert torch.equal(kernel.rounded(torch.zeros(2, 40)), torch.zeros(2, 40))
+    assert torch.equal(kernel.rows("q", 0, 6), plain.rows("q", 0, 6))
