@@ -18,7 +18,7 @@ from types import MappingProxyType
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
@@ -27,7 +27,7 @@ from ortolan.export.products import linear
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.guide import Importance
-from ortolan.export.quantize.places import Place, places_of
+from ortolan.export.quantize.places import Place, places_of, tables_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows
 from ortolan.export.streamed import Product, Result, run
@@ -98,7 +98,7 @@ def in_schemes(
         importance: as above.
         progress: as above.
     """
-    looked_up, places = _looked_up(model.module), places_of(model.weights, plan)
+    looked_up, places = tables_of(model.module), places_of(model.weights, plan)
     found: dict[str, dict[int, list[list[Part]]]] = {name: {} for name in plan}
     waiting: _Waiting | None = None
 
@@ -242,9 +242,3 @@ def _together(inputs: Iterable[Tensor]) -> Iterator[Tensor]:
             together.clear()
     if together:
         yield torch.cat(together).T.contiguous()
-
-
-def _looked_up(module: nn.Module) -> set[str]:
-    """Names of weights that are tables of tokens."""
-    tables = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
-    return {name for name, parameter in module.named_parameters() if id(parameter) in tables}

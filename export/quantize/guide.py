@@ -52,8 +52,13 @@ def importance(
         return_free_memory()
         if progress is not None:
             progress(number, len(texts))
-    # A product that some texts never came to counts every token alike.
-    return {name: each for name, each in found.items() if len(each) == len(texts)}
+    # A product that some texts never came to counts every token alike, and so does the head: where
+    # the trained model is sure, it has no gradients, and the rounded one would not be.
+    return {
+        name: each
+        for name, each in found.items()
+        if len(each) == len(texts) and model.weights.shape(name)[0] != model.vocab_size
+    }
 
 
 class _Entering:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from torch import nn
+
 from ortolan.export.derived import leaves_of
 from ortolan.modeling.weights import Weights
 
@@ -38,3 +40,9 @@ def places_of(weights: Weights, plan: Iterable[str]) -> dict[str, Place]:
             places[leaf.name] = place
             start = stop
     return places
+
+
+def tables_of(module: nn.Module) -> set[str]:
+    """Names of weights that are tables of tokens."""
+    tables = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in tables}

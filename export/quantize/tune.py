@@ -28,7 +28,7 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.products import linear
 from ortolan.export.quantize.blocks import Codes, dequantize, into_groups, joined
-from ortolan.export.quantize.places import places_of
+from ortolan.export.quantize.places import places_of, tables_of
 from ortolan.export.quantize.rounded import RoundedWeights
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, row_chunks
 from ortolan.export.streamed import LazyWeights, Request, Result, Row, run
@@ -86,7 +86,7 @@ def tuned(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[QuantizedWeight]:
-    """The same codes with tuned scales; those of experts stay as they are.
+    """The same codes with tuned scales; those of experts, and of tables of tokens, stay.
 
     In memory are all codes, a byte each, and what PyTorch keeps of one text for its gradients.
 
@@ -99,12 +99,12 @@ def tuned(
     Yields:
         Each weight once; read its parts before the next weight.
     """
-    found = []
+    found, tables = [], tables_of(model.module)
     for weight in quantized:
-        if len(model.weights.shape(weight.name)) == 2:
-            found.append(_Rounded.of(weight))
-        else:
+        if weight.name in tables or len(model.weights.shape(weight.name)) != 2:
             yield weight
+        else:
+            found.append(_Rounded.of(weight))
     _train(model, {each.weight.name: each for each in found}, inputs, progress)
     for each in found:
         parts = _parts(model.weights, each)

@@ -33,6 +33,7 @@ _OF_INTEGERS = (
     "head_bits",
     "exclude",
     "calibration_sequences",
+    "tune",
 )
 
 
@@ -146,6 +147,12 @@ _OF_INTEGERS = (
     "calibrates on what the model writes itself.",
 )
 @click.option(
+    "--tune/--no-tune",
+    default=None,
+    help="With int4: weigh tokens by the gradients of what a decoder predicts, and train its "
+    "scales end to end. By default where that takes minutes: below about 250M parameters.",
+)
+@click.option(
     "--calibration-sequences",
     type=int,
     help="Most texts of 256 tokens, images, or groups of eight pairs that gptq calibrates on; 32 "
@@ -253,7 +260,7 @@ def _auto(given: dict[str, Any], max_kl: float | None, target: float | None) -> 
     from ortolan.export.precision import Auto
 
     chosen = _given(given)
-    for option in ("method", "group_size", "head_bits"):
+    for option in ("method", "group_size", "head_bits", "tune"):
         if option in chosen:
             raise OptionError(
                 f"precision: expected int8 or int4 with --{option.replace('_', '-')}, got auto, "
@@ -278,7 +285,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {
         option: int(value) if option in ("group_size", "head_bits") else value
         for option, value in options.items()
-        if value not in (None, False, ())
+        if value is not None and value != () and (value is not False or option == "tune")
     }
 
 
@@ -290,6 +297,11 @@ def _precision(name: str, given: dict[str, Any]) -> Any:
     chosen = _given(given)
     if name == "int4":
         return Int4(**chosen)
+    if name == "int8" and "tune" in chosen:
+        raise OptionError(
+            "tune: expected int4, got int8, which leaves nothing to tune. Leave it out, or choose "
+            "--precision int4."
+        )
     if name == "int8" and chosen.pop("head_bits", 8) == 8:
         return Int8(**chosen)
     if name == "int8":
