@@ -31,7 +31,7 @@ from ortolan.export.quantize.plan import Quantization, choices
 from ortolan.export.quantize.rounding import QuantizedWeight
 
 TOKENS = 256
-"""That the effect of each weight is measured on, at least."""
+"""That the effect of each weight is measured on, more or less."""
 
 MOST_CHOICES = 200
 """Weights with a choice of their own; where there are more, those of a layer have one."""
