@@ -8,6 +8,7 @@ OrtolanError
     └── ParityError        the bundle does not compute what PyTorch computes
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from ortolan.errors import OrtolanError
@@ -41,3 +42,9 @@ class ParityError(ExportError):
     """The bundle does not compute what PyTorch computes; it was not kept."""
 
     code: ClassVar[str] = "parity"
+
+
+def not_among(name: str, value: object, choices: Iterable[object]) -> OptionError:
+    """The error of an option that has another value than those offered."""
+    names = ", ".join(str(choice) for choice in choices if choice is not None)
+    return OptionError(f"{name}: expected one of {names}, got {value!r}.")

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, get_args
 
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Method = Literal["rtn", "hqq", "gptq"]
-StoredMethod = Literal["rtn", "hqq", "gptq", "kept"]
+StoredMethod = Literal["rtn", "hqq", "gptq", "tuned", "kept"]
 GroupSize = Literal[32, 64, 128, 256]
 HeadBits = Literal[4, 8]
 
@@ -62,11 +62,14 @@ class Int4(_Integers):
         asymmetric: store a zero point for each group as well.
         exclude: patterns of weights that stay floats, such as `blocks.0.*`.
         calibration_sequences: as for `Int8`.
+        tune: train the scales end to end, until a decoder predicts what the trained model does;
+            by default where that takes minutes: below about 300M parameters.
     """
 
     name: ClassVar[PrecisionName] = "int4"
     bits: ClassVar[Literal[4, 8]] = 4
     head_bits: HeadBits | None = None
+    tune: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

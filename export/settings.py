@@ -1,25 +1,21 @@
 """The settings of an export: options and precision with every default filled in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
 
-from ortolan.export.errors import OptionError
+from ortolan.export.errors import OptionError, not_among
 from ortolan.export.options import DEFAULTS, Attention, Cache, Device, ExportOptions, Graphs
 from ortolan.export.precision import (
-    METHODS,
     Auto,
-    GroupSize,
-    HeadBits,
     Int4,
     Int8,
-    Method,
     Precision,
     PrecisionName,
 )
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantization import quantization_of, smallest
 from ortolan.export.quantize.plan import Keeps, Quantization
 from ortolan.runtime.bundle.kinds import (
     DECODE,
@@ -55,21 +51,6 @@ REPLAYED: Mapping[torch.dtype, bool] = {
     torch.bfloat16: False,  # onnxruntime refuses the graph: no product, no attention
 }
 """Whether the CPU computes graphs of a type, so that an export can prove them."""
-
-GROUP_SIZE: GroupSize = 128
-FEWEST_BYTES_GROUP_SIZE: GroupSize = 256
-"""Values that share a scale; in blocks below a head of 4 bits the second: fewer bytes to read, and
-calibration makes up for it (docs/adr/0005).
-
-By default, rows that it does not divide take a smaller one if that is shorter.
-"""
-
-LARGEST_GROUPS: Mapping[Device, GroupSize] = {"cpu": 256, "cuda": 128}
-"""That kernels of a device take."""
-
-CALIBRATED_HEAD_BITS: HeadBits = 4
-HEAD_BITS: HeadBits = 8
-"""Of int4's head and embedding, where they are calibrated and where not (docs/adr/0005)."""
 
 INT8_PREFILL_FROM = 16
 """New tokens from which a prefill graph in int8 is faster than the decode graph (docs/adr/0006)."""
@@ -177,14 +158,14 @@ def resolve(
         _check_auto(weights, device, options)
         if weights.max_kl is not None:
             options = replace(options, max_kl=weights.max_kl)
-        weights = _smallest(weights)
+        weights = smallest(weights)
     name = weights if isinstance(weights, str) else weights.name
     _check_choices(name, device, options)
     settings = Settings(
         kind=kind,
         device=device,
         precision=name,
-        quantization=None if isinstance(weights, str) else _quantization(kind, weights, device),
+        quantization=None if isinstance(weights, str) else quantization_of(kind, weights, device),
         options=options,
         auto=auto,
     )
@@ -226,76 +207,6 @@ def draft_of(settings: Settings) -> Settings:
 _NAMED: Mapping[str, Int8 | Int4] = {"int8": Int8(), "int4": Int4()}
 
 
-def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantization:
-    """How weights are stored.
-
-    By default, int4 is found by gptq, with a head of 4 bits (8 in an encoder, and by any other
-    method); int8, which leaves nothing to calibrate, by rtn.
-    """
-    if weights.calibration_sequences < 1:
-        raise OptionError(
-            f"calibration sequences: expected at least 1, got {weights.calibration_sequences}."
-        )
-    method = _method(weights)
-    head_bits = weights.head_bits
-    if head_bits is None:
-        # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
-        has_small_head = method == "gptq" and KINDS[kind].has_decoder
-        head_bits = CALIBRATED_HEAD_BITS if has_small_head else HEAD_BITS
-    if head_bits not in get_args(HeadBits):
-        raise _not_among("head bits", head_bits, get_args(HeadBits))
-    blocks = FEWEST_BYTES_GROUP_SIZE if head_bits == CALIBRATED_HEAD_BITS else GROUP_SIZE
-    scheme = Scheme(
-        bits=weights.bits,
-        group=_group_size(device, weights.group_size, blocks),
-        symmetric=not weights.asymmetric,
-    )
-    head_group = _group_size(device, weights.group_size, GROUP_SIZE)
-    return Quantization(
-        scheme=scheme,
-        head=replace(scheme, bits=head_bits, group=head_group),
-        method=method,
-        fits=weights.group_size is None,
-        exclude=tuple(weights.exclude),
-        calibration_sequences=weights.calibration_sequences,
-        # Who names a method wants its codes.
-        keeps="all" if weights.method is None else "none",
-    )
-
-
-def _smallest(auto: Auto) -> Int4:
-    """The fewest bytes that bits are chosen from."""
-    return Int4(
-        head_bits=CALIBRATED_HEAD_BITS,
-        asymmetric=auto.asymmetric,
-        exclude=auto.exclude,
-        calibration_sequences=auto.calibration_sequences,
-    )
-
-
-def _group_size(device: Device, given: GroupSize | None, default: GroupSize) -> GroupSize:
-    """The given size, or the default as far as the device has kernels for it."""
-    largest = LARGEST_GROUPS[device]
-    if given is None:
-        return min(largest, default)
-    if given > largest:
-        raise OptionError(
-            f"group size: expected at most {largest} for the device {device}, which has no kernel "
-            f"for larger groups, got {given}. Leave it out, or choose a smaller one."
-        )
-    return given
-
-
-def _method(weights: Int8 | Int4) -> Method:
-    """The given method, or the best; 8 bits leave nothing to calibrate."""
-    method = weights.method
-    if method is None:
-        return "rtn" if weights.bits == 8 else "gptq"
-    if method not in METHODS:
-        raise _not_among("method", method, METHODS)
-    return method
-
-
 def _check_choices(precision: PrecisionName, device: Device, options: ExportOptions) -> None:
     for name, value, choices in (
         ("device", device, tuple(DTYPES)),
@@ -306,7 +217,7 @@ def _check_choices(precision: PrecisionName, device: Device, options: ExportOpti
         ("cache", options.cache, get_args(Cache)),
     ):
         if value not in choices:
-            raise _not_among(name, value, choices)
+            raise not_among(name, value, choices)
     if precision not in DTYPES[device]:
         able = next(device for device, dtypes in DTYPES.items() if precision in dtypes)
         raise OptionError(
@@ -321,11 +232,6 @@ def _check_choices(precision: PrecisionName, device: Device, options: ExportOpti
         )
     if options.max_kl is not None and not 0 <= options.max_kl < float("inf"):
         raise OptionError(f"max_kl: expected a number of at least 0, got {options.max_kl}.")
-
-
-def _not_among(name: str, value: object, choices: Iterable[object]) -> OptionError:
-    names = ", ".join(str(choice) for choice in choices if choice is not None)
-    return OptionError(f"{name}: expected one of {names}, got {value!r}.")
 
 
 def _check_graphs(settings: Settings) -> None:

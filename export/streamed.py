@@ -47,10 +47,12 @@ class Product:
     Attributes:
         name: of its weight.
         inputs: what enters it, `(..., K)` for each of them.
+        indices: which inputs of the run these are.
     """
 
     name: str
     inputs: Sequence[Tensor]
+    indices: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,10 @@ def run(
 
 def _serve(waiting: Sequence["_Text"]) -> Iterator[Product | Result]:
     """Compute what is waited at first, for all that wait at it."""
-    reading = [text for text in waiting if isinstance(text.request, _Row)]
+    reading = [text for text in waiting if isinstance(text.request, Row)]
     if reading:
         # Before products, at which others may wait until these have had their rows.
-        row = min(cast(_Row, text.request) for text in reading)
+        row = min(cast(Row, text.request) for text in reading)
         served = [text for text in reading if text.request == row]
         for source, texts in _by_source(row.name, served):
             values = source.rows(row.name, row.number, row.number + 1)[0].float()
@@ -119,14 +121,16 @@ def _serve(waiting: Sequence["_Text"]) -> Iterator[Product | Result]:
         return
     name = waiting[0].request.name
     served = [text for text in waiting if text.request.name == name]
-    yield Product(name, [cast(_Request, text.request).entering for text in served])
+    entering = [cast(Request, text.request).entering for text in served]
+    yield Product(name, entering, [text.index for text in served])
+    del entering
     for source, texts in _by_source(name, served):
         is_small = bytes_of(source, name) <= WHOLE_READS * READ_BYTES
         given = read_weight(source, name) if is_small else None
         # Without weights of their own, inputs are as different as they were given.
         has_alike = any(isinstance(text.weights, Replaced) for text in texts)
         for alike in _alike(texts) if has_alike else [[text] for text in texts]:
-            request = cast(_Request, alike[0].request)
+            request = cast(Request, alike[0].request)
             if isinstance(source, RoundsInputs):
                 request = replace(request, entering=source.rounded(request.entering))
             answer = product(source, request, given)
@@ -151,9 +155,9 @@ def _alike(texts: Iterable["_Text"]) -> list[list["_Text"]]:
     """Those that wait at one product with the same numbers, together."""
     groups: list[list[_Text]] = []
     for text in texts:
-        request = cast(_Request, text.request)
+        request = cast(Request, text.request)
         for group in groups:
-            if request.is_like(cast(_Request, group[0].request)):
+            if request.is_like(cast(Request, group[0].request)):
                 group.append(text)
                 break
         else:
@@ -168,7 +172,7 @@ def _resume(text: "_Text", answer: Tensor | None) -> Iterator[Result]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
     """A product to compute."""
 
     name: str
@@ -176,7 +180,7 @@ class _Request:
     bias: Tensor | None
     is_transposed: bool
 
-    def is_like(self, other: "_Request") -> bool:
+    def is_like(self, other: "Request") -> bool:
         """Whether both give the same numbers, with the same weight."""
         biases = [each for each in (self.bias, other.bias) if each is not None]
         return (
@@ -186,14 +190,14 @@ class _Request:
         )
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A row of a weight to read; those of lower numbers come first."""
 
     number: int
     name: str
 
 
-_Ask = Callable[[_Request | _Row], Tensor]
+_Ask = Callable[[Request | Row], Tensor]
 
 
 @runtime_checkable
@@ -222,7 +226,7 @@ class LazyWeights(TorchFunctionMode):
         self.weights = weights
         self.names: dict[int, str] = {id(p): name for name, p in module.named_parameters()}
         self._module = module  # keeps the parameters, and so their ids
-        self._ask = ask or self._answer
+        self._ask = ask or self.answer
 
     def asking(self, ask: _Ask) -> "LazyWeights":
         """The same weights for another thread."""
@@ -252,24 +256,25 @@ class LazyWeights(TorchFunctionMode):
                 rows = gather_rows(self.weights, self.names[id(weight)], used)
                 return F.embedding(places, rows)
             case Tensor.__getitem__, (Tensor() as weight, int(row)) if self._name(weight):
-                return self._ask(_Row(row, self.names[id(weight)]))
+                return self._ask(Row(row, self.names[id(weight)]))
             case Tensor.__getitem__, (Tensor() as weight, Tensor() as place) if (
                 self._name(weight) and not place.dim() and place.dtype == torch.int64
             ):
-                return self._ask(_Row(int(place), self.names[id(weight)]))
+                return self._ask(Row(int(place), self.names[id(weight)]))
         read = tree_map_only(Tensor, self._values, (args, given))
         return func(*read[0], **read[1])
 
-    def _answer(self, request: _Request | _Row) -> Tensor:
-        if isinstance(request, _Row):
+    def answer(self, request: Request | Row) -> Tensor:
+        """What is asked for, computed at once."""
+        if isinstance(request, Row):
             return self.weights.rows(request.name, request.number, request.number + 1)[0].float()
         return product(self.weights, request, None)
 
     def _request(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, is_transposed: bool
-    ) -> _Request:
+    ) -> Request:
         bias = None if bias is None else self._values(bias)
-        return _Request(self.names[id(weight)], x, bias, is_transposed)
+        return Request(self.names[id(weight)], x, bias, is_transposed)
 
     def _name(self, tensor: Tensor) -> str | None:
         return self.names.get(id(tensor))
@@ -279,7 +284,7 @@ class LazyWeights(TorchFunctionMode):
         return tensor if name is None else read_weight(self.weights, name)
 
 
-def product(weights: Weights, request: _Request, weight: Tensor | None) -> Tensor:
+def product(weights: Weights, request: Request, weight: Tensor | None) -> Tensor:
     """A product with a weight that was read, or with one read some rows at a time."""
     x, bias = request.entering, request.bias
     if weight is not None:
@@ -329,7 +334,7 @@ class _Text:
     def __init__(self, index: int, call: Callable[[], Any], lazy: LazyWeights) -> None:
         self.index = index
         self.weights = lazy.weights
-        self.request: _Request | _Row
+        self.request: Request | Row
         self.is_done = False
         self._is_abandoned = False
         self._answer: Tensor | None = None
@@ -375,7 +380,7 @@ class _Text:
         self.is_done = True
         self._has_stopped.release()
 
-    def _ask(self, request: _Request | _Row) -> Tensor:
+    def _ask(self, request: Request | Row) -> Tensor:
         self.request = request
         self._has_stopped.release()
         self._may_run.acquire()

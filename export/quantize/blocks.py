@@ -9,7 +9,8 @@ the last one may be shorter.
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -89,6 +90,19 @@ class Codes:
     scheme: Scheme
     minimums: Tensor | None = None
 
+    def rows(self, start: int, stop: int) -> "Codes":
+        """Those of some rows; nothing is copied."""
+        zeros, minimums = (
+            None if field is None else field[start:stop] for field in (self.zeros, self.minimums)
+        )
+        return replace(
+            self,
+            values=self.values[start:stop],
+            scales=self.scales[start:stop],
+            zeros=zeros,
+            minimums=minimums,
+        )
+
 
 class Columns(NamedTuple):
     """A quantized weight as the standard `DequantizeLinear` reads it.
@@ -114,6 +128,22 @@ def dequantize(codes: Codes) -> Tensor:
     if codes.minimums is not None:
         values += codes.minimums.unsqueeze(-1)
     return values.view(rows, -1)[:, :inputs]
+
+
+def joined(parts: Sequence[Codes]) -> Codes:
+    """The codes of parts of a weight, one after another."""
+
+    def along(fields: list[Tensor | None]) -> Tensor | None:
+        there = [field for field in fields if field is not None]
+        return torch.cat(there) if there else None
+
+    return Codes(
+        values=torch.cat([part.values for part in parts]),
+        scales=torch.cat([part.scales for part in parts]),
+        zeros=along([part.zeros for part in parts]),
+        minimums=along([part.minimums for part in parts]),
+        scheme=parts[0].scheme,
+    )
 
 
 def relative_error(weight: Tensor, codes: Codes) -> float:

@@ -14,24 +14,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from operator import is_
-from typing import NamedTuple
+from types import MappingProxyType
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from ortolan.export.derived import leaves_of
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.precision import Method
 from ortolan.export.products import linear
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.guide import Importance
+from ortolan.export.quantize.places import Place, places_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows
-from ortolan.export.streamed import Result, run
+from ortolan.export.streamed import Product, Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
+
+NOTHING_KNOWN: Importance = MappingProxyType({})
 
 TIED_DAMPING = 0.5
 """Of a head that is the embedding as well: there, errors count the same in every column."""
@@ -51,6 +54,7 @@ def calibrated_weights(
     plan: Mapping[str, Scheme],
     inputs: Inputs,
     *,
+    importance: Importance = NOTHING_KNOWN,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[QuantizedWeight]:
     """Every weight of a plan, by GPTQ; an embedding that is no head is rounded, experts by `hqq`.
@@ -61,13 +65,14 @@ def calibrated_weights(
         model: the model; its weights are read as they are used.
         plan: which weights, and how.
         inputs: what to calibrate on.
+        importance: what each token counts; all count alike in products that it does not have.
         progress: told after every weight.
 
     Yields:
         Each weight once; read its parts before the next weight.
     """
     schemes = {name: (scheme,) for name, scheme in plan.items()}
-    return in_schemes(model, schemes, inputs, fit, progress=progress)
+    return in_schemes(model, schemes, inputs, fit, importance=importance, progress=progress)
 
 
 Fit = Callable[[Tensor, gptq.Factor, Scheme], Part]
@@ -80,6 +85,7 @@ def in_schemes(
     inputs: Inputs,
     fit: Fit,
     *,
+    importance: Importance = NOTHING_KNOWN,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[QuantizedWeight]:
     """The same in several schemes: each weight in all of its own, one after the other.
@@ -89,6 +95,7 @@ def in_schemes(
         plan: which weights, and in which schemes.
         inputs: as above.
         fit: finds codes.
+        importance: as above.
         progress: as above.
     """
     looked_up, places = _looked_up(model.module), places_of(model.weights, plan)
@@ -117,7 +124,7 @@ def in_schemes(
                 if waiting is not None:
                     yield from rounded(waiting)
                     waiting = None
-                waiting = _Waiting(_sum_of_squares(event.inputs), event.inputs, [place])
+                waiting = _Waiting(_sum_of_squares(event, importance), event.inputs, [place])
             if not places:
                 break  # what comes after the last product is of no use
     if waiting is not None:
@@ -129,38 +136,6 @@ def in_schemes(
             yield QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
     if progress is not None:
         progress(len(plan), len(plan))
-
-
-class Place(NamedTuple):
-    """Where the weight of a product is among those of a plan.
-
-    Attributes:
-        product: the name of its weight.
-        name: of the planned weight.
-        start: its first row there.
-        stop: the row after its last.
-        parts: weights that make up the planned one.
-        transposed: its columns are the rows there.
-    """
-
-    product: str
-    name: str
-    start: int
-    stop: int
-    parts: int
-    transposed: bool
-
-
-def places_of(weights: Weights, plan: Iterable[str]) -> dict[str, Place]:
-    """Where each weight of the module is stored, by its name."""
-    places = {}
-    for name in plan:
-        leaves, start = leaves_of(weights, name), 0
-        for leaf in leaves:
-            stop = start + leaf.rows
-            places[leaf.name] = Place(leaf.name, name, start, stop, len(leaves), leaf.transposed)
-            start = stop
-    return places
 
 
 class _Waiting:
@@ -226,15 +201,15 @@ def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
     return Part(rows=weight, codes=codes)
 
 
-def _sum_of_squares(inputs: Sequence[Tensor]) -> Tensor:
-    """The sum of x xT over all x `(K,)` that enter a product, `(K, K)`.
+def _sum_of_squares(event: Product, importance: Importance) -> Tensor:
+    """The sum of x xT over all x `(K,)` that enter a product, each as it counts, `(K, K)`.
 
     It is symmetric: of each column, only what is below the diagonal is computed.
     """
-    columns = inputs[0].shape[-1]
+    columns = event.inputs[0].shape[-1]
     total_KK = torch.zeros(columns, columns)
     starts = range(0, columns, SUM_COLUMNS)
-    for x_KS in _together(inputs):
+    for x_KS in _together(_weighted(event, importance)):
         for start in starts:
             part = x_KS[start : start + SUM_COLUMNS]
             total_KK[start:, start : start + SUM_COLUMNS] += linear(x_KS[start:], part)
@@ -244,11 +219,24 @@ def _sum_of_squares(inputs: Sequence[Tensor]) -> Tensor:
     return total_KK
 
 
-def _together(inputs: Sequence[Tensor]) -> Iterator[Tensor]:
-    """What enters a product, `(K, S)` for several inputs at once."""
+def _weighted(event: Product, importance: Importance) -> Iterator[Tensor]:
+    """What enters a product, `(S, K)` each: every token times the root of what it counts."""
+    flat = (x.flatten(0, -2).float() for x in event.inputs)
+    known = importance.get(event.name)
+    if known is None:
+        yield from flat
+        return
+    counts = [known[index] for index in event.indices]
+    mean = torch.cat(counts).mean()
+    for x_SK, counts_S in zip(flat, counts, strict=True):
+        yield x_SK * (counts_S / mean).sqrt().unsqueeze(-1) if mean > 0 else x_SK
+
+
+def _together(inputs: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Inputs `(S, K)` as `(K, S)`, several at once."""
     together: list[Tensor] = []
-    for x in inputs:
-        together.append(x.flatten(0, -2).float())
+    for x_SK in inputs:
+        together.append(x_SK)
         if sum(map(len, together)) >= SUM_TOKENS:
             yield torch.cat(together).T.contiguous()
             together.clear()

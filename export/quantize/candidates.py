@@ -17,7 +17,7 @@ from torch import Tensor
 from ortolan.export.precision import StoredMethod
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, into_groups
-from ortolan.export.quantize.calibrate import Place, places_of
+from ortolan.export.quantize.places import Place, places_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.modeling.weights import Weights

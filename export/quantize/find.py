@@ -7,9 +7,11 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
+from ortolan.export.quantize.guide import importance
 from ortolan.export.quantize.kept import kept, kept_weights
 from ortolan.export.quantize.plan import Quantization
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
+from ortolan.export.quantize.tune import is_affordable, tuned
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, what is done of it, and all of it."""
@@ -36,5 +38,11 @@ def find_codes(
     rest = {name: scheme for name, scheme in schemes.items() if name not in stored}
     if quantization.method != "gptq":
         yield from round_weights(model.weights, rest, quantization.method)
+        return
+    told, tunes = partial(progress, "calibrate"), quantization.tunes
+    if is_affordable(model, inputs, rest) if tunes is None else tunes:
+        known = importance(model, inputs, progress=partial(progress, "guide"))
+        found = calibrated_weights(model, rest, inputs, importance=known, progress=told)
+        yield from tuned(model, found, inputs, progress=partial(progress, "tune"))
     elif rest:
-        yield from calibrated_weights(model, rest, inputs, progress=partial(progress, "calibrate"))
+        yield from calibrated_weights(model, rest, inputs, progress=told)

@@ -35,6 +35,8 @@ class Quantization:
         fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
         calibration_sequences: see `Int8`.
+        tunes: tune the scales of calibrated weights end to end; None where that takes minutes.
+        kept_head_bits: in which a head stays that the checkpoint stores so.
         keeps: which codes of a checkpoint stay as they are: all; only plain ones, since a minimum
             for each group takes more nodes; or none.
     """
@@ -45,6 +47,8 @@ class Quantization:
     fits: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CALIBRATION_SEQUENCES
+    tunes: bool | None = False
+    kept_head_bits: int = 4
     keeps: Keeps = "all"
 
 
@@ -159,9 +163,10 @@ def _kept(
     *,
     has_minimums: bool,
 ) -> Scheme:
-    """The scheme that a weight has already, unless it takes more bits, or nodes, than planned."""
+    """The scheme that a weight has already, unless it takes more bits or nodes than it may."""
     stored = None if options.keeps == "none" else stored_scheme(weights, name)
-    if stored is None or stored.bits > planned.bits:
+    most = planned.bits if _is_block(name) else max(planned.bits, options.kept_head_bits)
+    if stored is None or stored.bits > most:
         return planned
     has_place = options.keeps == "all" and has_minimums
     return stored if has_place or not stored.minimums else planned

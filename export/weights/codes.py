@@ -20,7 +20,7 @@ from ortolan.export.passes.quantize_portable import (
 )
 from ortolan.export.passes.quantize_products import CHANNEL_SCALES, CHANNELS
 from ortolan.export.passes.quantize_weights import CODES, MINIMUMS, SCALES, TABLE, ZEROS
-from ortolan.export.quantize.blocks import Codes, dequantize, pack, pack_columns, pack_zeros
+from ortolan.export.quantize.blocks import Codes, dequantize, joined, pack, pack_columns, pack_zeros
 from ortolan.export.quantize.channel import quantize_channels
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.weights.blob import BlobWriter, narrowed, raw
@@ -176,14 +176,7 @@ def _whole(weight: QuantizedWeight) -> tuple[QuantizedTensor, Codes]:
     for part in weight.parts:
         loss.add(part)
         parts.append(part.codes)
-    zeros = [codes.zeros for codes in parts if codes.zeros is not None]
-    codes = Codes(
-        values=torch.cat([codes.values for codes in parts]),
-        scales=torch.cat([codes.scales for codes in parts]),
-        zeros=torch.cat(zeros) if zeros else None,
-        scheme=weight.scheme,
-    )
-    return _describe(weight, loss), codes
+    return _describe(weight, loss), joined(parts)
 
 
 class _Loss:

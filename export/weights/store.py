@@ -76,7 +76,7 @@ def store(
                 quantized += write_codes(writer, codes, dtype=dtype)
             quantized += write_channels(writer, model.weights, lowered.channels)
         write_rest(writer, models, model.weights, model.tables, dtype=dtype)
-        is_calibrated = any(tensor.method == "gptq" for tensor in quantized)
+        is_calibrated = any(tensor.method in ("gptq", "tuned") for tensor in quantized)
         return Stored(
             blob=writer.finish(),
             expected=witness.finish(),

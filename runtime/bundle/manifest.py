@@ -210,7 +210,8 @@ class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         bits: of one value.
         group: values of a row that share a scale; `None` for a whole row.
         symmetric: without zero points.
-        method: how the codes were found: `rtn`, `hqq` or `gptq`, or `kept` from the checkpoint.
+        method: how the codes were found: `rtn`, `hqq`, `gptq`, `tuned` (after `gptq`), or `kept`
+            from the checkpoint.
         error: norm of what rounding changed over the norm of the weight.
     """
 
@@ -218,7 +219,7 @@ class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     bits: Literal[4, 8]
     group: Literal[32, 64, 128, 256] | None
     symmetric: bool
-    method: Literal["rtn", "hqq", "gptq", "kept"]
+    method: Literal["rtn", "hqq", "gptq", "tuned", "kept"]
     error: Annotated[float, Meta(ge=0)]
 
 

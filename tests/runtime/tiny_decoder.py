@@ -8,7 +8,7 @@ P positions.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from tests.runtime.expected_weights import expected_weights
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -24,13 +25,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from ortolan.runtime import certificate
 from ortolan.runtime.bundle.manifest import File, Graph, Manifest, Provenance, State, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.certificate.sums import (
-    ExpectedWeights,
-    block_sizes,
-    block_sums,
-    probe_vectors,
-)
-from ortolan.runtime.graph.products import products
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH = 2, 32, 4, 2, 16
 VOCABULARY = 97
@@ -91,11 +85,10 @@ def write_bundle(
     for role, sequence in graphs.items():
         graph = _graph(weights, places, blob_name, sequence=sequence, recurrent=recurrent)
         contents[f"{role}.onnx"] = _model(graph).SerializeToString(deterministic=True)
-    expected = expected_weights(sound, [contents[f"{role}.onnx"] for role in graphs])
-    reference = replace(reference, weights=expected)
+    written = [contents[f"{role}.onnx"] for role in graphs]
+    reference = replace(reference, weights=expected_weights(sound, written))
     if tokenizer is not None:
         contents["tokenizer.json"] = tokenizer
-
     folder.mkdir(parents=True)
     certificate.write(folder, reference)
     contents |= {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -109,9 +102,7 @@ def write_bundle(
         devices=devices,
         context_length=context_length,
         vocab_size=VOCABULARY,
-        graphs={
-            role: Graph(file=f"{role}.onnx", sequence=sequence) for role, sequence in graphs.items()
-        },
+        graphs={role: Graph(file=f"{role}.onnx", sequence=each) for role, each in graphs.items()},
         states=_states(recurrent=recurrent),
         weights=(blob_name,),
         tokens=Tokens() if tokens is None else tokens,
@@ -122,30 +113,6 @@ def write_bundle(
     )
     (folder / "manifest.json").write_bytes(encode(manifest))
     return TinyDecoder(path=folder, weights=weights, recurrent=recurrent)
-
-
-def expected_weights(
-    weights: dict[str, NDArray[np.float32]], graphs: Iterable[bytes]
-) -> ExpectedWeights:
-    """What a certificate says of the weights of some graphs, without the export."""
-    found = {product.weight: product for data in graphs for product in products(data)}
-    sums, sizes = [], []
-    for name, product in sorted(found.items()):
-        values_NK = weights[name].T if product.by_columns else weights[name]
-        x_RK = probe_vectors(product.inputs).astype(np.float64)
-        sums.append(block_sums(x_RK @ values_NK.T.astype(np.float64)))
-        sizes.append(block_sizes(np.abs(x_RK).max(0)[None] @ np.abs(values_NK.T))[0])
-    read = {name for product in found.values() for name in product.reads}
-    return ExpectedWeights(
-        outputs={name: product.outputs for name, product in found.items()},
-        sums=np.concatenate(sums, axis=1).astype(np.float32),
-        sizes=np.concatenate(sizes).astype(np.float32),
-        stored={
-            name: hashlib.sha256(values.tobytes()).hexdigest()
-            for name, values in weights.items()
-            if name not in read
-        },
-    )
 
 
 def _files(contents: dict[str, bytes]) -> tuple[File, ...]:

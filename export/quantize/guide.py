@@ -1,0 +1,134 @@
+"""How much each token's error in a product costs, by the gradients of what the model predicts.
+
+GPTQ keeps the outputs of a product, those of every token alike. What the model predicts depends on
+some of them far more than on others: to second order, an error in the output of a product costs its
+square times that of the gradient of the log-likelihood there (the diagonal of Fisher's
+information). So each token counts in the sum over the inputs by the mean square of the gradients
+that come back to the products which read it.
+
+Source: Kim et al., "GuidedQuant", 2025, https://arxiv.org/abs/2505.07004; here with one weight for
+all outputs that read the same inputs, which share a Hessian.
+
+Shape letters: S tokens of a text, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.tensors import Inputs, calls
+from ortolan.export.products import linear
+from ortolan.export.streamed import READ_BYTES, LazyWeights, Request, Row, product
+from ortolan.modeling.weights import Weights
+from ortolan.runtime.machine.memory import return_free_memory
+
+Importance = Mapping[str, Sequence[Tensor]]
+"""By the name of a product's weight: what each token counts of each text, `(S,)`."""
+
+
+def importance(
+    model: Exportable, inputs: Inputs, *, progress: Callable[[int, int], None] | None = None
+) -> Importance:
+    """What each token counts in each product, of every text.
+
+    Weights are read as they are used, forwards and backwards; in memory is what PyTorch keeps of
+    one text for its gradients.
+
+    Args:
+        model: a decoder, as it was trained.
+        inputs: texts, whose tokens it predicts.
+        progress: told after every text.
+    """
+    found: dict[str, list[Tensor]] = {}
+    texts = calls(model, inputs)
+    lazy = LazyWeights(model.module, model.weights)
+    for number, (text, ids) in enumerate(zip(texts, inputs.ids, strict=True), 1):
+        for name, entering in _of_text(lazy, text, ids).items():
+            found.setdefault(name, []).append(entering.total)
+        return_free_memory()
+        if progress is not None:
+            progress(number, len(texts))
+    # A product that some texts never came to counts every token alike.
+    return {name: each for name, each in found.items() if len(each) == len(texts)}
+
+
+class _Entering:
+    """What enters some products; `total` is what its tokens count in all of them."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.total = torch.zeros(x.shape[:-1].numel())
+
+    def add(self, gradient: Tensor) -> None:
+        """Add the mean squares of the gradients of a product's outputs."""
+        self.total += gradient.flatten(0, -2).square().mean(-1)
+
+
+def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapping[str, _Entering]:
+    """By the weight of each product, what enters it; of one that runs again, the first time."""
+    seen: dict[int, _Entering] = {}  # by the tensor, which the graph of gradients keeps alive
+    named: dict[str, _Entering] = {}
+    anchor = torch.ones((), requires_grad=True)
+
+    def ask(request: Request | Row) -> Tensor:
+        if isinstance(request, Row):
+            return lazy.answer(request)
+        x = request.entering
+        entering = seen.setdefault(id(x), _Entering(x))
+        named.setdefault(request.name, entering)
+        y = _Watched.apply(x, anchor, request, lazy, entering)  # type: ignore[no-untyped-call]
+        return cast(Tensor, y)
+
+    with lazy.asking(ask):
+        logits_SV = text()
+    F.cross_entropy(logits_SV[:-1].float(), ids[1:], reduction="sum").backward()  # type: ignore[no-untyped-call]
+    return named
+
+
+class _Watched(torch.autograd.Function):
+    """A product that reads its weight forwards and backwards, and takes note of its gradients.
+
+    `anchor` lets gradients come to products of inputs that have none.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        request: Request,
+        lazy: LazyWeights,
+        entering: _Entering,
+    ) -> Tensor:
+        """The product."""
+        ctx.save_for_backward(x)  # so that no other tensor takes its place
+        ctx.request, ctx.lazy, ctx.entering = request, lazy, entering
+        return product(lazy.weights, request, None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        """The gradient of the inputs."""
+        (gradient,) = gradients
+        ctx.entering.add(gradient)
+        to_x = _back(gradient, ctx.lazy.weights, ctx.request) if ctx.needs_input_grad[0] else None
+        return to_x, None, None, None, None
+
+
+def _back(gradient: Tensor, weights: Weights, request: Request) -> Tensor:
+    """Gradients of outputs times the weight, some rows of it at a time."""
+    name = request.name
+    rows, columns = weights.shape(name)
+    step = max(1, READ_BYTES // (4 * columns))
+    starts = range(0, rows, step)
+    parts = (
+        (start, weights.rows(name, start, min(start + step, rows)).float()) for start in starts
+    )
+    if request.is_transposed:
+        return torch.cat([linear(gradient, part) for _, part in parts], dim=-1)
+    to_x = gradient.new_zeros(*gradient.shape[:-1], columns)
+    for start, part in parts:
+        to_x += linear(gradient[..., start : start + step], part.T)
+    return to_x

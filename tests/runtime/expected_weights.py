@@ -1,0 +1,39 @@
+"""What a certificate says of the weights of some graphs, without the export."""
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.certificate.sums import (
+    ExpectedWeights,
+    block_sizes,
+    block_sums,
+    probe_vectors,
+)
+from ortolan.runtime.graph.products import products
+
+
+def expected_weights(
+    weights: dict[str, NDArray[np.float32]], graphs: Iterable[bytes]
+) -> ExpectedWeights:
+    """The sums of every product of some graphs, and the hashes of all other weights."""
+    found = {product.weight: product for data in graphs for product in products(data)}
+    sums, sizes = [], []
+    for name, product in sorted(found.items()):
+        values_NK = weights[name].T if product.by_columns else weights[name]
+        x_RK = probe_vectors(product.inputs).astype(np.float64)
+        sums.append(block_sums(x_RK @ values_NK.T.astype(np.float64)))
+        sizes.append(block_sizes(np.abs(x_RK).max(0)[None] @ np.abs(values_NK.T))[0])
+    read = {name for product in found.values() for name in product.reads}
+    return ExpectedWeights(
+        outputs={name: product.outputs for name, product in found.items()},
+        sums=np.concatenate(sums, axis=1).astype(np.float32),
+        sizes=np.concatenate(sizes).astype(np.float32),
+        stored={
+            name: hashlib.sha256(values.tobytes()).hexdigest()
+            for name, values in weights.items()
+            if name not in read
+        },
+    )
