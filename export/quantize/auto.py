@@ -40,8 +40,8 @@ JUDGED = 8
 """One input in so many is not fitted to: the choice is judged by it."""
 
 AIM, LEAST, MOST = 0.7, 0.6, 0.75
-"""Parts of the bound: what a choice aims at, and between what it is taken. Texts of others have up to
-a quarter more than what a model writes itself (docs/adr/0019)."""
+"""Parts of the bound: what a choice aims at, and between what it is taken. Texts of others have up
+to a quarter more than what a model writes itself (docs/adr/0019)."""
 
 ROUNDS, TRIES = 6, 24
 """Choices that are measured as a whole, and bounds that are tried for them, at most."""
