@@ -100,9 +100,9 @@ def _divergence(expected_SV: Tensor, got_SV: Tensor) -> Tensor:
 
 
 def some_of(model: Exportable, inputs: Inputs, tokens: int) -> Inputs:
-    """The first inputs that have so many tokens together, or all."""
-    lengths, count = _lengths(model, inputs), 0
-    while count < len(lengths) and sum(lengths[:count]) < tokens:
+    """The first inputs, at least one, that have about so many tokens together, or all."""
+    lengths, count = _lengths(model, inputs), 1
+    while count < len(lengths) and sum(lengths[:count]) + lengths[count] / 2 < tokens:
         count += 1
     return replace(inputs, sources=inputs.sources[:count], ids=inputs.ids[:count])
 

@@ -96,5 +96,5 @@ def test_labels_are_compared_as_one_distribution() -> None:
 
 def test_effects_are_measured_on_the_first_inputs() -> None:
     _, model = opened()
-    for tokens, count in ((1, 1), (20, 1), (21, 2), (1000, 3)):
+    for tokens, count in ((1, 1), (30, 1), (31, 2), (1000, 3)):
         assert len(some_of(model, Inputs(ids=TEXTS), tokens).ids) == count
