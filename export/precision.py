@@ -58,18 +58,19 @@ class Int4(_Integers):
     Attributes:
         method: as for `Int8`; `gptq` by default.
         group_size: values that share a scale; 128 by default, 256 in blocks below a head of 4 bits.
+            A head of 8 bits keeps its own.
         head_bits: of the head and the embedding; by default 4 in a decoder by `gptq`, else 8.
         asymmetric: store a zero point for each group as well.
         exclude: patterns of weights that stay floats, such as `blocks.0.*`.
         calibration_sequences: as for `Int8`.
-        tune: train the scales end to end, until a decoder predicts what the trained model does;
-            by default where that takes minutes: below about 300M parameters.
+        tune: train the scales end to end as well, until a decoder predicts what the trained model
+            does; takes minutes for 100M parameters, and memory for all codes.
     """
 
     name: ClassVar[PrecisionName] = "int4"
     bits: ClassVar[Literal[4, 8]] = 4
     head_bits: HeadBits | None = None
-    tune: bool | None = None
+    tune: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,9 @@ def quantization_of(kind: str, weights: Int8 | Int4, device: Device) -> Quantiza
         group=_group_size(device, weights.group_size, blocks),
         symmetric=not weights.asymmetric,
     )
-    head_group = _group_size(device, weights.group_size, GROUP_SIZE)
+    # Beside blocks of 4 bits, smaller groups gain nothing in a head of 8.
+    given = weights.group_size if head_bits == weights.bits else None
+    head_group = _group_size(device, given, GROUP_SIZE)
     return Quantization(
         scheme=scheme,
         head=replace(scheme, bits=head_bits, group=head_group),
@@ -84,15 +86,15 @@ def smallest(auto: Auto) -> Int4:
     )
 
 
-def _tunes(weights: Int8 | Int4, kind: str, method: Method) -> bool | None:
-    """Whether scales are tuned: by default those of small decoders in 4 bits."""
-    wanted = weights.tune if isinstance(weights, Int4) else False
+def _tunes(weights: Int8 | Int4, kind: str, method: Method) -> bool:
+    """Whether scales are trained."""
+    wanted = isinstance(weights, Int4) and weights.tune
     if wanted and (method != "gptq" or not KINDS[kind].has_decoder):
         raise OptionError(
             f"tune: expected a decoder whose weights are found by gptq, got a {kind} and {method}. "
             "Leave it out."
         )
-    return wanted if method == "gptq" and KINDS[kind].has_decoder else False
+    return wanted
 
 
 def _group_size(device: Device, given: GroupSize | None, default: GroupSize) -> GroupSize:

@@ -6,12 +6,12 @@ from functools import partial
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.calibrate import calibrated_weights
-from ortolan.export.quantize.guide import importance
+from ortolan.export.quantize.calibrate import NOTHING_KNOWN, calibrated_weights
+from ortolan.export.quantize.guide import importance, is_affordable
 from ortolan.export.quantize.kept import kept, kept_weights
 from ortolan.export.quantize.plan import Quantization
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
-from ortolan.export.quantize.tune import is_affordable, tuned
+from ortolan.export.quantize.tune import tuned
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, what is done of it, and all of it."""
@@ -39,10 +39,11 @@ def find_codes(
     if quantization.method != "gptq":
         yield from round_weights(model.weights, rest, quantization.method)
         return
-    told, tunes = partial(progress, "calibrate"), quantization.tunes
-    if is_affordable(model, inputs, rest) if tunes is None else tunes:
+    if not rest:
+        return
+    tunes, known = quantization.tunes, NOTHING_KNOWN
+    if tunes or is_affordable(model, inputs, rest):
         known = importance(model, inputs, progress=partial(progress, "guide"))
-        found = calibrated_weights(model, rest, inputs, importance=known, progress=told)
-        yield from tuned(model, found, inputs, progress=partial(progress, "tune"))
-    elif rest:
-        yield from calibrated_weights(model, rest, inputs, progress=told)
+    told = partial(progress, "calibrate")
+    found = calibrated_weights(model, rest, inputs, importance=known, progress=told)
+    yield from tuned(model, found, inputs, progress=partial(progress, "tune")) if tunes else found

@@ -12,7 +12,8 @@ all outputs that read the same inputs, which share a Hessian.
 Shape letters: S tokens of a text, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -26,8 +27,18 @@ from ortolan.export.streamed import READ_BYTES, LazyWeights, Request, Row, produ
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
+MOST_WORK = 4 << 40
+"""Tokens of calibration times weights up to which gradients take minutes (docs/adr/0020)."""
+
 Importance = Mapping[str, Sequence[Tensor]]
 """By the name of a product's weight: what each token counts of each text, `(S,)`."""
+
+
+def is_affordable(model: Exportable, inputs: Inputs, schemes: Iterable[str]) -> bool:
+    """Whether gradients are a matter of minutes: the model gives logits, and is small enough."""
+    weights = sum(math.prod(model.weights.shape(name)) for name in schemes)
+    tokens = sum(len(ids) for ids in inputs.ids)
+    return model.sides.has_decoder and 0 < tokens * weights <= MOST_WORK
 
 
 def importance(
@@ -84,8 +95,7 @@ def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapp
         x = request.entering
         entering = seen.setdefault(id(x), _Entering(x))
         named.setdefault(request.name, entering)
-        y = _Watched.apply(x, anchor, request, lazy, entering)  # type: ignore[no-untyped-call]
-        return cast(Tensor, y)
+        return streamed_product(request, lazy.weights, anchor=anchor, note=entering.add)
 
     with lazy.asking(ask):
         logits_SV = text()
@@ -93,32 +103,46 @@ def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapp
     return named
 
 
-class _Watched(torch.autograd.Function):
-    """A product that reads its weight forwards and backwards, and takes note of its gradients.
+def streamed_product(
+    request: Request,
+    weights: Weights,
+    *,
+    anchor: Tensor | None = None,
+    note: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """A product that reads its weight forwards and backwards, and keeps it in neither.
 
-    `anchor` lets gradients come to products of inputs that have none.
+    Args:
+        request: the product.
+        weights: where to read.
+        anchor: a number with a gradient, by which those of the output come to products of inputs
+            that have none.
+        note: told the gradients of the output.
     """
+    y = _Streamed.apply(request.entering, anchor, request, weights, note)  # type: ignore[no-untyped-call]
+    return cast(Tensor, y)
 
+
+class _Streamed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        anchor: Tensor,
+        anchor: Tensor | None,
         request: Request,
-        lazy: LazyWeights,
-        entering: _Entering,
+        weights: Weights,
+        note: Callable[[Tensor], None] | None,
     ) -> Tensor:
-        """The product."""
         ctx.save_for_backward(x)  # so that no other tensor takes its place
-        ctx.request, ctx.lazy, ctx.entering = request, lazy, entering
-        return product(lazy.weights, request, None)
+        ctx.request, ctx.weights, ctx.note = request, weights, note
+        return product(weights, request, None)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        """The gradient of the inputs."""
         (gradient,) = gradients
-        ctx.entering.add(gradient)
-        to_x = _back(gradient, ctx.lazy.weights, ctx.request) if ctx.needs_input_grad[0] else None
+        if ctx.note is not None:
+            ctx.note(gradient)
+        to_x = _back(gradient, ctx.weights, ctx.request) if ctx.needs_input_grad[0] else None
         return to_x, None, None, None, None
 
 

@@ -35,7 +35,7 @@ class Quantization:
         fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
         calibration_sequences: see `Int8`.
-        tunes: tune the scales of calibrated weights end to end; None where that takes minutes.
+        tunes: train the scales of calibrated weights end to end.
         kept_head_bits: in which a head stays that the checkpoint stores so.
         keeps: which codes of a checkpoint stay as they are: all; only plain ones, since a minimum
             for each group takes more nodes; or none.
@@ -47,7 +47,7 @@ class Quantization:
     fits: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CALIBRATION_SEQUENCES
-    tunes: bool | None = False
+    tunes: bool = False
     kept_head_bits: int = 4
     keeps: Keeps = "all"
 
@@ -150,7 +150,8 @@ def scheme_of(
 ) -> Scheme:
     """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if _is_block(name) else options.head
-    fitting = _fewest_bytes(scheme, columns) if options.fits else scheme
+    fits = options.fits or scheme.bits > options.scheme.bits
+    fitting = _fewest_bytes(scheme, columns) if fits else scheme
     # Look-ups have no minimums.
     return _kept(weights, name, fitting, options, has_minimums=_is_block(name))
 

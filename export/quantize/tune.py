@@ -26,14 +26,15 @@ from torch import Tensor
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
+from ortolan.export.precision import StoredMethod
 from ortolan.export.products import linear
 from ortolan.export.quantize.blocks import Codes, dequantize, into_groups, joined
+from ortolan.export.quantize.guide import streamed_product
 from ortolan.export.quantize.places import places_of, tables_of
 from ortolan.export.quantize.rounded import RoundedWeights
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, row_chunks
 from ortolan.export.streamed import LazyWeights, Request, Result, Row, run
 from ortolan.modeling.weights import Weights
-from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.machine.memory import return_free_memory
 
 KEPT = 64
@@ -56,9 +57,6 @@ BETAS, EPSILON = (0.9, 0.95), 1e-12
 LEAST = 1e-5
 """Probability of all predictions that are not kept: float32 tells no smaller one from 0."""
 
-MOST_WORK = 4 << 40
-"""Tokens of calibration times weights up to which tuning is a matter of minutes (docs/adr/0020)."""
-
 
 class Predictions(NamedTuple):
     """What the trained model says of each token of a text.
@@ -70,13 +68,6 @@ class Predictions(NamedTuple):
 
     ids: Tensor
     logs: Tensor
-
-
-def is_affordable(model: Exportable, inputs: Inputs, schemes: Iterable[str]) -> bool:
-    """Whether tuning a model is a matter of minutes: it gives logits, and is small enough."""
-    weights = sum(math.prod(model.weights.shape(name)) for name in schemes)
-    tokens = sum(len(ids) for ids in inputs.ids)
-    return OUTPUTS[model.output].are_logits and 0 < tokens * weights <= MOST_WORK
 
 
 def tuned(
@@ -99,16 +90,19 @@ def tuned(
     Yields:
         Each weight once; read its parts before the next weight.
     """
-    found, tables = [], tables_of(model.module)
+    found = []
     for weight in quantized:
-        if weight.name in tables or len(model.weights.shape(weight.name)) != 2:
-            yield weight
-        else:
+        if len(model.weights.shape(weight.name)) == 2:
             found.append(_Rounded.of(weight))
-    _train(model, {each.weight.name: each for each in found}, inputs, progress)
+        else:
+            yield weight
+    tables = tables_of(model.module)
+    _train(
+        model, [each for each in found if each.weight.name not in tables], found, inputs, progress
+    )
     for each in found:
-        parts = _parts(model.weights, each)
-        yield replace(each.weight, method="tuned", parts=parts)
+        method: StoredMethod = each.weight.method if each.weight.name in tables else "tuned"
+        yield replace(each.weight, method=method, parts=_parts(model.weights, each))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,21 +166,22 @@ def product(x: Tensor, scales_NG: Tensor, codes: Codes) -> Tensor:
 
 def _train(
     model: Exportable,
-    rounded: Mapping[str, _Rounded],
+    trained: Sequence[_Rounded],
+    rounded: Sequence[_Rounded],
     inputs: Inputs,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Change the scales, a step for every few texts."""
+    """Change the scales of some weights, a step for every few texts."""
     texts = calls(model, inputs)
     taught = _predictions(model, texts)
     optimizer = torch.optim.Adam(
-        [each.change for each in rounded.values()], lr=RATE, betas=BETAS, eps=EPSILON
+        [each.change for each in trained], lr=RATE, betas=BETAS, eps=EPSILON
     )
     generator, order = torch.Generator().manual_seed(0), list[int]()
     for _ in range(PASSES):
         order += torch.randperm(len(texts), generator=generator).tolist()
     steps = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
-    student = _student(model, rounded)
+    student = _student(model, {each.weight.name: each for each in rounded})
     for number, chosen in enumerate(steps):
         optimizer.param_groups[0]["lr"] = RATE * _pace(number, len(steps))
         optimizer.zero_grad()
@@ -209,8 +204,10 @@ def _student(model: Exportable, rounded: Mapping[str, _Rounded]) -> LazyWeights:
 
     def ask(request: Request | Row) -> Tensor:
         place = places.get(request.name)
-        if isinstance(request, Row) or place is None:
+        if isinstance(request, Row):
             return lazy.answer(request)
+        if place is None:
+            return streamed_product(request, lazy.weights)
         scales = rounded[place.name].scales()[place.start : place.stop]
         rows = codes[place.name].rows(place.start, place.stop)
         y = product(request.entering, scales, rows)

@@ -17,10 +17,10 @@ import ortolan
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.options import Attention
+from ortolan.export.quantize import find
 from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
-from ortolan.export.weights import store
 from ortolan.runtime import Bundle, open_bundle
 from ortolan.runtime.certificate import read
 
@@ -85,7 +85,7 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """The default of int4, by attention."""
     out = tmp_path_factory.mktemp("int4")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "calibrated_weights", CalibratedOnce())
+        patch.setattr(find, "calibrated_weights", CalibratedOnce())
         for attention in get_args(Attention):
             options = ortolan.ExportOptions(attention=attention)
             ortolan.export(CHECKPOINT, out / attention, precision="int4", options=options)

@@ -116,8 +116,8 @@ def test_bundle_that_does_not_run_fails_the_export_and_the_old_one_stays(
 def test_weights_that_the_disk_does_not_give_back_fail_the_export(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(*inputs: Any) -> store.Stored:
-        stored = store.store(*inputs)
+    def damaged(*inputs: Any, **named: Any) -> store.Stored:
+        stored = store.store(*inputs, **named)
         with (inputs[4] / stored.blob.file.name).open("r+b") as file:
             file.write(b"?")
         return stored

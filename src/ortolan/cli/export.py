@@ -147,10 +147,10 @@ _OF_INTEGERS = (
     "calibrates on what the model writes itself.",
 )
 @click.option(
-    "--tune/--no-tune",
-    default=None,
-    help="With int4: weigh tokens by the gradients of what a decoder predicts, and train its "
-    "scales end to end. By default where that takes minutes: below about 250M parameters.",
+    "--tune",
+    is_flag=True,
+    help="With int4: train the scales of a decoder end to end as well. Takes minutes for 100M "
+    "parameters.",
 )
 @click.option(
     "--calibration-sequences",
@@ -285,7 +285,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {
         option: int(value) if option in ("group_size", "head_bits") else value
         for option, value in options.items()
-        if value is not None and value != () and (value is not False or option == "tune")
+        if value not in (None, False, ())
     }
 
 
