@@ -19,6 +19,9 @@ calibration makes up for it (docs/adr/0005).
 By default, rows that it does not divide take a smaller one if that is shorter.
 """
 
+NARROW_GROUP_SIZE: GroupSize = 32
+"""Of a decoder's short rows in 4 bits, by default (docs/adr/0005)."""
+
 LARGEST_GROUPS: Mapping[Device, GroupSize] = {"cpu": 256, "cuda": 128}
 """That kernels of a device take."""
 
@@ -66,6 +69,7 @@ def quantization_of(kind: str, weights: Int8 | Int4, device: Device) -> Quantiza
         scheme=scheme,
         head=replace(scheme, bits=head_bits, group=head_group),
         method=method,
+        narrow=_narrow(weights, kind),
         fits=weights.group_size is None,
         exclude=tuple(weights.exclude),
         calibration_sequences=weights.calibration_sequences,
@@ -84,6 +88,12 @@ def smallest(auto: Auto) -> Int4:
         exclude=auto.exclude,
         calibration_sequences=auto.calibration_sequences,
     )
+
+
+def _narrow(weights: Int8 | Int4, kind: str) -> GroupSize | None:
+    """The groups of short rows, where they differ from others."""
+    has_own = weights.group_size is None and weights.bits == 4 and KINDS[kind].has_decoder
+    return NARROW_GROUP_SIZE if has_own else None
 
 
 def _tunes(weights: Int8 | Int4, kind: str, method: Method) -> bool:

@@ -17,6 +17,9 @@ from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
 _SCALE_BYTES = 4
 
+NARROW = 2048
+"""Columns from which rows have enough inputs for errors to even out (docs/adr/0005)."""
+
 EXPERT_INPUTS = (2, 4)
 """The inputs of a MoE node that are weights: those of gate and up, and of down."""
 
@@ -32,6 +35,7 @@ class Quantization:
         scheme: of the blocks' products.
         head: of the head and the embedding, which share a table where they are tied.
         method: how the codes of the products are found.
+        narrow: groups of blocks' rows that are shorter than `NARROW`; None for those of the scheme.
         fits: take smaller groups where the last of a row would be mostly padding.
         exclude: patterns of weights that stay as they are (`fnmatch`).
         calibration_sequences: see `Int8`.
@@ -44,6 +48,7 @@ class Quantization:
     scheme: Scheme
     head: Scheme
     method: Method
+    narrow: GroupSize | None = None
     fits: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CALIBRATION_SEQUENCES
@@ -150,6 +155,8 @@ def scheme_of(
 ) -> Scheme:
     """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if _is_block(name) else options.head
+    if options.narrow is not None and _is_block(name) and columns < NARROW:
+        scheme = replace(scheme, group=options.narrow)
     fits = options.fits or scheme.bits > options.scheme.bits
     fitting = _fewest_bytes(scheme, columns) if fits else scheme
     # Look-ups have no minimums.

@@ -79,7 +79,8 @@ _OF_INTEGERS = (
 @click.option(
     "--group-size",
     type=click.Choice(["32", "64", "128", "256"]),
-    help="Values that share a scale; 128 by default, 256 in blocks if the head has 4 bits.",
+    help="Values that share a scale; 128 by default, 256 in blocks if the head has 4 bits, 32 in a "
+    "decoder's rows of less than 2048 columns.",
 )
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group as well.")
 @click.option(
