@@ -96,7 +96,7 @@ def test_int4_is_calibrated_on_the_text_beside_the_checkpoint(int4: dict[str, Bu
     quantized = int4["fused"].manifest.quantized
     groups = {t.name: t.group for t in quantized}
     assert {t.method for t in quantized} == {"gptq"}
-    assert all(groups[name] == (256 if ".blocks." in f".{name}" else 128) for name in groups)
+    assert all(groups[name] == (32 if ".blocks." in f".{name}" else 128) for name in groups)
     measured = read(int4["fused"]).measured
     assert measured is not None
     assert measured.mean_kl is not None
