@@ -98,8 +98,8 @@ QUICK = "gemma2-decoder"
 ROLES = {
     f"{name}-{role}": (name, role)
     for name in FAMILIES
-    for role in TRACERS[sides_of(config_from_hf(FAMILY_CONFIGS[name], ModelConfig)).kind]
-    if role != PREFILL  # as `decoder`
+    for role in sorted(TRACERS[sides_of(config_from_hf(FAMILY_CONFIGS[name], ModelConfig)).kind])
+    if role not in (PREFILL, DECODE)  # as `decoder`
 }
 
 
