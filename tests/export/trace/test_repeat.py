@@ -84,12 +84,11 @@ def traced(config: ModelConfig, role: str) -> ir.Model:
 
 
 FAMILIES = (
-    *("llama", "gemma2", "gemma3_text", "cohere2", "bloom", "gpt_neo"),
-    *("qwen3_moe", "ernie4_5_moe", "deepseek_v3", "youtu"),
-    *("bert", "albert", "modernbert", "vit", "marian", "t5"),
+    *("llama", "gemma2", "gemma3_text", "bloom", "ernie4_5_moe", "deepseek_v3"),
+    *("albert", "vit", "marian", "t5"),
 )
-"""Windows in turn, norms around sublayers, sublayers side by side, distances in the scores,
-mixtures after dense layers, latents, one layer again and again, images, and two stacks."""
+"""Windows in turn, norms around sublayers, distances in the scores, mixtures after dense layers,
+latents, one layer again and again, images, and two stacks."""
 
 PAST, PRESENT = ([f"{of}.{i}.key" for i in range(3)] for of in ("past_key_values", "present"))
 
