@@ -85,7 +85,7 @@ def test_json_holds_the_translation(run: Run, path: Path, model: Seq2Seq) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--ignore-eos",), "--ignore-eos: expected a bundle of a decoder"),
+        (("--beams", "2", "--ignore-eos"), "ignore_eos: expected none in a beam search"),
         (("--beams", "0"), "beams: expected a whole number from 1 to 64, got 0"),
         (("--n-best", "2"), "n_best: expected 1 without a beam search"),
         (("--beams", "2", "--n-best", "3"), "n_best: expected a whole number from 1 to 2"),
