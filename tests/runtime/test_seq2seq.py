@@ -92,13 +92,6 @@ def test_the_score_is_the_mean_log_probability_of_the_tokens(model: Seq2Seq) -> 
     assert found.score == pytest.approx(expected, abs=1e-5)
 
 
-def test_it_takes_the_options_of_every_request(model: Seq2Seq) -> None:
-    free = model.generate(SOURCE, max_new_tokens=8, ignore_eos=True)
-    assert len(free.tokens) == 8
-    done = model.generate(SOURCE, max_new_tokens=8, stop_tokens=[free.tokens[0]])
-    assert (done.tokens, done.finish_reason) == (free.tokens[:1], "stop")
-
-
 def test_the_same_request_after_another_shape_gives_the_same(model: Seq2Seq) -> None:
     def ask(beams: int) -> tuple[int, ...]:
         return model.generate(SOURCE, beams=beams, max_new_tokens=8).tokens
@@ -299,7 +292,6 @@ def test_ids_of_a_source_are_those_of_its_own_vocabulary(bundle: Bundle, engine:
         ({"beams": 2, "early_stopping": "always"}, "early_stopping: expected True"),
         ({"beams": 2, "temperature": 0.5}, "temperature: expected none in a beam search"),
         ({"beams": 2, "stop_tokens": [5]}, "stop_tokens: expected none in a beam search"),
-        ({"beams": 2, "ignore_eos": True}, "ignore_eos: expected none in a beam search"),
         ({"max_tokens": 5}, "got 'max_tokens'. Did you mean max_new_tokens"),
         ({"beams": 2, "sampling": Sampling()}, "sampling: expected none"),
         ({"beams": 2, "stop": ["a"]}, "stop: expected none"),

@@ -82,6 +82,16 @@ def test_json_holds_the_translation(run: Run, path: Path, model: Seq2Seq) -> Non
     assert greedy["tokens"] == list(model.generate(TEXT, max_new_tokens=9).tokens)
 
 
+def test_a_source_without_beams_takes_the_options_of_every_request(
+    run: Run, path: Path, model: Seq2Seq
+) -> None:
+    free = model.generate(TEXT, max_new_tokens=9, ignore_eos=True)
+    assert run(path, TEXT, "-n", "9", "--ignore-eos").out == free.text + "\n"
+    assert len(free.tokens) == 9
+    done = model.generate(TEXT, max_new_tokens=9, ignore_eos=True, stop_tokens=[free.tokens[0]])
+    assert (done.tokens, done.finish_reason) == (free.tokens[:1], "stop")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
