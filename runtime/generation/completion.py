@@ -14,6 +14,7 @@ class Timings:
 
     Attributes:
         prompt_tokens: of the prompt; of the source, for a text that is written from one.
+        cached_tokens: of `prompt_tokens`, those that were not computed but known from before.
         prefill_s: seconds for the prompt, or for the sources that were encoded together.
         decode_s: seconds from the first new token to the last.
         time_to_first_token_s: seconds from the start of the request, other texts included.
@@ -28,6 +29,7 @@ class Timings:
     time_to_first_token_s: float
     tokens_per_second: float
     prefill_tokens_per_second: float
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

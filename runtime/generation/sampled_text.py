@@ -32,6 +32,7 @@ class SampledText:
         finish_reason: `None` as long as it goes on.
         pending: text that `take` has not handed out.
         prefill_s: seconds that its prompt took so far.
+        cached_tokens: of its prompt, how many were not computed for it but for another.
     """
 
     parents = (0,)
@@ -51,6 +52,7 @@ class SampledText:
         self.finish_reason: FinishReason | None = None
         self.pending = ""
         self.prefill_s = 0.0
+        self.cached_tokens = 0
         self._sampler = Sampler(request.sampling, vocab_size, prompt=request.prompt)
         # mostly there are none, and each call counts beside a step of a small model
         is_free = request.constraints == Constraints()
@@ -127,6 +129,7 @@ class SampledText:
             finish_reason=self.finish_reason,
             timings=Timings(
                 prompt_tokens=prompt_tokens,
+                cached_tokens=self.cached_tokens,
                 new_tokens=len(self.tokens),
                 prefill_s=self.prefill_s,
                 decode_s=decode_s,
