@@ -1,7 +1,7 @@
 """A decoder: text or ids in; text, ids or logits out."""
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,34 +10,23 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner, teacher_forced
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.errors import ContextLengthError, InputError
+from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation import sequence
 from ortolan.runtime.generation.completion import Completion
-from ortolan.runtime.generation.constraints import Constraints
 from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.generation.request import (
-    Cancel,
-    Request,
-    cancel_function,
-    checked_count,
-    numbered,
-    sampling_of,
-)
+from ortolan.runtime.generation.options import Options, checked_count
+from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.sampled_text import SampledText
-from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
-from ortolan.runtime.inputs.tokenizer import no_tokenizer, read_ids
+from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
 
 __all__ = ["Decoder", "Prompt"]
 
 MAX_PROMPTS = 256
 """Prompts of one call; each takes a slot of its own."""
-
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
-"""Text, or token ids."""
 
 Prompts = list[str] | list[Sequence[int]] | list[list[int]] | list[NDArray[np.integer[Any]]]
 """Several prompts, of any lengths."""
@@ -51,43 +40,23 @@ class Decoder(Model):
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle, engine)
         self._memory = RequestMemory(bundle.manifest)
+        self._prompts = PromptReader(bundle.manifest, self.tokenizer)
+
+    @overload
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion: ...
 
     @overload
     def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        cancel: Cancel | None = None,
-    ) -> Completion: ...
+        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+    ) -> list[Completion]: ...
 
     @overload
     def generate(
-        self,
-        prompt: Prompts,
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        cancel: Cancel | None = None,
+        self, prompt: Prompts, *, n: int | None = None, **options: Unpack[Options]
     ) -> list[Completion]: ...
 
     def generate(
-        self,
-        prompt: Prompt | Prompts,
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        cancel: Cancel | None = None,
+        self, prompt: Prompt | Prompts, *, n: int | None = None, **options: Unpack[Options]
     ) -> Completion | list[Completion]:
         """Continue a prompt, or several at once.
 
@@ -99,15 +68,13 @@ class Decoder(Model):
         Args:
             prompt: text, token ids, or a list of these, of any lengths. Empty text stands for the
                 beginning-of-text token, where the model has one.
-            max_new_tokens: most new tokens of each prompt; `None` for the rest of the context.
-            sampling: how tokens are chosen; `None` takes the most probable.
-            temperature: short for a `sampling` with nothing but this.
-            stop: texts that end the completion and are not part of it.
-            ignore_eos: go on after end-of-text tokens.
-            cancel: a function or an event, checked between any two calls of the model.
+            n: so many completions of each prompt, those of the first prompt first, as if it stood
+                in a list as often; `None` gives one.
+            **options: of each completion, as `ortolan.runtime.generation.options.Options` lists
+                them.
 
         Returns:
-            A completion; a list of them for a list of prompts.
+            A completion; a list of them for a list of prompts, or for `n`.
 
         Raises:
             ContextLengthError: a prompt and its new tokens are more than the context.
@@ -116,35 +83,22 @@ class Decoder(Model):
             NumericError: the model gave logits that are not finite.
             ForkedError: the process was forked after the model was loaded.
         """
-        chosen = sampling_of(sampling, temperature)
-        texts = self._texts(
-            list(prompt) if is_batch(prompt) else [prompt],
-            max_new_tokens=max_new_tokens,
-            sampling=chosen,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            cancel=cancel,
-        )
-        if not texts:
-            return []
-        generator = Generator(self._engine, slots=len(texts), exact=len(texts) > 1)
-        for text in texts:
-            generator.submit(text)
-        generator.run()
+        several = list(prompt) if is_batch(prompt) else [prompt]
+        count = 1 if n is None else checked_count("n", n)
+        if len(several) * count > MAX_PROMPTS:
+            raise InputError(
+                f"prompts: expected at most {MAX_PROMPTS}, got {len(several) * count}."
+            )
+        texts = self._texts([each for each in several for _ in range(count)], options)
+        if texts:
+            generator = Generator(self._engine, slots=len(texts), exact=len(texts) > 1)
+            for text in texts:
+                generator.submit(text)
+            generator.run()
         completions = [text.completion() for text in texts]
-        return completions if is_batch(prompt) else completions[0]
+        return completions if n is not None or is_batch(prompt) else completions[0]
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        cancel: Cancel | None = None,
-    ) -> TextStream:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Continue a prompt, and give the text piece by piece.
 
         The request is checked at once; nothing is computed before the first piece is read.
@@ -152,12 +106,7 @@ class Decoder(Model):
 
         Args:
             prompt: as for `generate`, but a single one.
-            max_new_tokens: as for `generate`.
-            sampling: as for `generate`.
-            temperature: as for `generate`.
-            stop: as for `generate`.
-            ignore_eos: as for `generate`.
-            cancel: as for `generate`.
+            **options: as for `generate`.
 
         Returns:
             An iterator of pieces, which joined are the text; its `completion` is there at
@@ -172,15 +121,7 @@ class Decoder(Model):
             raise no_tokenizer("stream")
         if is_batch(prompt):
             raise InputError("stream: expected one prompt, got a list of them. Use `generate`.")
-        (text,) = self._texts(
-            [prompt],
-            max_new_tokens=max_new_tokens,
-            sampling=sampling_of(sampling, temperature),
-            stop=stop,
-            ignore_eos=ignore_eos,
-            cancel=cancel,
-            streams=True,
-        )
+        (text,) = self._texts([prompt], options, streams=True)
         return TextStream(text, Generator(self._engine, slots=1))
 
     def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
@@ -212,66 +153,11 @@ class Decoder(Model):
         return sequence.Sequence(self._engine)
 
     def _texts(
-        self,
-        prompts: list[Any],
-        *,
-        max_new_tokens: int | None,
-        sampling: Sampling,
-        stop: Sequence[str],
-        ignore_eos: bool,
-        cancel: Cancel | None,
-        streams: bool = False,
+        self, prompts: list[Any], options: Options, *, streams: bool = False
     ) -> list[SampledText]:
         """Check everything there is to check before anything is computed."""
-        if len(prompts) > MAX_PROMPTS:
-            raise InputError(f"prompts: expected at most {MAX_PROMPTS}, got {len(prompts)}.")
-        if len(stop) > 0 and self.tokenizer is None:
-            raise no_tokenizer("stop")
-        ids = [self._ids(prompt) for prompt in prompts]
-        limits = [self._limit(len(row), max_new_tokens) for row in ids]
-        tokens = sum(map(len, ids)) + len(ids) * (max_new_tokens or 1)
-        self._memory.check(tokens=tokens, rows=len(ids))
-        eos = frozenset() if ignore_eos else frozenset(self.manifest.tokens.eos)
-        constraints, cancelled = Constraints.of(self.manifest.tokens), cancel_function(cancel)
-        return [
-            SampledText(
-                Request(
-                    prompt=row,
-                    prompt_tokens=len(row),
-                    limit=limit,
-                    sampling=numbered(sampling, index),
-                    eos=eos,
-                    stop=stop,
-                    cancelled=cancelled,
-                    constraints=constraints,
-                ),
-                vocab_size=self.manifest.vocab_size,
-                tokenizer=self.tokenizer,
-                streams=streams,
-            )
-            for index, (row, limit) in enumerate(zip(ids, limits, strict=True))
-        ]
-
-    def _ids(self, prompt: Any) -> list[int]:
-        vocab_size = self.manifest.vocab_size
-        ids = read_ids(prompt, self.tokenizer, vocab_size=vocab_size, what="prompt")
-        if ids:
-            return ids
-        if self.manifest.tokens.bos is None:
-            raise InputError(
-                "prompt: expected at least one token, got none, and this model has no "
-                "beginning-of-text token. Give it something to continue."
-            )
-        return [self.manifest.tokens.bos]
-
-    def _limit(self, prompt_tokens: int, max_new_tokens: int | None) -> int:
-        context = self.manifest.context_length
-        room = context - prompt_tokens
-        wanted = 1 if max_new_tokens is None else checked_count("max_new_tokens", max_new_tokens)
-        if wanted > room:
-            raise ContextLengthError(
-                f"context: expected at most {context} tokens, got a prompt of {prompt_tokens} "
-                f"and {wanted} new. Shorten the prompt, or lower max_new_tokens"
-                f"{f' to {room}' if room > 0 else ''}."
-            )
-        return room if max_new_tokens is None else max_new_tokens
+        requests = self._prompts.requests(prompts, options)
+        wanted = options.get("max_new_tokens") or 1
+        tokens = sum(len(request.prompt) + wanted for request in requests)
+        self._memory.check(tokens=tokens, rows=len(requests))
+        return [self._prompts.text(request, streams=streams) for request in requests]

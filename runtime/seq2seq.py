@@ -1,9 +1,9 @@
 """An encoder-decoder: texts, ids or images in; texts out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +26,14 @@ from ortolan.runtime.generation.beam_search import BeamOptions, EarlyStopping
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.constraints import Constraints
 from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.generation.request import (
-    Cancel,
-    Request,
-    cancel_function,
+from ortolan.runtime.generation.options import (
+    CheckedOptions,
+    Options,
     checked_count,
-    numbered,
-    sampling_of,
+    checked_options,
 )
+from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
-from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.searched_text import SearchedText
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
@@ -90,12 +88,8 @@ class Seq2Seq(Model):
         n_best: int = 1,
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
-        max_new_tokens: int | None = None,
         first: str | int | None = None,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] = (),
-        cancel: Cancel | None = None,
+        **options: Unpack[Options],
     ) -> Completion: ...
 
     @overload
@@ -107,12 +101,8 @@ class Seq2Seq(Model):
         n_best: int = 1,
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
-        max_new_tokens: int | None = None,
         first: str | int | None = None,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] = (),
-        cancel: Cancel | None = None,
+        **options: Unpack[Options],
     ) -> list[Completion]: ...
 
     def generate(
@@ -123,12 +113,8 @@ class Seq2Seq(Model):
         n_best: int = 1,
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
-        max_new_tokens: int | None = None,
         first: str | int | None = None,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] = (),
-        cancel: Cancel | None = None,
+        **options: Unpack[Options],
     ) -> Completion | list[Completion]:
         """Write the text of a source, or of several.
 
@@ -142,13 +128,10 @@ class Seq2Seq(Model):
             n_best: texts to give for each source, at most `beams`.
             length_penalty: above 0 favours long texts, below 0 short ones; only for beams.
             early_stopping: when a search is over; see `ortolan.runtime.generation.beam_search`.
-            max_new_tokens: most new tokens of each text; `None` for all that the decoder takes.
             first: the first new token, or its id, such as the language to translate to; `None` for
                 what the checkpoint says, if anything.
-            sampling: how tokens are chosen; `None` takes the most probable. Not for beams.
-            temperature: short for a `sampling` with nothing but this.
-            stop: texts that end the text and are not part of it. Not for beams.
-            cancel: a function or an event, checked between any two calls of the model.
+            **options: of each text, as `ortolan.runtime.generation.options.Options` lists them;
+                for beams only `max_new_tokens` and `cancel`.
 
         Returns:
             A completion; a list of them for a list of sources.
@@ -161,31 +144,23 @@ class Seq2Seq(Model):
             ForkedError: the process was forked after the model was loaded.
         """
         beams = checked_count("beams", beams, most=MAX_BEAMS)
-        sources, limit = self._fitting(source, beams, max_new_tokens)
-        cancelled, rules = cancel_function(cancel), self._rules(first)
+        checked = checked_options(options, self.manifest, self.tokenizer)
+        sources, limit = self._fitting(source, beams, checked.max_new_tokens)
+        rules = self._rules(first)
         texts: list[SampledText] | list[SearchedText]
         if beams == 1:
             refuse_beam_options(n_best, length_penalty, early_stopping)
-            chosen = sampling_of(sampling, temperature)
-            texts = self._sampled(sources, limit, chosen, stop, cancelled, rules)
+            texts = self._sampled(sources, limit, checked, rules)
         else:
-            refuse_sampling_options(sampling, temperature, stop)
+            refuse_sampling_options(options)
             count = checked_count("n_best", n_best, most=beams)
-            options = self._beam_options(beams, limit, length_penalty, early_stopping)
-            texts = self._searched(sources, options, count, cancelled, rules)
+            search = self._beam_options(beams, limit, length_penalty, early_stopping)
+            texts = self._searched(sources, search, count, checked, rules)
         done = self._run(texts, sources, beams)
         return done if is_batch(source) else done[0]
 
     def stream(
-        self,
-        source: One,
-        *,
-        max_new_tokens: int | None = None,
-        first: str | int | None = None,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] = (),
-        cancel: Cancel | None = None,
+        self, source: One, *, first: str | int | None = None, **options: Unpack[Options]
     ) -> TextStream:
         """Write the text of a source, and give it piece by piece.
 
@@ -195,12 +170,8 @@ class Seq2Seq(Model):
 
         Args:
             source: as for `generate`, but a single one.
-            max_new_tokens: as for `generate`.
             first: as for `generate`.
-            sampling: as for `generate`.
-            temperature: as for `generate`.
-            stop: as for `generate`.
-            cancel: as for `generate`.
+            **options: as for `generate`.
 
         Returns:
             An iterator of pieces, which joined are the text; its `completion` is there at
@@ -215,10 +186,9 @@ class Seq2Seq(Model):
             raise no_tokenizer("stream")
         if is_batch(source):
             raise InputError("stream: expected one source, got a list of them. Use `generate`.")
-        sources, limit = self._fitting(source, 1, max_new_tokens)
-        chosen, cancelled = sampling_of(sampling, temperature), cancel_function(cancel)
-        rules = self._rules(first)
-        (text,) = self._sampled(sources, limit, chosen, stop, cancelled, rules, streams=True)
+        checked = checked_options(options, self.manifest, self.tokenizer)
+        sources, limit = self._fitting(source, 1, checked.max_new_tokens)
+        (text,) = self._sampled(sources, limit, checked, self._rules(first), streams=True)
         return TextStream(text, self._generator(1))
 
     def logits(self, source: One, ids: TokenIds) -> NDArray[np.float32]:
@@ -256,7 +226,7 @@ class Seq2Seq(Model):
         room = self.manifest.context_length - 1  # the start token
         if max_new_tokens is None:
             return max(1, room)
-        if checked_count("max_new_tokens", max_new_tokens) > room:
+        if max_new_tokens > room:
             raise ContextLengthError(
                 f"context: expected at most {room} new tokens after the start token, got "
                 f"{max_new_tokens}. Lower max_new_tokens."
@@ -281,54 +251,53 @@ class Seq2Seq(Model):
         self,
         sources: list[Source],
         limit: int,
-        sampling: Sampling,
-        stop: Sequence[str],
-        cancelled: Callable[[], bool] | None,
+        options: CheckedOptions,
         constraints: Constraints,
         *,
         streams: bool = False,
     ) -> list[SampledText]:
-        if len(stop) > 0 and self.tokenizer is None:
-            raise no_tokenizer("stop")
+        requests = self._requests(sources, limit, options, constraints)
         return [
             SampledText(
-                self._request(
-                    source,
-                    limit=limit,
-                    sampling=numbered(sampling, index),
-                    eos=frozenset(self.manifest.tokens.eos),
-                    stop=stop,
-                    cancelled=cancelled,
-                    constraints=constraints,
-                ),
+                request,
                 vocab_size=self.manifest.vocab_size,
                 tokenizer=self.tokenizer,
                 streams=streams,
             )
-            for index, source in enumerate(sources)
+            for request in requests
         ]
 
     def _searched(
         self,
         sources: list[Source],
-        options: BeamOptions,
+        search: BeamOptions,
         n_best: int,
-        cancelled: Callable[[], bool] | None,
+        options: CheckedOptions,
         constraints: Constraints,
     ) -> list[SearchedText]:
+        requests = self._requests(sources, search.max_tokens, options, constraints)
         return [
-            SearchedText(
-                self._request(
-                    source,
-                    limit=options.max_tokens,
-                    cancelled=cancelled,
-                    constraints=constraints,
-                ),
-                options,
-                n_best=n_best,
-                tokenizer=self.tokenizer,
+            SearchedText(request, search, n_best=n_best, tokenizer=self.tokenizer)
+            for request in requests
+        ]
+
+    def _requests(
+        self,
+        sources: list[Source],
+        limit: int,
+        options: CheckedOptions,
+        constraints: Constraints,
+    ) -> list[Request]:
+        return [
+            options.request(
+                [self._start],
+                limit=limit,
+                prompt_tokens=_tokens(source),
+                source=source,
+                constraints=constraints,
+                index=index,
             )
-            for source in sources
+            for index, source in enumerate(sources)
         ]
 
     def _beam_options(
@@ -355,14 +324,6 @@ class Seq2Seq(Model):
             generator.submit(texts[index])
         generator.run()
         return [text.completion() for text in texts]
-
-    def _request(self, source: Source, **options: Any) -> Request:
-        return Request(
-            prompt=[self._start],
-            prompt_tokens=_tokens(source),
-            source=source,
-            **options,
-        )
 
     def _rules(self, first: str | int | None) -> Constraints:
         """The constraints of the checkpoint, but for the first token where one is given."""

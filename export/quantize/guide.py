@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ortolan.export.errors import ExportError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.products import linear
@@ -53,13 +54,16 @@ def importance(
         model: a decoder, as it was trained.
         inputs: texts, whose tokens it predicts.
         progress: told after every text.
+
+    Raises:
+        ExportError: PyTorch has no gradients of the model.
     """
     found: dict[str, list[Tensor]] = {}
     texts = calls(model, inputs)
     lazy = LazyWeights(model.module, model.weights)
     for number, (text, ids) in enumerate(zip(texts, inputs.ids, strict=True), 1):
-        for name, entering in _of_text(lazy, text, ids).items():
-            found.setdefault(name, []).append(entering.total)
+        for name, counts_S in _of_text(lazy, text, ids).items():
+            found.setdefault(name, []).append(counts_S)
         return_free_memory()
         if progress is not None:
             progress(number, len(texts))
@@ -73,19 +77,25 @@ def importance(
 
 
 class _Entering:
-    """What enters some products; `total` is what its tokens count in all of them."""
+    """A tensor that enters some products.
+
+    Attributes:
+        x: the tensor, `(..., K)`, kept so that no other takes its identity.
+        counts_S: what its tokens count in all of them.
+    """
 
     def __init__(self, x: Tensor) -> None:
-        self.total = torch.zeros(x.shape[:-1].numel())
+        self.x = x
+        self.counts_S = torch.zeros(x.shape[:-1].numel())
 
     def add(self, gradient: Tensor) -> None:
         """Add the mean squares of the gradients of a product's outputs."""
-        self.total += gradient.flatten(0, -2).square().mean(-1)
+        self.counts_S += gradient.flatten(0, -2).square().mean(-1)
 
 
-def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapping[str, _Entering]:
-    """By the weight of each product, what enters it; of one that runs again, the first time."""
-    seen: dict[int, _Entering] = {}  # by the tensor, which the graph of gradients keeps alive
+def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapping[str, Tensor]:
+    """By the weight of each product, what tokens count; of one that runs again, the first time."""
+    seen: dict[int, _Entering] = {}
     named: dict[str, _Entering] = {}
     anchor = torch.ones((), requires_grad=True)
 
@@ -97,10 +107,17 @@ def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapp
         named.setdefault(request.name, entering)
         return streamed_product(request, lazy.weights, anchor=anchor, note=entering.add)
 
-    with lazy.asking(ask):
-        logits_SV = text()
-    F.cross_entropy(logits_SV[:-1].float(), ids[1:], reduction="sum").backward()  # type: ignore[no-untyped-call]
-    return named
+    try:
+        with lazy.asking(ask):
+            logits_SV = text()
+        F.cross_entropy(logits_SV[:-1].float(), ids[1:], reduction="sum").backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # the model has run before, without gradients
+        reason = str(error).partition("\n")[0]
+        raise ExportError(
+            f"guide: expected a model that PyTorch can differentiate, got: {reason} "
+            "Choose --method hqq or rtn, which need no gradients."
+        ) from error
+    return {name: entering.counts_S for name, entering in named.items()}
 
 
 def streamed_product(
@@ -133,7 +150,6 @@ class _Streamed(torch.autograd.Function):
         weights: Weights,
         note: Callable[[Tensor], None] | None,
     ) -> Tensor:
-        ctx.save_for_backward(x)  # so that no other tensor takes its place
         ctx.request, ctx.weights, ctx.note = request, weights, note
         return product(weights, request, None)
 

@@ -3,12 +3,12 @@
 Knows values and which options exclude each other. Does not know how a search goes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sized
 from typing import Any
 
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.beam_search import EarlyStopping
-from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.generation.options import Options
 
 __all__ = [
     "MAX_BEAMS",
@@ -44,20 +44,15 @@ def refuse_beam_options(n_best: Any, length_penalty: Any, early_stopping: Any) -
             )
 
 
-def refuse_sampling_options(
-    sampling: Sampling | None, temperature: float | None, stop: Sequence[str]
-) -> None:
+def refuse_sampling_options(options: Options) -> None:
     """Refuse what means nothing with beams.
 
     Raises:
         InputError: one of them is given.
     """
-    for name, is_given in (
-        ("sampling", sampling is not None),
-        ("temperature", temperature is not None),
-        ("stop", len(stop) > 0),
-    ):
-        if is_given:
+    for name, value in options.items():
+        is_empty = value is None or value is False or (isinstance(value, Sized) and not len(value))
+        if name not in ("max_new_tokens", "cancel") and not is_empty:
             raise InputError(
                 f"{name}: expected none in a beam search, which looks for the most probable "
                 "text. Leave it out, or set beams to 1."

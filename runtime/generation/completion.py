@@ -14,12 +14,12 @@ class Timings:
 
     Attributes:
         prompt_tokens: of the prompt; of the source, for a text that is written from one.
-        cached_tokens: of `prompt_tokens`, those that were not computed but known from before.
+        cached_tokens: of the prompt, those whose states were there already and were not computed.
         prefill_s: seconds for the prompt, or for the sources that were encoded together.
         decode_s: seconds from the first new token to the last.
         time_to_first_token_s: seconds from the start of the request, other texts included.
         tokens_per_second: of the new tokens after the first; 0 when there is none.
-        prefill_tokens_per_second: of the prompt; 0 when it was not computed.
+        prefill_tokens_per_second: of the part of the prompt that was computed; 0 without one.
     """
 
     prompt_tokens: int

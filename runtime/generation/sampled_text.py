@@ -1,5 +1,6 @@
 """A text that is generated token by token: its tokens, its visible part, and when it ends."""
 
+import math
 import time
 
 import numpy as np
@@ -32,7 +33,7 @@ class SampledText:
         finish_reason: `None` as long as it goes on.
         pending: text that `take` has not handed out.
         prefill_s: seconds that its prompt took so far.
-        cached_tokens: of its prompt, how many were not computed for it but for another.
+        cached_tokens: of its prompt, those that were not computed.
     """
 
     parents = (0,)
@@ -55,7 +56,7 @@ class SampledText:
         self.cached_tokens = 0
         self._sampler = Sampler(request.sampling, vocab_size, prompt=request.prompt)
         # mostly there are none, and each call counts beside a step of a small model
-        is_free = request.constraints == Constraints()
+        is_free = request.constraints == Constraints() and request.min_new_tokens == 0
         self._choose = self._sampler.next if is_free else self._constrained
         self._tokenizer = tokenizer
         # Text that nobody waits for and that stops nothing is decoded once, at the end.
@@ -129,13 +130,13 @@ class SampledText:
             finish_reason=self.finish_reason,
             timings=Timings(
                 prompt_tokens=prompt_tokens,
-                cached_tokens=self.cached_tokens,
                 new_tokens=len(self.tokens),
                 prefill_s=self.prefill_s,
                 decode_s=decode_s,
                 time_to_first_token_s=self._first_at - self._started_at,
                 tokens_per_second=rate(len(self.tokens) - 1, decode_s),
-                prefill_tokens_per_second=rate(prompt_tokens, self.prefill_s),
+                prefill_tokens_per_second=rate(prompt_tokens - self.cached_tokens, self.prefill_s),
+                cached_tokens=self.cached_tokens,
             ),
         )
 
@@ -146,6 +147,9 @@ class SampledText:
             self._sampler.record(forced)
             return forced
         constraints.suppress(logits_V)
+        if len(self.tokens) < self.request.min_new_tokens:
+            for token in self.request.eos:
+                logits_V[token] = -math.inf
         return self._sampler.next(logits_V)
 
     def _whole_text(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.limits import MAX_STOP_TEXT_BYTES, MAX_STOP_TEXTS
 
-__all__ = ["StopMatcher"]
+__all__ = ["StopMatcher", "checked_stop"]
 
 
 class StopMatcher:
@@ -30,7 +30,7 @@ class StopMatcher:
         Raises:
             InputError: too many texts, or one that is empty, too long, or not text.
         """
-        self._searches = [_Search(text) for text in _checked(texts)]
+        self._searches = [_Search(text) for text in checked_stop(texts)]
         self._held = ""
         self._stopped = False
 
@@ -95,9 +95,14 @@ class _Search:
         return matched + 1
 
 
-def _checked(texts: Sequence[str]) -> Sequence[str]:
-    """Return stop texts that are within the limits."""
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+def checked_stop(texts: Sequence[str]) -> Sequence[str]:
+    """Return stop texts that are within the limits.
+
+    Raises:
+        InputError: too many texts, or one that is empty, too long, or not text.
+    """
+    is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
+    if not is_list or not all(isinstance(text, str) for text in texts):
         raise InputError(f"stop: expected a list of texts, got {texts!r}. Write it as [text].")
     if len(texts) > MAX_STOP_TEXTS:
         raise InputError(

@@ -291,6 +291,8 @@ def test_ids_of_a_source_are_those_of_its_own_vocabulary(bundle: Bundle, engine:
         ({"beams": 2, "length_penalty": 11}, "length_penalty: expected a number"),
         ({"beams": 2, "early_stopping": "always"}, "early_stopping: expected True"),
         ({"beams": 2, "temperature": 0.5}, "temperature: expected none in a beam search"),
+        ({"beams": 2, "stop_tokens": [5]}, "stop_tokens: expected none in a beam search"),
+        ({"max_tokens": 5}, "got 'max_tokens'. Did you mean max_new_tokens"),
         ({"beams": 2, "sampling": Sampling()}, "sampling: expected none"),
         ({"beams": 2, "stop": ["a"]}, "stop: expected none"),
         ({"max_new_tokens": 0}, "max_new_tokens"),

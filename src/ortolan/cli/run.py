@@ -105,7 +105,7 @@ def command(
     }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
-    _check_options(model, search | begins, ignore_eos=ignore_eos)
+    _check_options(model, search | begins)
     request |= begins | ({"ignore_eos": True} if ignore_eos else {})
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
@@ -145,16 +145,16 @@ def _print_end(completion: "Completion", *, is_streamed: bool) -> None:
     )
 
 
-def _check_options(model: Any, search: Iterable[str], *, ignore_eos: bool) -> None:
+def _check_options(model: Any, for_sources: Iterable[str]) -> None:
     """Refuse a bundle that writes no texts, and options that mean nothing to this one."""
     from ortolan.runtime import Decoder, InputError, Seq2Seq
     from ortolan.runtime.bundle.manifest import wrong_kind
 
     if not isinstance(model, Decoder | Seq2Seq):
         raise wrong_kind(model.manifest, what="run", expected="a bundle that writes texts")
-    is_decoder = isinstance(model, Decoder)
-    meaningless = search if is_decoder else ["ignore_eos"] if ignore_eos else []
-    other = "an encoder-decoder" if is_decoder else "a decoder"
-    for option in meaningless:
-        flag = f"--{option.replace('_', '-')}"
-        raise InputError(f"{flag}: expected a bundle of {other}, got another. Leave it out.")
+    if isinstance(model, Decoder):
+        for option in for_sources:
+            raise InputError(
+                f"--{option.replace('_', '-')}: expected a bundle of an encoder-decoder, got "
+                "another. Leave it out."
+            )

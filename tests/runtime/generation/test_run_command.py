@@ -82,10 +82,20 @@ def test_json_holds_the_translation(run: Run, path: Path, model: Seq2Seq) -> Non
     assert greedy["tokens"] == list(model.generate(TEXT, max_new_tokens=9).tokens)
 
 
+def test_a_source_without_beams_takes_the_options_of_every_request(
+    run: Run, path: Path, model: Seq2Seq
+) -> None:
+    free = model.generate(TEXT, max_new_tokens=9, ignore_eos=True)
+    assert run(path, TEXT, "-n", "9", "--ignore-eos").out == free.text + "\n"
+    assert len(free.tokens) == 9
+    done = model.generate(TEXT, max_new_tokens=9, ignore_eos=True, stop_tokens=[free.tokens[0]])
+    assert (done.tokens, done.finish_reason) == (free.tokens[:1], "stop")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--ignore-eos",), "--ignore-eos: expected a bundle of a decoder"),
+        (("--beams", "2", "--ignore-eos"), "ignore_eos: expected none in a beam search"),
         (("--beams", "0"), "beams: expected a whole number from 1 to 64, got 0"),
         (("--n-best", "2"), "n_best: expected 1 without a beam search"),
         (("--beams", "2", "--n-best", "3"), "n_best: expected a whole number from 1 to 2"),

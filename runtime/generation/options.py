@@ -1,0 +1,179 @@
+"""The options of one request, which everything that generates a text takes alike.
+
+`generate`, `stream` and whatever else takes a request declare them as `**options:
+Unpack[Options]`, and `checked_options` turns them into what a `Request` is made of.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from threading import Event
+from typing import Any, TypedDict
+
+import numpy as np
+
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.request import Request, numbered
+from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.generation.stop import checked_stop
+from ortolan.runtime.inputs.ids import TokenIds, checked_ids
+from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
+from ortolan.runtime.limits import MAX_STOP_TOKENS
+
+__all__ = ["Cancel", "CheckedOptions", "Options", "checked_count", "checked_options"]
+
+Cancel = Callable[[], bool] | Event
+"""A function or an event, checked between any two calls of the model."""
+
+
+class Options(TypedDict, total=False):
+    """What a request may say besides its prompt.
+
+    Attributes:
+        max_new_tokens: most new tokens; `None` for the rest of the context.
+        min_new_tokens: so many new tokens come before an end-of-text or stop token. A stop text
+            still ends the text.
+        sampling: how tokens are chosen; `None` takes the most probable.
+        temperature: short for a `sampling` with nothing but this.
+        stop: texts that end the text and are not part of it.
+        stop_tokens: ids that end it, as end-of-text tokens do.
+        ignore_eos: go on after end-of-text tokens.
+        cancel: a function or an event, checked between any two calls of the model.
+    """
+
+    max_new_tokens: int | None
+    min_new_tokens: int
+    sampling: Sampling | None
+    temperature: float | None
+    stop: Sequence[str]
+    stop_tokens: TokenIds
+    ignore_eos: bool
+    cancel: Cancel | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedOptions:
+    """Options that were checked against a bundle; the attributes are those of a `Request`."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int
+    sampling: Sampling
+    eos: frozenset[int]
+    stop: Sequence[str]
+    cancelled: Callable[[], bool] | None
+
+    def request(
+        self,
+        prompt: list[int],
+        *,
+        limit: int,
+        prompt_tokens: int,
+        constraints: Constraints,
+        index: int = 0,
+        source: Any = None,
+    ) -> Request:
+        """The request of prompt, or source, number `index` of a list.
+
+        Raises:
+            InputError: there is not the room for `min_new_tokens`.
+        """
+        if self.min_new_tokens > limit:
+            raise InputError(
+                f"min_new_tokens: expected at most the {limit} new tokens that there can be, got "
+                f"{self.min_new_tokens}. Lower it, or raise max_new_tokens."
+            )
+        return Request(
+            prompt=prompt,
+            limit=limit,
+            prompt_tokens=prompt_tokens,
+            source=source,
+            min_new_tokens=self.min_new_tokens,
+            sampling=numbered(self.sampling, index),
+            eos=self.eos,
+            stop=self.stop,
+            constraints=constraints,
+            cancelled=self.cancelled,
+        )
+
+
+def checked_options(
+    options: Options, manifest: Manifest, tokenizer: Tokenizer | None
+) -> CheckedOptions:
+    """Check the options of a request, all but what depends on its prompt.
+
+    Raises:
+        TokenizerError: stop texts, and the bundle has no tokenizer.
+        SamplingError: the temperature is out of range.
+        InputError: an option is unknown, or its value is none of those it may have.
+    """
+    _refuse_unknown(options)
+    max_new_tokens, stop = options.get("max_new_tokens"), checked_stop(options.get("stop", ()))
+    if len(stop) > 0 and tokenizer is None:
+        raise no_tokenizer("stop")
+    stop_tokens = checked_ids(
+        options.get("stop_tokens", ()), vocab_size=manifest.vocab_size, what="stop_tokens"
+    )
+    if len(stop_tokens) > MAX_STOP_TOKENS:
+        raise InputError(
+            f"stop_tokens: expected at most {MAX_STOP_TOKENS} ids, got {len(stop_tokens)}."
+        )
+    eos = () if options.get("ignore_eos", False) else manifest.tokens.eos
+    return CheckedOptions(
+        max_new_tokens=(
+            None if max_new_tokens is None else checked_count("max_new_tokens", max_new_tokens)
+        ),
+        min_new_tokens=checked_count("min_new_tokens", options.get("min_new_tokens", 0), least=0),
+        sampling=_sampling(options.get("sampling"), options.get("temperature")),
+        eos=frozenset((*eos, *stop_tokens)),
+        stop=stop,
+        cancelled=_cancel_function(options.get("cancel")),
+    )
+
+
+def checked_count(what: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
+    """A whole number of at least `least`.
+
+    Raises:
+        InputError: it is something else, or more than `most`.
+    """
+    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if is_number and value >= least and (most is None or value <= most):
+        return int(value)
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise InputError(f"{what}: expected a whole number {allowed}, got {value!r}.")
+
+
+def _refuse_unknown(options: Options) -> None:
+    known = sorted(Options.__optional_keys__)
+    for name in options:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            advice = f" Did you mean {close[0]}?" if close else ""
+            raise InputError(f"options: expected {', '.join(known)}, got {name!r}.{advice}")
+
+
+def _sampling(sampling: Sampling | None, temperature: float | None) -> Sampling:
+    """The options of sampling, of which `temperature` is short for one."""
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise InputError(
+            f"sampling: expected ortolan.Sampling, got {type(sampling).__name__}. "
+            "Write Sampling(temperature=..., ...)."
+        )
+    if temperature is None:
+        return Sampling() if sampling is None else sampling
+    if sampling is not None:
+        raise InputError(
+            "temperature: expected it within `sampling`, got both. "
+            "Write Sampling(temperature=..., ...)."
+        )
+    return Sampling(temperature=temperature)
+
+
+def _cancel_function(cancel: Cancel | None) -> Callable[[], bool] | None:
+    """A function that says whether to stop, where there is one."""
+    found = cancel.is_set if isinstance(cancel, Event) else cancel
+    if found is not None and not callable(found):
+        raise InputError(f"cancel: expected a function or an event, got {found!r}.")
+    return found

@@ -1,0 +1,104 @@
+"""From prompts to texts that are ready to be generated, checked in full."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.errors import ContextLengthError, InputError
+from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.options import Options, checked_options
+from ortolan.runtime.generation.request import Request
+from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.inputs.tokenizer import Tokenizer, read_ids
+
+__all__ = ["Prompt", "PromptReader"]
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
+"""Text, or token ids."""
+
+
+class PromptReader:
+    """Checks the requests of a decoder. Nothing is computed; threads may share it.
+
+        (request,) = reader.requests(["def main("], {"max_new_tokens": 8})
+        text = reader.text(request)
+
+    Args:
+        manifest: of the bundle.
+        tokenizer: of the bundle, where it has one.
+    """
+
+    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
+        self._manifest = manifest
+        self._tokenizer = tokenizer
+        self._constraints = Constraints.of(manifest.tokens)
+
+    def requests(self, prompts: Sequence[Prompt], options: Options) -> list[Request]:
+        """Check prompts and their options; seeds count up from that of the first prompt.
+
+        Memory is left to the caller, who knows what else is to be computed.
+
+        Args:
+            prompts: any number. Empty text stands for the beginning-of-text token, where the
+                model has one.
+            options: of each of them.
+
+        Raises:
+            ContextLengthError: a prompt and its new tokens are more than the context.
+            InputError: anything else is wrong.
+        """
+        checked = checked_options(options, self._manifest, self._tokenizer)
+        ids = [self._ids(prompt) for prompt in prompts]
+        return [
+            checked.request(
+                row,
+                limit=self._limit(len(row), checked.max_new_tokens),
+                prompt_tokens=len(row),
+                constraints=self._constraints,
+                index=index,
+            )
+            for index, row in enumerate(ids)
+        ]
+
+    def text(self, request: Request, *, streams: bool = False) -> SampledText:
+        """A text to be generated for a request.
+
+        Args:
+            request: one of `requests`.
+            streams: whether pieces of the text are taken while it grows.
+
+        Raises:
+            SamplingError: a biased id is outside the vocabulary.
+        """
+        return SampledText(
+            request,
+            vocab_size=self._manifest.vocab_size,
+            tokenizer=self._tokenizer,
+            streams=streams,
+        )
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        vocab_size = self._manifest.vocab_size
+        ids = read_ids(prompt, self._tokenizer, vocab_size=vocab_size, what="prompt")
+        if ids:
+            return ids
+        if self._manifest.tokens.bos is None:
+            raise InputError(
+                "prompt: expected at least one token, got none, and this model has no "
+                "beginning-of-text token. Give it something to continue."
+            )
+        return [self._manifest.tokens.bos]
+
+    def _limit(self, prompt_tokens: int, max_new_tokens: int | None) -> int:
+        context = self._manifest.context_length
+        room, wanted = context - prompt_tokens, max_new_tokens or 1
+        if wanted > room:
+            raise ContextLengthError(
+                f"context: expected at most {context} tokens, got a prompt of {prompt_tokens} "
+                f"and {wanted} new. Shorten the prompt, or lower max_new_tokens"
+                f"{f' to {room}' if room > 0 else ''}."
+            )
+        return room if max_new_tokens is None else max_new_tokens
