@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import InputError
 
-__all__ = ["Draft", "DraftModel", "Drafter", "PromptLookup"]
-
-MAX_DRAFT = 31
-"""Tokens. With the one before it that is a call of 32, where a token costs nearly what a step does."""
+__all__ = ["Draft", "DraftModel", "Drafter", "PromptLookup", "check_draft"]
 
 NGRAMS = (6, 3)
 """Tokens that have to match, the longest first: a longer match is right more often."""
@@ -104,14 +102,49 @@ class DraftModel:
 
     def begin(self, prompt: Sequence[int]) -> Drafter:
         """Begin to guess for a text that follows this prompt."""
-        return _Guesses(self.model.sequence(), prompt)
+        context_length = self.model.manifest.context_length
+        return _Guesses(self.model.sequence(), prompt, context_length)
+
+
+def check_draft(draft: Draft, bundle: Bundle) -> None:
+    """Refuse a draft that cannot guess for this bundle.
+
+    Raises:
+        InputError: it is none, its model has another tokenizer, or the states of the bundle
+            cannot take a wrong guess back.
+    """
+    if not hasattr(draft, "begin"):
+        raise InputError(
+            f"draft: expected PromptLookup() or DraftModel(model), got {type(draft).__name__}."
+        )
+    replaced = [state.name for state in bundle.manifest.states if state.update == "replace"]
+    if replaced:
+        raise InputError(
+            f"draft: expected states that grow, got {replaced[0]!r}, which cannot take a wrong "
+            "guess back. Generate without a draft."
+        )
+    if isinstance(draft, DraftModel):
+        small = draft.model.bundle
+        if _tokenizer_hash(small) != _tokenizer_hash(bundle) or (
+            small.manifest.vocab_size > bundle.manifest.vocab_size
+        ):
+            raise InputError(
+                "draft: expected a model with the same tokenizer, got one with another. "
+                "Use the smaller model of the same family, or PromptLookup()."
+            )
+
+
+def _tokenizer_hash(bundle: Bundle) -> str | None:
+    manifest = bundle.manifest
+    return next((f.sha256 for f in manifest.files if f.name == manifest.tokenizer), None)
 
 
 class _Guesses:
     """What the smaller model would say, most probable tokens alone."""
 
-    def __init__(self, sequence: Any, prompt: Sequence[int]) -> None:
+    def __init__(self, sequence: Any, prompt: Sequence[int], context_length: int) -> None:
         self._sequence = sequence
+        self._context_length = context_length
         self._tokens = list(prompt)
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -32,9 +32,7 @@ class Pace:
             return 1
         return max(SIZES, key=self._rate) - 1
 
-    def learn(
-        self, *, drafted: int, right: int, draft_s: float, size: int, seconds: float
-    ) -> None:
+    def learn(self, *, drafted: int, right: int, draft_s: float, size: int, seconds: float) -> None:
         """Take what became of a draft.
 
         Args:
@@ -53,7 +51,7 @@ class Pace:
         self._seconds[size] = known + WEIGHT * (seconds - known)
 
     def _rate(self, size: int) -> float:
-        """Tokens in a second with calls of this size: guesses up to the first wrong one, and one."""
+        """Tokens in a second by calls of this size: the right guesses, and the one that follows."""
         tokens = sum(self._right**guess for guess in range(size))
         return tokens / (self._call_seconds(size) + (size - 1) * self._draft_seconds)
 

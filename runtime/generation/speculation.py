@@ -1,17 +1,32 @@
 """Speculation: brings one text forward by drafts, several tokens in a call where they are right."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.generation.completion import FinishReason
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.pace import Pace
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.request import Request
 
 __all__ = ["Speculation"]
+
+
+class Text(Protocol):
+    """What drafts need to know of a text."""
+
+    request: Request
+    finish_reason: FinishReason | None
+    drafted_tokens: int
+    accepted_tokens: int
+
+    @property
+    def next_tokens(self) -> Sequence[int]:
+        """Its newest token."""
 
 
 class Speculation:
@@ -28,10 +43,11 @@ class Speculation:
         row: of the text.
     """
 
-    def __init__(self, draft: Draft, text: SampledText, runner: Runner, row: int) -> None:
+    def __init__(self, draft: Draft, text: Text, runner: Runner, row: int) -> None:
         self._text, self._runner, self._row = text, runner, row
+        self._new = [text.next_tokens[0]]
+        self._count = 1
         self._drafter = draft.begin(text.request.prompt)
-        self._seen = 0
         self._pace = Pace()
 
     def step(self, advance: Callable[[NDArray[np.float32]], None]) -> None:
@@ -42,21 +58,24 @@ class Speculation:
         """
         text, runner, row = self._text, self._runner, self._row
         begun_at = time.perf_counter()
-        self._drafter.extend(text.tokens[self._seen :])
-        self._seen = len(text.tokens)
-        room = min(text.request.limit - self._seen, runner.wide_tokens) - 1
+        self._drafter.extend(self._new)
+        room = min(text.request.limit - self._count, runner.wide_tokens) - 1
         draft = self._drafter.propose(min(self._pace.choose(), room)) if room > 0 else []
         drafted_at = time.perf_counter()
-        length, tokens = runner.slots.lengths[row], [text.tokens[-1], *draft]
+        length, tokens = runner.slots.lengths[row], [text.next_tokens[0], *draft]
         logits_SV = runner.wide_step(row, tokens)
         computed_at = time.perf_counter()
-        right = 0
-        for logits_V in logits_SV:
+        self._new = []
+        for logits_V, guess in zip(logits_SV, [*draft, None], strict=True):
             advance(logits_V)
-            if text.finish_reason is not None or text.tokens[-1:] != draft[right : right + 1]:
+            if text.finish_reason is not None:
                 break
-            right += 1
-        runner.slots.rewind(min(length + 1 + right, length + len(tokens)), row=row)
+            self._new.append(text.next_tokens[0])
+            if guess != self._new[-1]:
+                break
+        right = sum(guess == token for guess, token in zip(draft, self._new, strict=False))
+        self._count += len(self._new)
+        runner.slots.rewind(length + 1 + right, row=row)
         text.drafted_tokens += len(draft)
         text.accepted_tokens += right
         self._pace.learn(
