@@ -14,6 +14,7 @@ OrtolanError
 │   ├── ContextLengthError     more tokens than the context of the bundle
 │   ├── SamplingError          an option of `Sampling` is out of range
 │   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
+├── StateFileError         a saved conversation is damaged, or of another bundle or version
 ├── MemoryPlanError        there is not the memory (also a `MemoryError`)
 ├── NumericError           the model gave logits that are not finite
 ├── CertificateError       a verification could not be carried out
@@ -90,6 +91,12 @@ class TokenizerError(InputError):
     """The tokenizer cannot take this text or these ids, or the bundle has none."""
 
     code: ClassVar[str] = "tokenizer"
+
+
+class StateFileError(OrtolanError):
+    """A saved conversation is damaged, or of another bundle or version. Names the file."""
+
+    code: ClassVar[str] = "state-file"
 
 
 class MemoryPlanError(OrtolanError, MemoryError):
