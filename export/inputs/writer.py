@@ -122,7 +122,7 @@ def _continued(
         )
         for number, beginning in enumerate(beginnings)
     ]
-    generator = Generator(engine, slots=_rows(manifest, length), rows_multiple=engine.rows_multiple)
+    generator = Generator(engine, slots=_rows(manifest, length), exact=True)
     for text in texts:
         generator.submit(text)
     written = 0
