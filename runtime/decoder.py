@@ -92,8 +92,7 @@ class Decoder(Model):
             )
         texts = self._texts([each for each in several for _ in range(count)], options)
         if texts:
-            multiple = 1 if len(texts) == 1 else self._engine.rows_multiple
-            generator = Generator(self._engine, slots=len(texts), rows_multiple=multiple)
+            generator = Generator(self._engine, slots=len(texts), exact=len(texts) > 1)
             for text in texts:
                 generator.submit(text)
             generator.run()
