@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Sampling,
         SamplingError,
         Seq2Seq,
+        StateFileError,
         load,
     )
 
@@ -59,6 +60,7 @@ __all__ = [
     "SamplingError",
     "Seq2Seq",
     "State",
+    "StateFileError",
     "__version__",
     "export",
     "load",
