@@ -39,6 +39,7 @@ from ortolan.runtime.errors import (
     MissingExtraError,
     NumericError,
     SamplingError,
+    StateFileError,
     TokenizerError,
 )
 
@@ -89,6 +90,7 @@ __all__ = [
     "SamplingError",
     "Seq2Seq",
     "Sequence",
+    "StateFileError",
     "TextStream",
     "Timings",
     "Tokenizer",

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Sampling,
         SamplingError,
         Seq2Seq,
+        StateFileError,
         load,
     )
 
@@ -63,6 +64,7 @@ __all__ = [
     "SamplingError",
     "Seq2Seq",
     "State",
+    "StateFileError",
     "__version__",
     "export",
     "load",
