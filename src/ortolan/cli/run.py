@@ -105,6 +105,7 @@ def command(
     beam_options = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
     search = {name: value for name, value in beam_options.items() if value is not None}
     begins = {} if first is None else {"first": first}
+    ends = {"ignore_eos": True} if ignore_eos else {}
     request: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "sampling": None if sampling == Sampling() else sampling,
@@ -112,25 +113,27 @@ def command(
     }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
-    drafts = {} if draft is None else {"draft": _draft(draft, device=device, threads=threads)}
     _check_options(model, search | begins)
-    request |= begins | drafts | ({"ignore_eos": True} if ignore_eos else {})
+    request |= begins | ends | _draft(draft, device=device, threads=threads)
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
     completion = _generate(model, text, request, search, is_shown=not as_json)
     if as_json:
         about = {"device": model.device, "device_reason": model.device_reason}
         print_json({"prompt": text, **asdict(completion), **about})
-        return
-    _print_end(completion, is_streamed=not search)
+    else:
+        _print_end(completion, is_streamed=not search)
 
 
-def _draft(named: str, *, device: str, threads: int | None) -> "Draft":
+def _draft(named: str | None, *, device: str, threads: int | None) -> dict[str, "Draft"]:
+    """The option that stands for `--draft`, where it was given."""
     from ortolan.runtime import Decoder, DraftModel, PromptLookup, load
 
+    if named is None:
+        return {}
     if named == "lookup":
-        return PromptLookup()
-    return DraftModel(load(named, Decoder, device=device, threads=threads))
+        return {"draft": PromptLookup()}
+    return {"draft": DraftModel(load(named, Decoder, device=device, threads=threads))}
 
 
 def _generate(
