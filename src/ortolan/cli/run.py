@@ -102,25 +102,24 @@ def command(
         frequency_penalty=frequency_penalty,
         seed=seed,
     )
-    beam_options = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
-    search = {name: value for name, value in beam_options.items() if value is not None}
+    beam = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
+    search = {name: value for name, value in beam.items() if value is not None}
     begins = {} if first is None else {"first": first}
-    ends = {"ignore_eos": True} if ignore_eos else {}
     request: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "sampling": None if sampling == Sampling() else sampling,
         "stop": stop,
+        **({"ignore_eos": True} if ignore_eos else {}),
     }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
     _check_options(model, search | begins)
-    request |= begins | ends | _draft(draft, device=device, threads=threads)
+    request |= begins | _draft(draft, device=device, threads=threads)
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
     completion = _generate(model, text, request, search, is_shown=not as_json)
     if as_json:
-        about = {"device": model.device, "device_reason": model.device_reason}
-        print_json({"prompt": text, **asdict(completion), **about})
+        _print_object(text, completion, model)
     else:
         _print_end(completion, is_streamed=not search)
 
@@ -148,6 +147,11 @@ def _generate(
         if is_shown:
             print(piece, end="", flush=True)
     return stream.completion
+
+
+def _print_object(text: str, completion: "Completion", model: Any) -> None:
+    about = {"device": model.device, "device_reason": model.device_reason}
+    print_json({"prompt": text, **asdict(completion), **about})
 
 
 def _print_end(completion: "Completion", *, is_streamed: bool) -> None:
