@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ortolan.modeling.state import State
     from ortolan.runtime import (
         BundleError,
+        ChatError,
+        ChatTemplateError,
         Completion,
         ContextLengthError,
         Decoder,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         MemoryPlanError,
         MissingExtraError,
         NumericError,
+        Reply,
         Sampling,
         SamplingError,
         Seq2Seq,
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Auto",
     "BundleError",
+    "ChatError",
+    "ChatTemplateError",
     "Completion",
     "ContextLengthError",
     "Decoder",
@@ -56,6 +61,7 @@ __all__ = [
     "MissingExtraError",
     "NumericError",
     "OrtolanError",
+    "Reply",
     "Sampling",
     "SamplingError",
     "Seq2Seq",

@@ -17,6 +17,7 @@ from ortolan.cli.output import print_json, print_table, size
 from ortolan.cuda_setup import Part, examine, installed_version
 
 EXTRAS = {
+    "chat": ("jinja2", "onnxruntime"),
     "cpu": ("onnxruntime",),
     "export": ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors"),
     "plot": ("matplotlib", "onnxruntime"),
