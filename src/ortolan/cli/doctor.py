@@ -123,6 +123,7 @@ def _cuda_rows(parts: Iterable[Part]) -> list[tuple[str, str]]:
 def _advice(facts: dict[str, str]) -> list[str]:
     """One line for each thing that is missing: what cannot be done, and how to get it."""
     purposes = {
+        "chat": "hold conversations",
         "cpu": "run bundles",
         "export": "export checkpoints",
         "plot": "draw attention",
