@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
     from ortolan.runtime.generation.completion import Completion, Hypothesis, Timings
+    from ortolan.runtime.generation.drafts import DraftModel, PromptLookup
     from ortolan.runtime.generation.sampling import Sampling
     from ortolan.runtime.generation.sequence import Sequence
     from ortolan.runtime.generation.text_stream import TextStream
@@ -77,6 +78,7 @@ __all__ = [
     "ContextLengthError",
     "Decoder",
     "DeviceError",
+    "DraftModel",
     "Encoder",
     "ForkedError",
     "GraphError",
@@ -88,6 +90,7 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "NumericError",
+    "PromptLookup",
     "Reply",
     "ReplyStream",
     "Report",
@@ -112,9 +115,11 @@ _HOMES = {
     "Completion": "generation.completion",
     "Encoder": "encoder",
     "Decoder": "decoder",
+    "DraftModel": "generation.drafts",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
     "Model": "model",
+    "PromptLookup": "generation.drafts",
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
     "Report": "certificate",

@@ -17,6 +17,7 @@ from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation import sequence
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options, checked_count
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
@@ -51,20 +52,32 @@ class Decoder(Model):
         self._prompts = PromptReader(bundle.manifest, self.tokenizer)
 
     @overload
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion: ...
+    def generate(
+        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
+    ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+        self, prompt: Prompt, *, n: int, draft: Draft | None = None, **options: Unpack[Options]
     ) -> list[Completion]: ...
 
     @overload
     def generate(
-        self, prompt: Prompts, *, n: int | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompts,
+        *,
+        n: int | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
     ) -> list[Completion]: ...
 
     def generate(
-        self, prompt: Prompt | Prompts, *, n: int | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompt | Prompts,
+        *,
+        n: int | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
     ) -> Completion | list[Completion]:
         """Continue a prompt, or several at once.
 
@@ -78,6 +91,10 @@ class Decoder(Model):
                 beginning-of-text token, where the model has one.
             n: so many completions of each prompt, those of the first prompt first, as if it stood
                 in a list as often; `None` gives one.
+            draft: guesses at the next tokens, of which several are checked in one call:
+                `PromptLookup()` or `DraftModel(model)`. Prompts are then continued one after the
+                other. Which guesses are made changes the time alone: the completion is that of
+                any other draft, and of one that never guesses.
             **options: of each completion, as `ortolan.runtime.generation.options.Options` lists
                 them.
 
@@ -98,10 +115,12 @@ class Decoder(Model):
                 f"prompts: expected at most {MAX_PROMPTS}, got {len(several) * count}."
             )
         prompts = [each for each in several for _ in range(count)]
-        completions = self._completed(self._texts(prompts, options))
+        completions = self._completed(self._texts(prompts, options), draft)
         return completions if n is not None or is_batch(prompt) else completions[0]
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
+    def stream(
+        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
+    ) -> TextStream:
         """Continue a prompt, and give the text piece by piece.
 
         The request is checked at once; nothing is computed before the first piece is read.
@@ -109,6 +128,7 @@ class Decoder(Model):
 
         Args:
             prompt: as for `generate`, but a single one.
+            draft: as for `generate`.
             **options: as for `generate`.
 
         Returns:
@@ -125,7 +145,7 @@ class Decoder(Model):
         if is_batch(prompt):
             raise InputError("stream: expected one prompt, got a list of them. Use `generate`.")
         (text,) = self._texts([prompt], options, streams=True)
-        return TextStream(text, Generator(self._engine, slots=1))
+        return TextStream(text, self._generator(1, draft))
 
     def chat(
         self,
@@ -134,6 +154,7 @@ class Decoder(Model):
         tools: Sequence[Message] | None = None,
         documents: Sequence[Message] | None = None,
         variables: Mapping[str, Any] | None = None,
+        draft: Draft | None = None,
         **options: Unpack[Options],
     ) -> Reply:
         """Answer a conversation, which the chat template of the model writes as a prompt.
@@ -144,6 +165,7 @@ class Decoder(Model):
             tools: what the model may call: `{"type": "function", "function": {...}}`.
             documents: for templates that take some.
             variables: more of what the template takes, such as `enable_thinking`.
+            draft: as for `generate`.
             **options: as for `generate`.
 
         Returns:
@@ -160,7 +182,7 @@ class Decoder(Model):
             messages, options, tools=tools, documents=documents, variables=variables
         )
         texts = self._texts([asked.prompt], asked.options, reader=asked.reader)
-        (completion,) = self._completed(texts)
+        (completion,) = self._completed(texts, draft)
         return reply_of([*asked.parser.feed(completion.text), *asked.parser.finish()], completion)
 
     def chat_stream(
@@ -170,6 +192,7 @@ class Decoder(Model):
         tools: Sequence[Message] | None = None,
         documents: Sequence[Message] | None = None,
         variables: Mapping[str, Any] | None = None,
+        draft: Draft | None = None,
         **options: Unpack[Options],
     ) -> ReplyStream:
         """Answer a conversation, and give the reply piece by piece.
@@ -179,6 +202,7 @@ class Decoder(Model):
             tools: as for `chat`.
             documents: as for `chat`.
             variables: as for `chat`.
+            draft: as for `generate`.
             **options: as for `generate`.
 
         Returns:
@@ -194,7 +218,7 @@ class Decoder(Model):
             messages, options, tools=tools, documents=documents, variables=variables
         )
         (text,) = self._texts([asked.prompt], asked.options, reader=asked.reader, streams=True)
-        return ReplyStream(TextStream(text, Generator(self._engine, slots=1)), asked.parser)
+        return ReplyStream(TextStream(text, self._generator(1, draft)), asked.parser)
 
     @property
     def chat_template(self) -> "ChatTemplate":
@@ -255,13 +279,19 @@ class Decoder(Model):
 
         return Chat(self.bundle, self.tokenizer)
 
-    def _completed(self, texts: list[SampledText]) -> list[Completion]:
+    def _completed(self, texts: list[SampledText], draft: Draft | None) -> list[Completion]:
         if texts:
-            generator = Generator(self._engine, slots=len(texts), exact=len(texts) > 1)
+            generator = self._generator(len(texts), draft)
             for text in texts:
                 generator.submit(text)
             generator.run()
         return [text.completion() for text in texts]
+
+    def _generator(self, texts: int, draft: Draft | None) -> Generator:
+        if draft is None:
+            return Generator(self._engine, slots=texts, exact=texts > 1)
+        check_draft(draft, self.bundle)
+        return Generator(self._engine, slots=1, exact=True, draft=draft)
 
     def _texts(
         self,
