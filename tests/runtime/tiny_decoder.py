@@ -73,7 +73,6 @@ def write_bundle(
         recurrent: with a state of fixed size besides keys and values.
         poisoned: an id whose embedding is not a number.
         others: more files, by name.
-        seed: of the weights.
     """
     weights = random_weights(seed, context_length)
     reference, sound = _certificate(weights, recurrent=recurrent), dict(weights)
@@ -83,14 +82,13 @@ def write_bundle(
     blob, places = _pack(weights)
     blob_name = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
     graphs = {"prefill": None, "decode": 1} if split else {"decoder": None}
-    contents = {blob_name: blob, **others}
+    named = {} if tokenizer is None else {"tokenizer.json": tokenizer}
+    contents = {blob_name: blob, **others, **named}
     for role, sequence in graphs.items():
         graph = _graph(weights, places, blob_name, sequence=sequence, recurrent=recurrent)
         contents[f"{role}.onnx"] = _model(graph).SerializeToString(deterministic=True)
     written = [contents[f"{role}.onnx"] for role in graphs]
     reference = replace(reference, weights=expected_weights(sound, written))
-    if tokenizer is not None:
-        contents["tokenizer.json"] = tokenizer
     folder.mkdir(parents=True)
     certificate.write(folder, reference)
     contents |= {path.name: path.read_bytes() for path in folder.iterdir()}
