@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
     from ortolan.runtime.generation.completion import Completion, Hypothesis, Timings
+    from ortolan.runtime.generation.drafts import DraftModel, PromptLookup
     from ortolan.runtime.generation.sampling import Sampling
     from ortolan.runtime.generation.sequence import Sequence
     from ortolan.runtime.generation.text_stream import TextStream
@@ -71,6 +72,7 @@ __all__ = [
     "ContextLengthError",
     "Decoder",
     "DeviceError",
+    "DraftModel",
     "Encoder",
     "ForkedError",
     "GraphError",
@@ -82,6 +84,7 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "NumericError",
+    "PromptLookup",
     "Report",
     "Sampling",
     "SamplingError",
@@ -103,9 +106,11 @@ _HOMES = {
     "Completion": "generation.completion",
     "Encoder": "encoder",
     "Decoder": "decoder",
+    "DraftModel": "generation.drafts",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
     "Model": "model",
+    "PromptLookup": "generation.drafts",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",

@@ -14,6 +14,7 @@ from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
     from ortolan.runtime import Completion, TextStream
+    from ortolan.runtime.generation.drafts import Draft
 
 
 @click.command()
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
+@click.option(
+    "--draft",
+    metavar="lookup|BUNDLE",
+    help="Guess tokens, from the text itself or by a smaller model, and check several at once.",
+)
 @click.option("--beams", type=int, help="Search with this many beams (encoder-decoders).")
 @click.option("--n-best", type=int, help="Print this many results of a search, with their scores.")
 @click.option(
@@ -70,6 +76,7 @@ def command(
     seed: int | None,
     stop: tuple[str, ...],
     ignore_eos: bool,
+    draft: str | None,
     beams: int | None,
     n_best: int | None,
     first: str | None,
@@ -105,8 +112,9 @@ def command(
     }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
+    drafts = {} if draft is None else {"draft": _draft(draft, device=device, threads=threads)}
     _check_options(model, search | begins)
-    request |= begins | ({"ignore_eos": True} if ignore_eos else {})
+    request |= begins | drafts | ({"ignore_eos": True} if ignore_eos else {})
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
     completion = _generate(model, text, request, search, is_shown=not as_json)
@@ -115,6 +123,14 @@ def command(
         print_json({"prompt": text, **asdict(completion), **about})
         return
     _print_end(completion, is_streamed=not search)
+
+
+def _draft(named: str, *, device: str, threads: int | None) -> "Draft":
+    from ortolan.runtime import Decoder, DraftModel, PromptLookup, load
+
+    if named == "lookup":
+        return PromptLookup()
+    return DraftModel(load(named, Decoder, device=device, threads=threads))
 
 
 def _generate(
