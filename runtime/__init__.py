@@ -29,6 +29,8 @@ from ortolan.runtime.errors import (
     BundleKindError,
     BundleNotFoundError,
     CertificateError,
+    ChatError,
+    ChatTemplateError,
     ContextLengthError,
     DeviceError,
     ForkedError,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.certificate import Report, verify
+    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
     from ortolan.runtime.generation.completion import Completion, Hypothesis, Timings
@@ -67,6 +71,8 @@ __all__ = [
     "BundleKindError",
     "BundleNotFoundError",
     "CertificateError",
+    "ChatError",
+    "ChatTemplateError",
     "Classification",
     "Completion",
     "ContextLengthError",
@@ -85,6 +91,8 @@ __all__ = [
     "Model",
     "NumericError",
     "PromptLookup",
+    "Reply",
+    "ReplyStream",
     "Report",
     "Sampling",
     "SamplingError",
@@ -95,6 +103,7 @@ __all__ = [
     "Timings",
     "Tokenizer",
     "TokenizerError",
+    "ToolCall",
     "load",
     "open_bundle",
     "verify",
@@ -111,6 +120,8 @@ _HOMES = {
     "Manifest": "bundle.manifest",
     "Model": "model",
     "PromptLookup": "generation.drafts",
+    "Reply": "chat.reply",
+    "ReplyStream": "chat.reply",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
@@ -118,6 +129,7 @@ _HOMES = {
     "TextStream": "generation.text_stream",
     "Timings": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
+    "ToolCall": "chat.call_bodies",
     "load": "loading",
     "open_bundle": "bundle.folder",
     "verify": "certificate",

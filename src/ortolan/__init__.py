@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ortolan.modeling.state import State
     from ortolan.runtime import (
         BundleError,
+        ChatError,
+        ChatTemplateError,
         Completion,
         ContextLengthError,
         Decoder,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         NumericError,
         PromptLookup,
+        Reply,
         Sampling,
         SamplingError,
         Seq2Seq,
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Auto",
     "BundleError",
+    "ChatError",
+    "ChatTemplateError",
     "Completion",
     "ContextLengthError",
     "Decoder",
@@ -60,6 +65,7 @@ __all__ = [
     "NumericError",
     "OrtolanError",
     "PromptLookup",
+    "Reply",
     "Sampling",
     "SamplingError",
     "Seq2Seq",
