@@ -38,7 +38,10 @@ from ortolan.runtime.errors import (
     MemoryPlanError,
     MissingExtraError,
     NumericError,
+    QueueFullError,
     SamplingError,
+    ServiceClosedError,
+    ServiceError,
     TokenizerError,
 )
 
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.loading import load
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
+    from ortolan.runtime.serving.service import Service, ServiceStats
+    from ortolan.runtime.serving.ticket import Ticket
 
 __all__ = [
     "Bundle",
@@ -81,12 +86,18 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "NumericError",
+    "QueueFullError",
     "Report",
     "Sampling",
     "SamplingError",
     "Seq2Seq",
     "Sequence",
+    "Service",
+    "ServiceClosedError",
+    "ServiceError",
+    "ServiceStats",
     "TextStream",
+    "Ticket",
     "Timings",
     "Tokenizer",
     "TokenizerError",
@@ -108,7 +119,10 @@ _HOMES = {
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
     "Sequence": "generation.sequence",
+    "Service": "serving.service",
+    "ServiceStats": "serving.service",
     "TextStream": "generation.text_stream",
+    "Ticket": "serving.ticket",
     "Timings": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
     "load": "loading",

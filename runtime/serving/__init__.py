@@ -1,0 +1,1 @@
+"""One loaded model for many requests: from any thread, and from asyncio."""
