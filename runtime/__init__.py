@@ -42,6 +42,7 @@ from ortolan.runtime.errors import (
     SamplingError,
     ServiceClosedError,
     ServiceError,
+    StateFileError,
     TokenizerError,
 )
 
@@ -96,6 +97,7 @@ __all__ = [
     "ServiceClosedError",
     "ServiceError",
     "ServiceStats",
+    "StateFileError",
     "TextStream",
     "Ticket",
     "Timings",

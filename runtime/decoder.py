@@ -1,5 +1,6 @@
 """A decoder: text or ids in; text, ids or logits out."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, Unpack, overload
 
@@ -22,7 +23,7 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
-from ortolan.runtime.serving.service import Mode, Service
+from ortolan.runtime.serving.service import CACHE_BYTES, Mode, Service
 
 __all__ = ["Decoder", "Prompt"]
 
@@ -126,7 +127,14 @@ class Decoder(Model):
         return TextStream(text, Generator(self._engine, slots=1))
 
     def serve(
-        self, *, slots: int = 8, queue: int = 64, mode: Mode = "exact", chunk: int | None = None
+        self,
+        *,
+        slots: int = 8,
+        queue: int = 64,
+        mode: Mode = "exact",
+        chunk: int | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        cache_folder: str | os.PathLike[str] | None = None,
     ) -> Service:
         """Begin to generate for many requests at once, from any thread and from asyncio.
 
@@ -141,14 +149,24 @@ class Decoder(Model):
                 less time where there is only one.
             chunk: tokens of a prompt that are computed before the other texts get their next
                 token: an even divisor of 128. `None` chooses.
+            cache_bytes: memory for what was computed of prompts, for others that begin alike.
+            cache_folder: where that is kept for later services too; `None` for nowhere.
 
         Raises:
-            InputError: an option is out of range, or the model cannot be `exact`.
+            InputError: an option is out of range, the model cannot be `exact`, or the folder can
+                be neither made nor written to.
             ForkedError: the process was forked after the model was loaded.
         """
         self._engine.check_process()
         return Service(
-            self._engine, self._prompts, slots=slots, queue=queue, mode=mode, chunk=chunk
+            self._engine,
+            self._prompts,
+            slots=slots,
+            queue=queue,
+            mode=mode,
+            chunk=chunk,
+            cache_bytes=cache_bytes,
+            cache_folder=cache_folder,
         )
 
     def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
@@ -174,6 +192,21 @@ class Decoder(Model):
             most=self.manifest.context_length,
         )
         return teacher_forced(Runner(self._engine, self._engine.slots()), tokens)
+
+    def load_sequence(self, path: str | os.PathLike[str]) -> sequence.Sequence:
+        """Go on with a conversation that `Sequence.save` wrote.
+
+        It gives what the saved one would have given, to the bit where both run on one machine.
+
+        Args:
+            path: of the file. It is read whole; afterwards it may be changed or deleted.
+
+        Raises:
+            StateFileError: it is not there, damaged, of another bundle, or of another version.
+            InputError: it holds ids outside the vocabulary.
+            MemoryError: there is no memory.
+        """
+        return sequence.Sequence.load(path, self._engine)
 
     def sequence(self) -> sequence.Sequence:
         """Begin a conversation whose tokens are appended and taken back by the caller."""

@@ -6,6 +6,7 @@ find. After each round it hands out the new pieces of all texts under one lock.
 """
 
 import atexit
+import os
 import threading
 import time
 from collections import Counter
@@ -25,12 +26,13 @@ from ortolan.runtime.errors import (
     ServiceClosedError,
     ServiceError,
 )
-from ortolan.runtime.generation.generator import Generator, Prefixes
+from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options, checked_count
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.inputs.source import is_batch
+from ortolan.runtime.serving.prefixes import PrefixCache
 from ortolan.runtime.serving.signal import Woken, wake
 from ortolan.runtime.serving.ticket import Ticket
 
@@ -44,6 +46,9 @@ MAX_QUEUE = 1 << 16
 
 CHUNK = 64
 """Tokens of a prompt between two steps of the other texts. Half of it takes a tenth longer."""
+
+CACHE_BYTES = 1 << 28
+"""256 MiB: 4,096 tokens of a model of 1B parameters."""
 
 SMOOTHING = 0.2
 """Weight of the last gap between the ends of two texts, beside those before it."""
@@ -98,7 +103,8 @@ class Service:
         mode: whether texts depend on each other in the last bits.
         chunk: tokens of a prompt that are computed before the others get their next token; an even
             divisor of `GRID`. Fewer make steps more even and prompts slower. `None` chooses.
-        prefixes: what was computed for earlier prompts.
+        cache_bytes: memory for what was computed of prompts, for others that begin alike.
+        cache_folder: where that is kept for later services too; `None` for nowhere.
 
     Raises:
         InputError: an option is out of range, or the bundle cannot be `exact`.
@@ -113,12 +119,21 @@ class Service:
         queue: int = 64,
         mode: Mode = "exact",
         chunk: int | None = None,
-        prefixes: Prefixes | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        cache_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_mode(mode, engine)
         self._engine = engine
         self._prompts = prompts
-        self._memory = RequestMemory(engine.manifest)
+        self._cache_bytes = checked_count("cache_bytes", cache_bytes, least=0)
+        self._prefixes = (
+            PrefixCache(
+                engine, exact=mode == "exact", most_bytes=self._cache_bytes, folder=cache_folder
+            )
+            if self._cache_bytes > 0 or cache_folder is not None
+            else None
+        )
+        self._memory = RequestMemory(engine.manifest, aside=self._free_cache)
         self._slots = checked_count("slots", slots, most=MAX_SLOTS)
         self._most = self._slots + checked_count("queue", queue, most=MAX_QUEUE)
         self._generator = Generator(
@@ -129,7 +144,7 @@ class Service:
             prefill_first=False,
             reserved=True,
             memory=self._memory,
-            prefixes=prefixes,
+            prefixes=self._prefixes,
         )
         # what follows is read and written with the lock held
         self._lock = threading.Lock()
@@ -225,6 +240,8 @@ class Service:
                     self._commands.append(partial(self._end, ticket.text))
                 self._work.notify()
             self._thread.join()
+        if self._prefixes is not None:
+            self._prefixes.close()
 
     def __enter__(self) -> Self:
         return self
@@ -280,6 +297,10 @@ class Service:
                 f"more. Try again in {self._gap_s:.1f} s.",
                 retry_after_s=self._gap_s,
             )
+
+    def _free_cache(self) -> int:
+        """Bytes that the prefix cache has not taken yet."""
+        return self._cache_bytes - self._prefixes.counts.bytes if self._prefixes else 0
 
     def _cancel(self, ticket: Ticket) -> None:
         with self._lock:

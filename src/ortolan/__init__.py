@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Service,
         ServiceClosedError,
         ServiceError,
+        StateFileError,
         Ticket,
         load,
     )
@@ -68,6 +69,7 @@ __all__ = [
     "ServiceClosedError",
     "ServiceError",
     "State",
+    "StateFileError",
     "Ticket",
     "__version__",
     "export",
