@@ -176,7 +176,7 @@ class RequestMemory:
 
     Args:
         manifest: of the bundle.
-        aside: bytes that are free and have another use.
+        aside: bytes that are free and kept for a prefix cache.
     """
 
     __slots__ = ("_aside", "_per_row", "_per_source_token", "_per_token")
@@ -234,8 +234,10 @@ def _check(
     left = available_memory(root)
     if left is None:
         return
-    left += free_swap(root) + held - aside
+    left = max(0, left + free_swap(root) + held - aside)
     if needed > left:
+        if aside > 0:
+            remedy += f" {size(aside)} more are kept free for the prefix cache."
         raise MemoryPlanError(
             f"{what}: expected at least {size(needed)} of free memory, got {size(left)}. {remedy}"
         )
