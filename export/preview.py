@@ -157,7 +157,7 @@ def _width(module: nn.Module) -> int | None:
 def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
     wanted = COMPANIONS if model.sides.has_decoder else COMPANIONS[:1]
     names = wanted if model.vocab_size > 1 else ()
-    missing = {name: LOSSES[name] for name in names if name not in model.companions}
+    missing = {n: LOSSES[n] for n in names if n in LOSSES and n not in model.companions}
     name = own_name(model)
     if name is not None and calibration is None:
         missing[name] = "integers of 4 bits are fitted to what the model writes itself"

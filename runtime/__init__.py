@@ -29,6 +29,8 @@ from ortolan.runtime.errors import (
     BundleKindError,
     BundleNotFoundError,
     CertificateError,
+    ChatError,
+    ChatTemplateError,
     ContextLengthError,
     DeviceError,
     ForkedError,
@@ -51,9 +53,12 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.certificate import Report, verify
+    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
     from ortolan.runtime.generation.completion import Completion, Hypothesis, Timings
+    from ortolan.runtime.generation.drafts import DraftModel, PromptLookup
     from ortolan.runtime.generation.sampling import Sampling
     from ortolan.runtime.generation.sequence import Sequence
     from ortolan.runtime.generation.text_stream import TextStream
@@ -71,11 +76,14 @@ __all__ = [
     "BundleKindError",
     "BundleNotFoundError",
     "CertificateError",
+    "ChatError",
+    "ChatTemplateError",
     "Classification",
     "Completion",
     "ContextLengthError",
     "Decoder",
     "DeviceError",
+    "DraftModel",
     "Encoder",
     "ForkedError",
     "GraphError",
@@ -87,7 +95,10 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "NumericError",
+    "PromptLookup",
     "QueueFullError",
+    "Reply",
+    "ReplyStream",
     "Report",
     "Sampling",
     "SamplingError",
@@ -103,6 +114,7 @@ __all__ = [
     "Timings",
     "Tokenizer",
     "TokenizerError",
+    "ToolCall",
     "load",
     "open_bundle",
     "verify",
@@ -114,9 +126,13 @@ _HOMES = {
     "Completion": "generation.completion",
     "Encoder": "encoder",
     "Decoder": "decoder",
+    "DraftModel": "generation.drafts",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
     "Model": "model",
+    "PromptLookup": "generation.drafts",
+    "Reply": "chat.reply",
+    "ReplyStream": "chat.reply",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
@@ -127,6 +143,7 @@ _HOMES = {
     "Ticket": "serving.ticket",
     "Timings": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
+    "ToolCall": "chat.call_bodies",
     "load": "loading",
     "open_bundle": "bundle.folder",
     "verify": "certificate",

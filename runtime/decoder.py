@@ -1,19 +1,23 @@
 """A decoder: text or ids in; text, ids or logits out."""
 
 import os
-from collections.abc import Sequence
-from typing import Any, Unpack, overload
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.chat.messages import Message
+from ortolan.runtime.chat.reply import Reply, ReplyStream, reply_of
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner, teacher_forced
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation import sequence
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options, checked_count
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
@@ -24,6 +28,10 @@ from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.service import CACHE_BYTES, Mode, Service
+
+if TYPE_CHECKING:
+    from ortolan.runtime.chat.chat import Chat
+    from ortolan.runtime.chat.template import ChatTemplate
 
 __all__ = ["Decoder", "Prompt"]
 
@@ -45,20 +53,32 @@ class Decoder(Model):
         self._prompts = PromptReader(bundle.manifest, self.tokenizer)
 
     @overload
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion: ...
+    def generate(
+        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
+    ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+        self, prompt: Prompt, *, n: int, draft: Draft | None = None, **options: Unpack[Options]
     ) -> list[Completion]: ...
 
     @overload
     def generate(
-        self, prompt: Prompts, *, n: int | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompts,
+        *,
+        n: int | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
     ) -> list[Completion]: ...
 
     def generate(
-        self, prompt: Prompt | Prompts, *, n: int | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompt | Prompts,
+        *,
+        n: int | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
     ) -> Completion | list[Completion]:
         """Continue a prompt, or several at once.
 
@@ -72,6 +92,10 @@ class Decoder(Model):
                 beginning-of-text token, where the model has one.
             n: so many completions of each prompt, those of the first prompt first, as if it stood
                 in a list as often; `None` gives one.
+            draft: guesses at the next tokens, of which several are checked in one call:
+                `PromptLookup()` or `DraftModel(model)`. Prompts are then continued one after the
+                other. Which guesses are made changes the time alone: the completion is that of
+                any other draft, and of one that never guesses.
             **options: of each completion, as `ortolan.runtime.generation.options.Options` lists
                 them.
 
@@ -91,16 +115,13 @@ class Decoder(Model):
             raise InputError(
                 f"prompts: expected at most {MAX_PROMPTS}, got {len(several) * count}."
             )
-        texts = self._texts([each for each in several for _ in range(count)], options)
-        if texts:
-            generator = Generator(self._engine, slots=len(texts), exact=len(texts) > 1)
-            for text in texts:
-                generator.submit(text)
-            generator.run()
-        completions = [text.completion() for text in texts]
+        prompts = [each for each in several for _ in range(count)]
+        completions = self._completed(self._texts(prompts, options), draft)
         return completions if n is not None or is_batch(prompt) else completions[0]
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
+    def stream(
+        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
+    ) -> TextStream:
         """Continue a prompt, and give the text piece by piece.
 
         The request is checked at once; nothing is computed before the first piece is read.
@@ -108,6 +129,7 @@ class Decoder(Model):
 
         Args:
             prompt: as for `generate`, but a single one.
+            draft: as for `generate`.
             **options: as for `generate`.
 
         Returns:
@@ -124,7 +146,90 @@ class Decoder(Model):
         if is_batch(prompt):
             raise InputError("stream: expected one prompt, got a list of them. Use `generate`.")
         (text,) = self._texts([prompt], options, streams=True)
-        return TextStream(text, Generator(self._engine, slots=1))
+        return TextStream(text, self._generator(1, draft))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        documents: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
+    ) -> Reply:
+        """Answer a conversation, which the chat template of the model writes as a prompt.
+
+        Args:
+            messages: each a mapping with `role` and `content`, as OpenAI's chat completions have
+                them. Control tokens in a content are text.
+            tools: what the model may call: `{"type": "function", "function": {...}}`.
+            documents: for templates that take some.
+            variables: more of what the template takes, such as `enable_thinking`.
+            draft: as for `generate`.
+            **options: as for `generate`.
+
+        Returns:
+            The answer, what was thought before it, and calls of tools. Its `message` is what to
+            go on with.
+
+        Raises:
+            ChatTemplateError: the bundle has no chat template, or a broken one.
+            ChatError: messages or tools are wrong, or the template refuses them.
+            MissingExtraError: Jinja is not installed.
+            InputError: as for `generate`, and all that `generate` raises.
+        """
+        asked = self._chat.question(
+            messages, options, tools=tools, documents=documents, variables=variables
+        )
+        texts = self._texts([asked.prompt], asked.options, reader=asked.reader)
+        (completion,) = self._completed(texts, draft)
+        return reply_of([*asked.parser.feed(completion.text), *asked.parser.finish()], completion)
+
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        documents: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
+    ) -> ReplyStream:
+        """Answer a conversation, and give the reply piece by piece.
+
+        Args:
+            messages: as for `chat`.
+            tools: as for `chat`.
+            documents: as for `chat`.
+            variables: as for `chat`.
+            draft: as for `generate`.
+            **options: as for `generate`.
+
+        Returns:
+            An iterator of pieces, each with some content, some reasoning or one call; its `reply`
+            is there at the end.
+
+        Raises:
+            ChatTemplateError: as for `chat`.
+            ChatError: as for `chat`.
+            InputError: as for `generate`.
+        """
+        asked = self._chat.question(
+            messages, options, tools=tools, documents=documents, variables=variables
+        )
+        (text,) = self._texts([asked.prompt], asked.options, reader=asked.reader, streams=True)
+        return ReplyStream(TextStream(text, self._generator(1, draft)), asked.parser)
+
+    @property
+    def chat_template(self) -> "ChatTemplate":
+        """The chat template, for prompts without an answer.
+
+        Raises:
+            ChatTemplateError: the bundle has no chat template, or a broken one.
+            MissingExtraError: Jinja is not installed.
+        """
+        return self._chat.template
 
     def serve(
         self,
@@ -212,12 +317,38 @@ class Decoder(Model):
         """Begin a conversation whose tokens are appended and taken back by the caller."""
         return sequence.Sequence(self._engine)
 
+    @cached_property
+    def _chat(self) -> "Chat":
+        from ortolan.runtime.chat.chat import Chat  # needs the extra `chat`
+
+        return Chat(self.bundle, self.tokenizer)
+
+    def _completed(self, texts: list[SampledText], draft: Draft | None) -> list[Completion]:
+        if texts:
+            generator = self._generator(len(texts), draft)
+            for text in texts:
+                generator.submit(text)
+            generator.run()
+        return [text.completion() for text in texts]
+
+    def _generator(self, texts: int, draft: Draft | None) -> Generator:
+        if draft is None:
+            return Generator(self._engine, slots=texts, exact=texts > 1)
+        check_draft(draft, self.bundle)
+        return Generator(self._engine, slots=1, exact=True, draft=draft)
+
     def _texts(
-        self, prompts: list[Any], options: Options, *, streams: bool = False
+        self,
+        prompts: list[Any],
+        options: Options,
+        *,
+        streams: bool = False,
+        reader: PromptReader | None = None,
     ) -> list[SampledText]:
         """Check everything there is to check before anything is computed."""
-        requests = self._prompts.requests(prompts, options)
+        reader = self._prompts if reader is None else reader
+        requests = reader.requests(prompts, options)
         wanted = options.get("max_new_tokens") or 1
         tokens = sum(len(request.prompt) + wanted for request in requests)
         self._memory.check(tokens=tokens, rows=len(requests))
-        return [self._prompts.text(request, streams=streams) for request in requests]
+        return [reader.text(request, streams=streams) for request in requests]

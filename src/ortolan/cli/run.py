@@ -13,40 +13,22 @@ from ortolan.cli.output import print_json
 from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
-    from ortolan.runtime import Completion, TextStream
+    from ortolan.runtime import Completion, Sampling, TextStream
+    from ortolan.runtime.generation.drafts import Draft
 
 
 @click.command()
 @options.bundle
 @click.argument("prompt", default="-")
-@click.option(
-    "-n",
-    "max_new_tokens",
-    type=int,
-    help="Maximum number of new tokens; as many as fit by default.",
-)
-@click.option(
-    "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."
-)
-@click.option("--top-k", type=int, default=0, help="Sample from this many tokens; 0 for all.")
-@click.option(
-    "--top-p",
-    type=float,
-    default=1.0,
-    help="Sample from the likeliest tokens that reach this probability.",
-)
-@click.option(
-    "--min-p",
-    type=float,
-    default=0.0,
-    help="Sample from tokens at least this likely, relative to the top.",
-)
-@click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: repeat fewer tokens.")
-@click.option("--presence-penalty", type=float, default=0.0, help="Above 0: repeat fewer tokens.")
-@click.option("--frequency-penalty", type=float, default=0.0, help="The same, for each repetition.")
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
+@options.max_new_tokens
+@options.sampling
+@options.stop
 @click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
+@click.option(
+    "--draft",
+    metavar="lookup|BUNDLE",
+    help="Guess tokens, from the text itself or by a smaller model, and check several at once.",
+)
 @click.option("--beams", type=int, help="Search with this many beams (encoder-decoders).")
 @click.option("--n-best", type=int, help="Print this many results of a search, with their scores.")
 @click.option(
@@ -60,16 +42,10 @@ def command(
     bundle: Path,
     prompt: str,
     max_new_tokens: int | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    presence_penalty: float,
-    frequency_penalty: float,
-    seed: int | None,
+    sampling: "Sampling | None",
     stop: tuple[str, ...],
     ignore_eos: bool,
+    draft: str | None,
     beams: int | None,
     n_best: int | None,
     first: str | None,
@@ -83,30 +59,21 @@ def command(
     The bundle of an encoder-decoder writes a new text from it, such as its translation. The text
     streams to standard output as it is generated; timings go to standard error.
     """
-    from ortolan.runtime import Sampling, load
+    from ortolan.runtime import load
 
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-    )
     beam_options = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
     search = {name: value for name, value in beam_options.items() if value is not None}
     begins = {} if first is None else {"first": first}
     request: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "sampling": None if sampling == Sampling() else sampling,
+        "sampling": sampling,
         "stop": stop,
     }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
+    drafts = {} if draft is None else {"draft": _draft(draft, device=device, threads=threads)}
     _check_options(model, search | begins)
-    request |= begins | ({"ignore_eos": True} if ignore_eos else {})
+    request |= begins | drafts | ({"ignore_eos": True} if ignore_eos else {})
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
     completion = _generate(model, text, request, search, is_shown=not as_json)
@@ -115,6 +82,14 @@ def command(
         print_json({"prompt": text, **asdict(completion), **about})
         return
     _print_end(completion, is_streamed=not search)
+
+
+def _draft(named: str, *, device: str, threads: int | None) -> "Draft":
+    from ortolan.runtime import Decoder, DraftModel, PromptLookup, load
+
+    if named == "lookup":
+        return PromptLookup()
+    return DraftModel(load(named, Decoder, device=device, threads=threads))
 
 
 def _generate(
