@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.loading import load
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
-    from ortolan.runtime.serving.service import Service, ServiceStats
+    from ortolan.runtime.serving.service import Service
+    from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
 
 __all__ = [
@@ -138,7 +139,7 @@ _HOMES = {
     "Seq2Seq": "seq2seq",
     "Sequence": "generation.sequence",
     "Service": "serving.service",
-    "ServiceStats": "serving.service",
+    "ServiceStats": "serving.stats",
     "TextStream": "generation.text_stream",
     "Ticket": "serving.ticket",
     "Timings": "generation.completion",

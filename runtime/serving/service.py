@@ -8,10 +8,8 @@ find. After each round it hands out the new pieces of all texts under one lock.
 import atexit
 import os
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Literal, Self, Unpack, get_args
@@ -34,9 +32,10 @@ from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.serving.prefixes import PrefixCache
 from ortolan.runtime.serving.signal import Woken, wake
+from ortolan.runtime.serving.stats import Counts, ServiceStats
 from ortolan.runtime.serving.ticket import Ticket
 
-__all__ = ["MAX_SLOTS", "Mode", "Service", "ServiceStats"]
+__all__ = ["CACHE_BYTES", "MAX_SLOTS", "Mode", "Service"]
 
 MAX_SLOTS = 256
 """Texts in one call of the model."""
@@ -50,35 +49,7 @@ CHUNK = 64
 CACHE_BYTES = 1 << 28
 """256 MiB: 4,096 tokens of a model of 1B parameters."""
 
-SMOOTHING = 0.2
-"""Weight of the last gap between the ends of two texts, beside those before it."""
-
 Mode = Literal["exact", "fast"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceStats:
-    """What a service does, and has done since it was made.
-
-    Attributes:
-        slots: texts that are computed together, at most.
-        running: texts that have a slot.
-        waiting: texts that have none, suspended ones among them.
-        finished: texts that ended, whatever their end.
-        prompt_tokens: of all texts that ended.
-        cached_tokens: of `prompt_tokens`, those that were not computed.
-        new_tokens: of all texts that ended.
-        refused: requests by the code of the error that they got.
-    """
-
-    slots: int
-    running: int
-    waiting: int
-    finished: int
-    prompt_tokens: int
-    cached_tokens: int
-    new_tokens: int
-    refused: Mapping[str, int]
 
 
 class Service:
@@ -152,11 +123,9 @@ class Service:
         self._commands: list[Callable[[], None]] = []
         self._open: dict[Ticket, None] = {}
         self._running, self._held = 0, 0
-        self._refused: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
+        self._counts = Counts()
         self._is_closing = False
         self._failure: ServiceError | None = None
-        self._ended_at, self._gap_s = time.monotonic(), 1.0
         # a daemon, ended at the exit of the interpreter: one that is not closed would never exit
         self._thread = threading.Thread(target=self._run, name="ortolan-service", daemon=True)
         self._thread.start()
@@ -195,7 +164,7 @@ class Service:
                 self._work.notify()
         except OrtolanError as error:
             with self._lock:
-                self._refused[error.code] += 1
+                self._counts.refused[error.code] += 1
             raise
         return ticket
 
@@ -207,15 +176,10 @@ class Service:
         """
         self._engine.check_process()
         with self._lock:
-            return ServiceStats(
+            return self._counts.stats(
                 slots=self._slots,
                 running=self._running,
                 waiting=len(self._open) - self._running,
-                finished=self._counts["finished"],
-                prompt_tokens=self._counts["prompt_tokens"],
-                cached_tokens=self._counts["cached_tokens"],
-                new_tokens=self._counts["new_tokens"],
-                refused=dict(self._refused),
             )
 
     def close(self, timeout: float | None = None) -> None:
@@ -294,8 +258,8 @@ class Service:
         if len(self._open) >= self._most:
             raise QueueFullError(
                 f"submit: expected at most {self._most - self._slots} requests that wait, got one "
-                f"more. Try again in {self._gap_s:.1f} s.",
-                retry_after_s=self._gap_s,
+                f"more. Try again in {self._counts.gap_s:.1f} s.",
+                retry_after_s=self._counts.gap_s,
             )
 
     def _free_cache(self) -> int:
@@ -326,7 +290,7 @@ class Service:
         with self._lock:
             while not (is_busy or self._commands or self._is_closing):
                 self._work.wait()
-                self._ended_at = time.monotonic()
+                self._counts.begin()
             commands, self._commands = self._commands, []
             return commands
 
@@ -344,18 +308,9 @@ class Service:
                 if piece or is_last:
                     ticket.deliver(piece, is_last=is_last, woken=woken)
                 if is_last:
-                    self._close_ticket(ticket)
+                    del self._open[ticket]
+                    self._counts.add(ticket.text)
         wake(woken)
-
-    def _close_ticket(self, ticket: Ticket) -> None:
-        del self._open[ticket]
-        text, now = ticket.text, time.monotonic()
-        self._gap_s += SMOOTHING * (now - self._ended_at - self._gap_s)
-        self._ended_at = now
-        self._counts["finished"] += 1
-        self._counts["prompt_tokens"] += text.request.prompt_tokens
-        self._counts["cached_tokens"] += text.cached_tokens
-        self._counts["new_tokens"] += len(text.tokens)
 
     def _fail(self, error: BaseException) -> None:
         """Let every text fail, and refuse what comes."""

@@ -60,11 +60,6 @@ def with_tokens(bundle: Bundle, engine: Engine, **changes: Any) -> Seq2Seq:
 # --- what comes out ---------------------------------------------------------------------------
 
 
-def test_it_is_not_served(model: Seq2Seq) -> None:
-    with pytest.raises(BundleKindError, match="serve: expected a decoder, got an encoder-decoder"):
-        model.serve(slots=2)
-
-
 def test_a_text_has_the_tokenizers_special_tokens_around_it(model: Seq2Seq) -> None:
     assert model.tokenizer is not None
     by_text = model.generate("a text", max_new_tokens=8)

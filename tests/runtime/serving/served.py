@@ -1,5 +1,6 @@
 """Models to serve, requests to make, and what each gives alone."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -73,3 +74,11 @@ def alone_in(models: dict[str, Decoder]) -> Callable[[str, Asked], Completion]:
             return asked.submit(service).completion()
 
     return run
+
+
+def settle(service: Service) -> None:
+    """Wait until nothing is left to do."""
+    until = time.monotonic() + 10
+    while service.stats().running + service.stats().waiting:
+        assert time.monotonic() < until
+        time.sleep(0.001)
