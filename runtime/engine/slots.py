@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import State
 from ortolan.runtime.engine.address_space import AddressSpace
-from ortolan.runtime.engine.buffers import Buffer, allocate, reserve, shape_and_type
-from ortolan.runtime.errors import ContextLengthError, InputError
+from ortolan.runtime.engine.buffers import Buffer, Layout, allocate, reserve
+from ortolan.runtime.errors import ContextLengthError, DeviceError, InputError
 
 __all__ = ["CAPACITY_STEP", "Buffer", "Encoded", "Slots", "Snapshot"]
 
@@ -36,6 +36,13 @@ CAPACITY_STEP = 256
 
 GROWTH = 1.5
 """Factor between capacities: copies stay a constant share of the work, memory within half."""
+
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "int8": np.dtype(np.int8),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,9 +308,9 @@ class Slots:
         """
         self._put(snapshot, row, self.lengths[row])
 
-    def layout(self, length: int) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+    def layout(self, length: int) -> list[Layout]:
         """The shape and the type of each buffer of a snapshot of so many tokens."""
-        return [shape_and_type(state, rows=1, capacity=length) for state in self._states]
+        return [_layout(state, 1, length) for state in self._states]
 
     @contextmanager
     def unchanged_on_error(self, *, row: int = 0) -> Iterator[None]:
@@ -319,14 +326,15 @@ class Slots:
             raise
 
     def _allocate(self, states: Sequence[State], capacity: int) -> list[Buffer]:
-        return allocate(states, rows=len(self.lengths), capacity=capacity)
+        return allocate([_layout(state, len(self.lengths), capacity) for state in states])
 
     def _reserve_context(self) -> None:
         """Let the buffers have room for the whole context, if the system has address space."""
-        found = reserve(self._states, rows=len(self.lengths), capacity=self.context_length)
+        rows, capacity = len(self.lengths), self.context_length
+        found = reserve([_layout(state, rows, capacity) for state in self._states])
         if found is not None:
             self._space, self._buffers = found
-            self.capacity = self.context_length
+            self.capacity = capacity
 
     def _parts(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
         """What each written state holds of some tokens of a row; of a replaced one the whole."""
@@ -347,6 +355,17 @@ class Slots:
         for part, kept in zip(self._parts(row, start, end), snapshot.buffers, strict=True):
             part[...] = kept
         self.lengths[row] = end
+
+
+def _layout(state: State, rows: int, capacity: int) -> Layout:
+    if state.dtype not in _DTYPES:
+        raise DeviceError(
+            f"state {state.name!r}: expected a type that the CPU has, got {state.dtype}. "
+            "Run the bundle on the device that it was made for."
+        )
+    sizes = {"batch": rows, "capacity": capacity}
+    shape = tuple(sizes[size] if isinstance(size, str) else size for size in state.shape)
+    return shape, _DTYPES[state.dtype]
 
 
 def _along(state: State, axis: str, part: slice) -> tuple[slice, ...]:
