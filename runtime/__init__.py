@@ -32,6 +32,7 @@ from ortolan.runtime.errors import (
     ContextLengthError,
     DeviceError,
     ForkedError,
+    GrammarError,
     GraphError,
     InputError,
     ManifestError,
@@ -49,7 +50,13 @@ if TYPE_CHECKING:
     from ortolan.runtime.certificate import Report, verify
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
-    from ortolan.runtime.generation.completion import Completion, Hypothesis, Timings
+    from ortolan.runtime.generation.completion import (
+        Completion,
+        Hypothesis,
+        Timings,
+        TokenLogprobs,
+    )
+    from ortolan.runtime.generation.grammar import Grammar
     from ortolan.runtime.generation.sampling import Sampling
     from ortolan.runtime.generation.sequence import Sequence
     from ortolan.runtime.generation.text_stream import TextStream
@@ -72,6 +79,8 @@ __all__ = [
     "DeviceError",
     "Encoder",
     "ForkedError",
+    "Grammar",
+    "GrammarError",
     "GraphError",
     "Hypothesis",
     "InputError",
@@ -88,6 +97,7 @@ __all__ = [
     "Sequence",
     "TextStream",
     "Timings",
+    "TokenLogprobs",
     "Tokenizer",
     "TokenizerError",
     "load",
@@ -101,6 +111,7 @@ _HOMES = {
     "Completion": "generation.completion",
     "Encoder": "encoder",
     "Decoder": "decoder",
+    "Grammar": "generation.grammar",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
     "Model": "model",
@@ -110,6 +121,7 @@ _HOMES = {
     "Sequence": "generation.sequence",
     "TextStream": "generation.text_stream",
     "Timings": "generation.completion",
+    "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
     "load": "loading",
     "open_bundle": "bundle.folder",

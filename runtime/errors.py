@@ -12,6 +12,7 @@ OrtolanError
 ├── InputError             a request is wrong: prompt, ids or options
 │   ├── BundleKindError        the bundle is of another kind than the request
 │   ├── ContextLengthError     more tokens than the context of the bundle
+│   ├── GrammarError           a grammar that cannot be followed
 │   ├── SamplingError          an option of `Sampling` is out of range
 │   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
 ├── MemoryPlanError        there is not the memory (also a `MemoryError`)
@@ -78,6 +79,12 @@ class ContextLengthError(InputError):
     """A request needs more tokens than the context of the bundle."""
 
     code: ClassVar[str] = "context-length"
+
+
+class GrammarError(InputError):
+    """A grammar is invalid, too complex, or cannot be continued by this model's tokens."""
+
+    code: ClassVar[str] = "grammar"
 
 
 class SamplingError(InputError):
