@@ -40,6 +40,7 @@ from ortolan.runtime.errors import (
     MissingExtraError,
     NumericError,
     SamplingError,
+    StateFileError,
     TokenizerError,
 )
 
@@ -95,6 +96,7 @@ __all__ = [
     "SamplingError",
     "Seq2Seq",
     "Sequence",
+    "StateFileError",
     "TextStream",
     "Timings",
     "TokenLogprobs",

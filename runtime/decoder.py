@@ -1,5 +1,6 @@
 """A decoder: text or ids in; text, ids or logits out."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, Unpack, overload
 
@@ -91,8 +92,7 @@ class Decoder(Model):
             )
         texts = self._texts([each for each in several for _ in range(count)], options)
         if texts:
-            multiple = 1 if len(texts) == 1 else self._engine.rows_multiple
-            generator = Generator(self._engine, slots=len(texts), rows_multiple=multiple)
+            generator = Generator(self._engine, slots=len(texts), exact=len(texts) > 1)
             for text in texts:
                 generator.submit(text)
             generator.run()
@@ -148,6 +148,21 @@ class Decoder(Model):
             most=self.manifest.context_length,
         )
         return teacher_forced(Runner(self._engine, self._engine.slots()), tokens)
+
+    def load_sequence(self, path: str | os.PathLike[str]) -> sequence.Sequence:
+        """Go on with a conversation that `Sequence.save` wrote.
+
+        It gives what the saved one would have given, to the bit where both run on one machine.
+
+        Args:
+            path: of the file. It is read whole; afterwards it may be changed or deleted.
+
+        Raises:
+            StateFileError: it is not there, damaged, of another bundle, or of another version.
+            InputError: it holds ids outside the vocabulary.
+            MemoryError: there is no memory.
+        """
+        return sequence.Sequence.load(path, self._engine)
 
     def sequence(self) -> sequence.Sequence:
         """Begin a conversation whose tokens are appended and taken back by the caller."""

@@ -7,14 +7,17 @@ OrtolanError
 │   ├── BundleNotFoundError    no folder, or no manifest.json in it
 │   ├── ManifestError          torn, not JSON, wrong schema, unknown or missing field
 │   ├── BundleFileError        a listed file is missing, resized, altered or a link
-│   └── GraphError             an ONNX graph does what a bundle may not do
+│   ├── GraphError             an ONNX graph does what a bundle may not do
+│   └── ChatTemplateError      a chat template is absent, broken, or asks for too much
 ├── DeviceError            device unknown, absent, or not one the bundle was made for
 ├── InputError             a request is wrong: prompt, ids or options
+│   ├── ChatError              messages or tools are wrong, or the chat template refuses them
 │   ├── BundleKindError        the bundle is of another kind than the request
 │   ├── ContextLengthError     more tokens than the context of the bundle
 │   ├── GrammarError           a grammar that cannot be followed
 │   ├── SamplingError          an option of `Sampling` is out of range
 │   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
+├── StateFileError         a saved conversation is damaged, or of another bundle or version
 ├── MemoryPlanError        there is not the memory (also a `MemoryError`)
 ├── NumericError           the model gave logits that are not finite
 ├── CertificateError       a verification could not be carried out
@@ -57,6 +60,12 @@ class GraphError(BundleError):
     code: ClassVar[str] = "graph"
 
 
+class ChatTemplateError(BundleError):
+    """A chat template is absent, broken, or asks for too much time or memory."""
+
+    code: ClassVar[str] = "chat-template"
+
+
 class DeviceError(OrtolanError):
     """A device is unknown, absent, or not one the bundle was made for."""
 
@@ -67,6 +76,12 @@ class InputError(OrtolanError):
     """A request is wrong: its prompt, ids or options."""
 
     code: ClassVar[str] = "input"
+
+
+class ChatError(InputError):
+    """Messages or tools are wrong, or the chat template refuses them. Names the message."""
+
+    code: ClassVar[str] = "chat"
 
 
 class BundleKindError(InputError):
@@ -97,6 +112,12 @@ class TokenizerError(InputError):
     """The tokenizer cannot take this text or these ids, or the bundle has none."""
 
     code: ClassVar[str] = "tokenizer"
+
+
+class StateFileError(OrtolanError):
+    """A saved conversation is damaged, or of another bundle or version. Names the file."""
+
+    code: ClassVar[str] = "state-file"
 
 
 class MemoryPlanError(OrtolanError, MemoryError):

@@ -158,3 +158,11 @@ MAX_TEXT_GROWTH = 256
 
 MAX_POST_PROCESSOR_BYTES = 16 << 10
 """16 KiB. Published post-processors take 2 kB; the tokens they add grow with the square of it."""
+
+# --- chat templates -------------------------------------------------------------------------
+
+MAX_TEMPLATE_BYTES = 128 << 10
+"""128 KiB; the largest published ones have 30 kB."""
+
+MAX_TEMPLATE_TOKENS = 20_000
+"""Words and signs of Jinja; published ones have some thousands, and each takes 30 us to parse."""

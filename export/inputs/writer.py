@@ -4,8 +4,6 @@ That process holds neither PyTorch nor the checkpoint, and what it maps and copi
 gone when it ends. Of the project it needs the runtime alone.
 """
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
 from ortolan.export.errors import ExportError
+from ortolan.export.process import ProcessError, run_python
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.engine.session import Engine
@@ -66,31 +65,18 @@ def write(
     """
     folder = bundle.parent
     np.savez(folder / _GIVEN, *given)
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    with (folder / "errors").open("w+") as errors:
-        with subprocess.Popen(
-            # -P: the working directory is no place to import from
-            [sys.executable, "-P", "-m", __name__, str(bundle), str(tokens), str(length)],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=os.environ | {"PYTHONPATH": path},
-            text=True,
-        ) as process:
-            try:
-                for line in process.stdout or ():
-                    done, total = line.split()
-                    told(int(done), int(total))
-                status = process.wait()
-            finally:
-                process.kill()  # on Ctrl-C, say; of no effect when it has ended
-        if status != 0:
-            errors.seek(0)
-            lines = errors.read().strip().splitlines()
-            message = lines[-1] if lines else f"exit status {status}"
-            raise ExportError(
-                f"calibration: expected the model to write a text, got: {message}. "
-                "Give --calibration FILE, or choose --method rtn."
-            )
+
+    def tell(line: str) -> None:
+        done, total = line.split()
+        told(int(done), int(total))
+
+    try:
+        run_python("-m", __name__, str(bundle), str(tokens), str(length), told=tell)
+    except ProcessError as error:
+        raise ExportError(
+            f"calibration: expected the model to write a text, got: {error}. "
+            "Give --calibration FILE, or choose --method rtn."
+        ) from None
     return _load(folder / _WRITTEN)
 
 
@@ -136,7 +122,7 @@ def _continued(
         )
         for number, beginning in enumerate(beginnings)
     ]
-    generator = Generator(engine, slots=_rows(manifest, length), rows_multiple=engine.rows_multiple)
+    generator = Generator(engine, slots=_rows(manifest, length), exact=True)
     for text in texts:
         generator.submit(text)
     written = 0

@@ -1,13 +1,11 @@
 """The certificate of a new bundle, replayed by the runtime in a process of its own."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 
 from ortolan.export.errors import ExportError
+from ortolan.export.process import ProcessError, run_python
 from ortolan.runtime.certificate import Report
 
 _SCRIPT = """
@@ -28,16 +26,9 @@ def replay(folder: Path) -> Report:
     Raises:
         ExportError: the bundle does not run.
     """
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    done = subprocess.run(
-        # -P: the working directory is no place to import from
-        [sys.executable, "-P", "-c", _SCRIPT, str(folder)],
-        capture_output=True,
-        env=os.environ | {"PYTHONPATH": path},
-        check=False,
-    )
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        message = lines[-1] if lines else f"exit status {done.returncode}"
-        raise ExportError(f"verify: expected the new bundle to run, got: {message}")
-    return msgspec.json.decode(done.stdout, type=Report)
+    printed: list[str] = []
+    try:
+        run_python("-c", _SCRIPT, str(folder), told=printed.append)
+    except ProcessError as error:
+        raise ExportError(f"verify: expected the new bundle to run, got: {error}") from None
+    return msgspec.json.decode("".join(printed), type=Report)

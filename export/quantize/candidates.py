@@ -8,6 +8,7 @@ Shape letters: N rows of a weight, K its columns.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, into_groups
 from ortolan.export.quantize.places import Place, places_of
 from ortolan.export.quantize.refine import refine
+from ortolan.export.quantize.rounded import RoundedWeight, Values
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.modeling.weights import Weights
 
@@ -92,14 +94,16 @@ class Candidates:
             schemes: of the weights.
             as_kernels: round what enters their products as well.
         """
-        places, of_kernel = (
-            places_of(self._weights, schemes),
-            _OfKernel if as_kernels else _Dequantized,
-        )
-        return {
-            leaf: of_kernel(self, self._weights.shape(leaf), place, schemes[place.name])
-            for leaf, place in places.items()
-        }
+        found: dict[str, Weights] = {}
+        for leaf, place in places_of(self._weights, schemes).items():
+            shape, scheme = self._weights.shape(leaf), schemes[place.name]
+            values = partial(self.values, place.name, scheme)
+            found[leaf] = (
+                _OfKernel(shape, place, values, scheme.group)
+                if as_kernels
+                else RoundedWeight(shape, place, values)
+            )
+        return found
 
     def values(self, name: str, scheme: Scheme, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]` of what the codes of a weight stand for, float32 `(n, K)`."""
@@ -133,43 +137,19 @@ def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
     return Part(rows=weight, codes=codes, loss=loss)
 
 
-class _Dequantized:
-    """One weight of a module, as the codes of the weight stand for that it is stored in."""
-
-    def __init__(
-        self, candidates: Candidates, shape: tuple[int, ...], place: Place, scheme: Scheme
-    ) -> None:
-        self._candidates, self._shape = candidates, shape
-        self._place, self._scheme = place, scheme
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the weight."""
-        return self._shape
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of the weight, float32; of experts, whole ones."""
-        place = self._place
-        if place.transposed:
-            return self._values(place.start, place.stop)[:, start:stop].T
-        if len(self._shape) == 2:
-            return self._values(place.start + start, place.start + stop)
-        _, count, columns = self._shape
-        first, last = (count * (place.start + each) for each in (start, stop))
-        return self._values(first, last).view(-1, count, columns)
-
-    def _values(self, start: int, stop: int) -> Tensor:
-        return self._candidates.values(self._place.name, self._scheme, start, stop)
-
-
-class _OfKernel(_Dequantized):
+class _OfKernel(RoundedWeight):
     """The same in onnxruntime's kernels for the CPU, which round activations to 8 bits.
 
     Those that share a scale of the weight share one of their own, by the largest of them.
     """
 
+    def __init__(self, shape: tuple[int, ...], place: Place, values: Values, group: int) -> None:
+        super().__init__(shape, place, values)
+        self._group = group
+
     def rounded(self, entering: Tensor) -> Tensor:
         """What enters a product `(..., K)`, as the kernel multiplies it."""
-        groups = into_groups(entering.reshape(-1, entering.shape[-1]), self._scheme.group)
+        groups = into_groups(entering.reshape(-1, entering.shape[-1]), self._group)
         scales = groups.abs().amax(-1, keepdim=True) / 127
         steps = groups / scales.masked_fill(scales == 0, 1)
         rounded = (steps.round_() * scales).flatten(1)

@@ -121,7 +121,7 @@ def choices(
     fine = replace(options.scheme, group=GROUP_SIZES[0])
     exact = replace(options.scheme, bits=8, group=options.head.group)
     plans = [
-        plan(models, replace(options, scheme=scheme, head=head), weights)
+        plan(models, replace(options, scheme=scheme, head=head, narrow=None), weights)
         for scheme, head in ((options.scheme, options.head), (fine, fine), (exact, exact))
     ]
     pairs = {name: both for model in models for both, _ in _experts(model.graph) for name in both}

@@ -31,7 +31,7 @@ from ortolan.export.products import linear
 from ortolan.export.quantize.blocks import Codes, dequantize, into_groups, joined
 from ortolan.export.quantize.guide import streamed_product
 from ortolan.export.quantize.places import places_of, tables_of
-from ortolan.export.quantize.rounded import RoundedWeights
+from ortolan.export.quantize.rounded import rounded_weights
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, row_chunks
 from ortolan.export.streamed import LazyWeights, Request, Result, Row, run
 from ortolan.modeling.weights import Weights
@@ -200,7 +200,7 @@ def _student(model: Exportable, rounded: Mapping[str, _Rounded]) -> LazyWeights:
     """The model with products and tables from codes."""
     places = places_of(model.weights, rounded)
     codes = {name: each.codes for name, each in rounded.items()}
-    lazy = LazyWeights(model.module, RoundedWeights(model.weights, codes))
+    lazy = LazyWeights(model.module, rounded_weights(model.weights, codes))
 
     def ask(request: Request | Row) -> Tensor:
         place = places.get(request.name)

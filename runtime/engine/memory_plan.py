@@ -186,7 +186,13 @@ class RequestMemory:
         self._per_row = manifest.state_bytes("replace") + 4 * manifest.vocab_size
 
     def check(
-        self, *, tokens: int, rows: int, source_tokens: int = 0, root: Path = Path("/")
+        self,
+        *,
+        tokens: int,
+        rows: int,
+        source_tokens: int = 0,
+        held_tokens: int = 0,
+        root: Path = Path("/"),
     ) -> None:
         """Refuse a request whose states cannot fit.
 
@@ -194,6 +200,7 @@ class RequestMemory:
             tokens: of all rows together, new ones included.
             rows: computed together.
             source_tokens: of all sources together.
+            held_tokens: of `tokens`, those whose states are in memory already.
             root: folder that holds `sys` and `proc`.
 
         Raises:
@@ -204,6 +211,7 @@ class RequestMemory:
         )
         _check(
             needed,
+            held=held_tokens * self._per_token,
             what=f"generate ({rows} x {tokens // max(1, rows)} tokens)",
             remedy="Lower max_new_tokens, shorten the prompts, or give fewer of them at once.",
             root=root,
@@ -215,13 +223,13 @@ def size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
-def _check(needed: int, *, what: str, remedy: str, root: Path) -> None:
-    if needed < SMALL_BYTES:
+def _check(needed: int, *, what: str, remedy: str, root: Path, held: int = 0) -> None:
+    if needed - held < SMALL_BYTES:
         return
     left = available_memory(root)
     if left is None:
         return
-    left += free_swap(root)
+    left += free_swap(root) + held
     if needed > left:
         raise MemoryPlanError(
             f"{what}: expected at least {size(needed)} of free memory, got {size(left)}. {remedy}"

@@ -6,6 +6,12 @@ take no part in it (free ones, those of a prompt that is still prefilled, those 
 get a token just after their valid part, where the next token of the row overwrites it: a step
 changes nothing of such a row.
 
+What a row gives is the same, to the bit, whatever stands in the others and however its prompt was
+cut, where the runner is `exact` (docs/adr/0021). Kernels add up a lone row, or the last of an odd
+number of rows, in another order than rows in pairs. So nothing is computed by odd numbers: a step
+has an even number of rows, a part of a prompt an even number of tokens, of which the last may be a
+dummy that the next token overwrites, and logits are asked for an even number of positions.
+
 Shape letters: B rows of a step, S new tokens, R positions, V vocabulary.
 """
 
@@ -22,7 +28,13 @@ from ortolan.runtime.engine.session import Engine, share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import NumericError
 
-__all__ = ["Runner", "teacher_forced"]
+__all__ = ["GRID", "Runner", "teacher_forced"]
+
+GRID = 128
+"""Tokens. Exact parts of prompts end at multiples of it, counted from the beginning of the row.
+
+Where several prompts share these tokens, what was computed for one is what the others need.
+"""
 
 
 class Runner:
@@ -34,21 +46,27 @@ class Runner:
     Args:
         engine: the sessions to compute with.
         slots: the states.
-        rows_multiple: steps have a multiple of so many rows, padded where they are fewer: what
-            a row gives is then the same, to the bit, whatever the rows beside it
-            (`Engine.rows_multiple`).
+        exact: whether a row gives the same, to the bit, whatever the rows beside it, and however
+            its prompt is cut.
+        chunk: most new tokens of one call; an even divisor or a multiple of `GRID` if `exact`.
+            Where results depend on the cuts (`Engine.parts_matter`) exact parts have `GRID` tokens
+            whatever is said here.
 
     Attributes:
         logits_BV: of each row, float32, overwritten by the next step.
     """
 
-    def __init__(self, engine: Engine, slots: Slots, *, rows_multiple: int = 1) -> None:
-        rows = len(slots.lengths)
-        if rows % rows_multiple:
-            raise ValueError(f"slots: expected a multiple of {rows_multiple} rows, got {rows}")
+    def __init__(
+        self, engine: Engine, slots: Slots, *, exact: bool = False, chunk: int = CHUNK
+    ) -> None:
+        rows, multiple = len(slots.lengths), engine.rows_multiple if exact else 1
+        if rows % multiple:
+            raise ValueError(f"slots: expected a multiple of {multiple} rows, got {rows}")
         self.slots = slots
         self._engine = engine
-        self._multiple = rows_multiple
+        self._exact = exact
+        self._chunk = GRID if exact and engine.parts_matter else chunk
+        self._multiple = multiple
         self._session = engine.session(1, rows_per_source=slots.beams)
         self._ids = np.zeros((rows, 1), np.int64)
         self._last = np.zeros(rows, np.int32)
@@ -90,24 +108,35 @@ class Runner:
             ForkedError: the process was forked after the engine was made.
         """
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
+        computed, asked = [*ids], [*positions]
+        if self._exact:
+            asked += asked[:1] * (len(asked) % 2)
+            if not slots.replaces:  # a sum cannot forget a token
+                computed += [0] * (len(computed) % 2)
+        end = length + len(computed) - len(ids)
         # a total beyond the capacity would make the kernel give a longer buffer than the one bound
-        self.reserve(length)
+        self.reserve(end)
         slots.begin([row])
-        shape = (1, len(positions), self._engine.manifest.vocab_size)
-        logits = np.empty(shape, np.float32) if logits_RV is None else logits_RV.reshape(shape)
+        shape = (1, len(asked), self._engine.manifest.vocab_size)
+        if logits_RV is None or len(asked) > len(positions):
+            logits = np.empty(shape, np.float32)
+        else:
+            logits = logits_RV.reshape(shape)
         run = self._bind(
-            self._engine.session(len(ids)),
+            self._engine.session(len(computed)),
             slice(row, row + 1),
-            np.array([ids], np.int64),
-            np.array([length - 1], np.int32),
-            np.array(length, np.int32),
-            np.array([positions], np.int64),
+            np.array([computed], np.int64),
+            np.array([end - 1], np.int32),
+            np.array(end, np.int32),
+            np.array([asked], np.int64),
             logits,
         )
         run()
         slots.lengths[row] = length
         slots.take_over([row])
-        written: NDArray[np.float32] = logits[0]
+        written: NDArray[np.float32] = logits[0, : len(positions)]
+        if logits_RV is not None and len(asked) > len(positions):
+            logits_RV[...] = written
         return written
 
     def chunks(
@@ -126,7 +155,10 @@ class Runner:
 
     def chunk_tokens(self, row: int) -> int:
         """Most new tokens that the next call of a row takes."""
-        return chunk_tokens(self._engine.heads, self.slots.lengths[row])
+        length = self.slots.lengths[row]
+        most = min(self._chunk, chunk_tokens(self._engine.heads, length))
+        # by place alone: never by what was asked for, or by how many texts there are
+        return min(most - most % 2, self._chunk - length % self._chunk) if self._exact else most
 
     def prefill(self, row: int, ids: Sequence[int], *, most: int = CHUNK) -> NDArray[np.float32]:
         """Append tokens to a row, a chunk of at most `most` at a time.

@@ -55,6 +55,10 @@ _ERRORS_ONLY = 3
 
 _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
 
+_SCALED_CALL = "com.microsoft::DynamicQuantizeMatMul"
+_PAIRED = "com.microsoft::MatMulNBits"
+_EXPERTS = frozenset({"com.microsoft::MoE", "com.microsoft::QMoE"})
+
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -120,6 +124,16 @@ class Engine:
         """Of the bundle: another for any other weight, graph or token."""
         return fingerprint(self.manifest)
 
+    @cached_property
+    def parts_matter(self) -> bool:
+        """Whether what a prompt gives depends on where it is cut, even into even parts.
+
+        Activations that are rounded by one scale for a whole call depend on what is in the call. A
+        part that cannot be padded, since a state is replaced, may have an odd number of tokens.
+        """
+        is_replaced = any(state.update == "replace" for state in self.manifest.states)
+        return is_replaced or _SCALED_CALL in self._operators
+
     @property
     def rows_multiple(self) -> int:
         """Rows that steps have a multiple of, where no row is to depend on those beside it.
@@ -127,7 +141,16 @@ class Engine:
         The kernel of low-bit products takes rows in pairs, and a last odd row by itself, by other
         sums (measured on onnxruntime 1.31 with AVX-512).
         """
-        return 2 if self.manifest.quantized else 1
+        return 2 if _PAIRED in self._operators else 1
+
+    @cached_property
+    def mixes_rows(self) -> bool:
+        """Whether a row depends on those beside it, as tokens that share an expert do."""
+        return not _EXPERTS.isdisjoint(self._operators)
+
+    @cached_property
+    def _operators(self) -> frozenset[str]:
+        return frozenset().union(*(graph.operators for graph in self._bundle.graphs.values()))
 
     def slots(self, count: int = 1, *, beams: int = 1) -> Slots:
         """Empty slots for conversations with this model."""

@@ -18,7 +18,7 @@ Knows shapes, lengths and memory. Does not know which tokens the rows hold, nor 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,17 +62,22 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The valid part of one row, copied.
+    """The states of some tokens of a row, all of them or those from one to another.
 
     Attributes:
         identity: of the bundle that computed it.
-        length: tokens of the row.
+        length: tokens.
         buffers: one per state that is written, in their order; batch is 1, capacity is `length`.
+            Replaced states are as they are after the last of the tokens.
     """
 
     identity: str
     length: int
     buffers: tuple[Buffer, ...]
+
+    def copy(self) -> "Snapshot":
+        """The same in memory of its own."""
+        return replace(self, buffers=tuple(buffer.copy() for buffer in self.buffers))
 
 
 class Slots:
@@ -261,15 +266,16 @@ class Slots:
 
     def snapshot(self, *, row: int = 0) -> Snapshot:
         """Copy the valid part of a row."""
-        length = self.lengths[row]
-        return Snapshot(
-            identity=self.identity,
-            length=length,
-            buffers=tuple(
-                buffer[row : row + 1][_along(state, "capacity", slice(0, length))].copy()
-                for state, buffer in zip(self._states, self._buffers, strict=True)
-            ),
-        )
+        return self.view(row=row).copy()
+
+    def view(self, *, row: int = 0, start: int = 0, end: int | None = None) -> Snapshot:
+        """Tokens of a row in place, of use until the row changes: all, or some of them.
+
+        Replaced states are as they are after all of them, whatever `end` says.
+        """
+        end = self.lengths[row] if end is None else end
+        buffers = self._parts(row, start, end)
+        return Snapshot(identity=self.identity, length=end - start, buffers=buffers)
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
         """Put a snapshot, of these slots or of others of the same bundle, into a row.
@@ -279,12 +285,21 @@ class Slots:
             ContextLengthError: the snapshot is beyond the context.
             MemoryError: there is no memory; everything is as it was.
         """
-        self._check_origin(snapshot)
-        self.reserve(snapshot.length)
-        valid = slice(0, snapshot.length)
-        for state, buffer, kept in zip(self._states, self._buffers, snapshot.buffers, strict=True):
-            buffer[row : row + 1][_along(state, "capacity", valid)] = kept
-        self.lengths[row] = snapshot.length
+        self._put(snapshot, row, 0)
+
+    def extend(self, snapshot: Snapshot, *, row: int) -> None:
+        """Put a snapshot of the tokens that follow after those that a row holds.
+
+        Raises:
+            InputError: as for `restore`.
+            ContextLengthError: the row would be beyond the context.
+            MemoryError: as for `restore`.
+        """
+        self._put(snapshot, row, self.lengths[row])
+
+    def layout(self, length: int) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """The shape and the type of each buffer of a snapshot of so many tokens."""
+        return [(_sizes(state, 1, length), _DTYPES[state.dtype]) for state in self._states]
 
     @contextmanager
     def unchanged_on_error(self, *, row: int = 0) -> Iterator[None]:
@@ -320,14 +335,25 @@ class Slots:
         piece = np.zeros(end, np.uint8)
         return [np.ndarray(shape, dtype, piece, offset) for shape, dtype, offset in places]
 
-    def _check_origin(self, snapshot: Snapshot) -> None:
-        expected = [(_sizes(s, 1, snapshot.length), _DTYPES[s.dtype]) for s in self._states]
+    def _parts(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
+        """What each written state holds of some tokens of a row; of a replaced one the whole."""
+        return tuple(
+            buffer[row : row + 1][_along(state, "capacity", slice(start, end))]
+            for state, buffer in zip(self._states, self._buffers, strict=True)
+        )
+
+    def _put(self, snapshot: Snapshot, row: int, start: int) -> None:
         got = [(buffer.shape, buffer.dtype) for buffer in snapshot.buffers]
-        if snapshot.identity != self.identity or got != expected:
+        if snapshot.identity != self.identity or got != self.layout(snapshot.length):
             raise InputError(
                 "restore: expected a snapshot of the same bundle, got one of another. "
                 "Restore it with the model that it was taken from."
             )
+        end = start + snapshot.length
+        self.reserve(end)
+        for part, kept in zip(self._parts(row, start, end), snapshot.buffers, strict=True):
+            part[...] = kept
+        self.lengths[row] = end
 
 
 def _sizes(state: State, rows: int, capacity: int) -> tuple[int, ...]:

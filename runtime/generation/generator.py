@@ -10,6 +10,9 @@ go between rounds, and none sees the others.
         ...
     text.completion()
 
+A text of a higher priority may take the slot of one of a lower priority. What that one has so far
+is copied, and put into a slot again when it has its turn: it gives what it would have given.
+
 Knows texts, slots and rounds. Does not know how a text chooses its tokens.
 """
 
@@ -21,22 +24,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.runner import GRID, Runner
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
+from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.generation.completion import FinishReason
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.scheduler import Scheduler
 
-__all__ = ["Generator", "Text"]
+__all__ = ["Generator", "Prefixes", "Text"]
 
 
 class Text(Protocol):
-    """A text while it is generated: `SampledText` or `SearchedText`."""
+    """A text while it is generated: `SampledText` or `SearchedText`.
+
+    Attributes:
+        prefill_s: seconds that its prompt took so far.
+        cached_tokens: of its prompt, how many were not computed for it but for another.
+    """
 
     request: Request
     finish_reason: FinishReason | None
     prefill_s: float
+    cached_tokens: int
 
     @property
     def next_tokens(self) -> Sequence[int]:
@@ -56,6 +68,38 @@ class Text(Protocol):
         """End the text by an error."""
 
 
+class Prefixes(Protocol):
+    """Keeps what was computed for prompts, for others that begin with the same tokens.
+
+    Both methods copy: states that `append` have their valid part in `Slots.bound`, states that
+    `replace` are there as they are after `slots.lengths[row]` tokens. Of an exact generator what is
+    kept was computed by exact parts of prompts alone, and never by steps: so a prompt that begins
+    with it gives what it would give without, to the bit.
+    """
+
+    def fetch(self, ids: Sequence[int], slots: Slots, row: int) -> int:
+        """Put the longest kept beginning of a prompt into a row that is empty.
+
+        It writes the states and `slots.lengths[row]`; the capacity is there.
+
+        Returns:
+            Tokens that the row has now: 0 or a multiple of `GRID`, and fewer than `len(ids)`, since
+            the logits after the last one have to be computed.
+        """
+
+    def offer(self, ids: Sequence[int], slots: Slots, row: int, tokens: int) -> None:
+        """Keep, or not, the first tokens of a prompt, which have just been computed in a row.
+
+        It is called whenever a part of a prompt has completed a block of `GRID` tokens, or several.
+
+        Args:
+            ids: the whole prompt.
+            slots: with states that are replaced, `slots.lengths[row] == tokens`.
+            row: holds at least `tokens` tokens.
+            tokens: a multiple of `GRID`, and more than at the last call for this row.
+        """
+
+
 _Running = tuple[int, Text, NDArray[np.float32]]
 """A slot, the text that runs there, and where its logits appear."""
 
@@ -68,8 +112,11 @@ class Generator:
         slots: texts that are computed together, at most; the others wait.
         beams: rows of each text.
         encode: computes what the decoder reads of some sources, for a decoder with an encoder.
-        rows_multiple: see `Runner`.
+        exact: whether a text is the same, to the bit, whatever the texts beside it; see `Runner`.
+        chunk: most tokens of a prompt in one call; see `Runner`.
         prefill_first: see `Scheduler`.
+        memory: a text waits until there is memory for all of its tokens; `None` never looks.
+        prefixes: what was computed for earlier prompts, of decoders alone.
     """
 
     def __init__(
@@ -79,23 +126,34 @@ class Generator:
         slots: int,
         beams: int = 1,
         encode: Callable[[Sequence[Any]], Encoded] | None = None,
-        rows_multiple: int = 1,
+        exact: bool = False,
+        chunk: int = CHUNK,
         prefill_first: bool = True,
+        memory: RequestMemory | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
-        slots = -(-slots // rows_multiple) * rows_multiple
-        self._runner = Runner(engine, engine.slots(slots, beams=beams), rows_multiple=rows_multiple)
+        multiple = engine.rows_multiple if exact else 1
+        slots = -(-slots // multiple) * multiple
+        self._runner = Runner(engine, engine.slots(slots, beams=beams), exact=exact, chunk=chunk)
         self._scheduler: Scheduler[Text] = Scheduler(slots, prefill_first=prefill_first)
         self._beams = beams
         self._encode = encode
+        self._memory = memory
+        self._prefixes = prefixes
         self._cancellable: list[Text] = []
-        self._prefilled: dict[int, int] = {}
+        self._suspended: dict[Text, Snapshot] = {}
         self._running: list[_Running] | None = None
 
-    def submit(self, text: Text) -> None:
-        """Let a text join as soon as a slot is free."""
-        self._scheduler.submit(text)
+    def submit(self, text: Text, *, priority: int = 0) -> None:
+        """Let a text join as soon as a slot is free, or has a text of a lower priority."""
+        self._scheduler.submit(text, priority=priority)
         if text.request.cancelled is not None:
             self._cancellable.append(text)
+
+    def cancel(self, text: Text) -> None:
+        """End a text that was submitted and has not ended; its slot is free at once."""
+        text.finish("cancelled")
+        self._leave(text)
 
     def run(self) -> None:
         """Bring all texts to their end.
@@ -142,21 +200,83 @@ class Generator:
             if id(cancelled) not in answers:
                 answers[id(cancelled)] = cancelled()
             if answers[id(cancelled)]:
-                text.finish("cancelled")
-                self._leave(text)
+                self.cancel(text)
                 self._cancellable.remove(text)
 
     def _admit(self) -> None:
-        admitted = self._scheduler.admit()
-        longest = max((len(text.request.prompt) for _, text in admitted), default=0)
-        if longest > 0:
-            # one more: a row that rests in a step is written to just after its valid part
-            self._runner.reserve(min(longest + 1, self._runner.slots.context_length))
-        for slot, _ in admitted:
-            self._prefilled[slot] = 0
+        """Give slots to texts that wait, as far as there are slots and memory."""
+        scheduler, admitted = self._scheduler, []
+        while scheduler.waiting:
+            text = scheduler.waiting[0]
+            outranked = scheduler.outranked() if scheduler.is_full else None
+            if scheduler.is_full and outranked is None:
+                break
+            error = self._lack(text)
+            if error is not None:
+                begun = self._begun()
+                if not begun:  # nothing will end and make room for it
+                    text.fail(error)
+                    self._leave(text)
+                    continue
+                # texts that are suspended have their room, and need a slot to end
+                suspended = [other for other in begun if other in self._suspended]
+                if scheduler.is_full or not suspended:
+                    break
+                text = suspended[0]
+            elif outranked is not None:
+                self._suspend(outranked)
+            admitted.append((scheduler.admit(text), text))
+        if admitted:
+            self._enter(admitted)
+
+    def _enter(self, admitted: list[tuple[int, Text]]) -> None:
+        """Fill the rows of texts that have got their slots with what is known of them."""
+        runner = self._runner
+        longest = max(len(text.request.prompt) for _, text in admitted)
+        # one more: a row that rests in a step is written to just after its valid part
+        runner.reserve(min(longest + 1, runner.slots.context_length))
+        for slot, text in admitted:
+            prompt, snapshot = text.request.prompt, self._suspended.pop(text, None)
+            if snapshot is not None:
+                runner.restore(snapshot, row=slot)
+                if snapshot.length >= len(prompt):
+                    self._scheduler.start(slot)
+                    self._running = None
+            elif self._prefixes is not None:
+                text.cached_tokens = self._prefixes.fetch(prompt, runner.slots, slot)
+
+    def _begun(self) -> list[Text]:
+        """The texts that the memory plan has room for: those in slots, and the suspended ones."""
+        scheduler = self._scheduler
+        suspended = [text for text in scheduler.waiting if text in self._suspended]
+        return [*scheduler.prefilling.values(), *scheduler.running.values(), *suspended]
+
+    def _lack(self, text: Text) -> MemoryPlanError | None:
+        """Why there is no memory for a text that waits, beside those that have begun."""
+        if self._memory is None or text in self._suspended:
+            return None
+        planned = [each.request for each in (*self._begun(), text)]
+        held = [*self._runner.slots.lengths, *(kept.length for kept in self._suspended.values())]
+        try:
+            self._memory.check(
+                tokens=sum(len(request.prompt) + request.limit for request in planned),
+                rows=len(planned),
+                held_tokens=sum(held),
+            )
+        except MemoryPlanError as error:
+            return error
+        return None
+
+    def _suspend(self, text: Text) -> None:
+        """Take a text off its slot, and keep what was computed for it."""
+        slot = self._scheduler.suspend(text)
+        self._suspended[text] = self._runner.slots.snapshot(row=slot)
+        self._runner.slots.release(slot)
+        self._running = None
 
     def _leave(self, text: Text) -> None:
         slot = self._scheduler.finish(text)
+        self._suspended.pop(text, None)
         self._running = None
         if slot is not None:
             self._runner.slots.release(slot)
@@ -166,14 +286,16 @@ class Generator:
     # --- the model --------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
-        """Compute the next chunk of the prompt whose turn it is."""
-        slot, text = next(iter(self._scheduler.prefilling.items()))
+        """Compute the next part of the prompt whose turn it is."""
+        slot, text = self._scheduler.next_prompt()
         begun_at, prompt = time.monotonic(), text.request.prompt
-        start = self._prefilled[slot]
+        start = self._runner.slots.lengths[slot]
         end = min(len(prompt), start + self._runner.chunk_tokens(slot))
         part = prompt[start:end]
         logits_RV = self._runner.chunk(slot, part, positions=[len(part) - 1])
-        self._prefilled[slot] = end
+        whole = end - end % GRID
+        if self._prefixes is not None and whole > start:
+            self._prefixes.offer(prompt, self._runner.slots, slot, whole)
         text.prefill_s += time.monotonic() - begun_at
         if end == len(prompt):
             self._scheduler.start(slot)

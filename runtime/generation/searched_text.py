@@ -40,6 +40,7 @@ class SearchedText:
         self.request = request
         self.finish_reason: FinishReason | None = None
         self.prefill_s = 0.0
+        self.cached_tokens = 0
         self._options = options
         self._n_best = n_best
         self._tokenizer = tokenizer

@@ -4,10 +4,12 @@ Knows ids and logits. Does not know text, sampling, or when to stop.
 """
 
 import math
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +19,8 @@ from numpy.typing import NDArray
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Snapshot
-from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
+from ortolan.runtime.engine.state_file import read_states, write_states
+from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, StateFileError
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 
 __all__ = ["Sequence", "SequenceSnapshot"]
@@ -134,8 +137,53 @@ class Sequence:
             MemoryError: there is no memory; the sequence is as it was.
         """
         with self._in_use():
-            self._runner.restore(snapshot.states)
-            self._tokens = list(snapshot.tokens)
+            self._become(snapshot.tokens, snapshot.states)
+
+    def fork(self) -> "Sequence":
+        """Another sequence with the same tokens; from there on each goes its own way.
+
+        Raises:
+            InputError: the sequence is closed, or another thread is using it.
+            MemoryError: there is no memory.
+        """
+        other = Sequence(self._engine)
+        with self._in_use():
+            other._become(self._tokens, self._runner.slots.view())
+        return other
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokens, and what was computed for them, to a file.
+
+        `Decoder.load_sequence` goes on from there, in another process or on another day. A file
+        that is there is replaced.
+
+        Raises:
+            InputError: the sequence is closed, or another thread is using it.
+            StateFileError: the place cannot be written to; what was there is as it was.
+        """
+        with self._in_use():
+            try:
+                write_states(Path(path), self._tokens, self._runner.slots.view())
+            except OSError as error:
+                raise StateFileError(
+                    f"save: expected a place for a file, got {error}. Choose another."
+                ) from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], engine: Engine) -> Self:
+        """What a sequence was when it was saved; see `Decoder.load_sequence`."""
+        sequence = cls(engine)
+        try:
+            ids, states = read_states(Path(path), sequence._runner.slots)
+        except OSError as error:
+            raise StateFileError(
+                f"load_sequence: expected a file that can be read, got {error}. "
+                "Give the path that `save` was given."
+            ) from error
+        sequence._become(
+            checked_ids(ids, vocab_size=engine.manifest.vocab_size, what=f"{path}"), states
+        )
+        return sequence
 
     def close(self) -> None:
         """Give the memory back. Closing twice is no error.
@@ -160,6 +208,10 @@ class Sequence:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _become(self, tokens: Iterable[int], states: Snapshot) -> None:
+        self._runner.restore(states)
+        self._tokens = list(tokens)
 
     def _compute(self, new: list[int]) -> NDArray[np.float32]:
         if len(new) > 1:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Sampling,
         SamplingError,
         Seq2Seq,
+        StateFileError,
         load,
     )
 
@@ -61,6 +62,7 @@ __all__ = [
     "SamplingError",
     "Seq2Seq",
     "State",
+    "StateFileError",
     "__version__",
     "export",
     "load",

@@ -161,6 +161,21 @@ def test_cached_chunked_batched_rewound_and_restored_texts_are_the_same_to_the_b
     assert [each.tokens for each in together] == [each.tokens for each in alone]
 
 
+@pytest.mark.parametrize("name", QUICK)
+def test_saved_and_forked_texts_go_on_as_the_kept_one_to_the_bit(
+    name: str, exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    case, ids = exported(name), random_ids()
+    kept = case.model.sequence()
+    kept.append(ids[:20])
+    kept.append(ids[20:21])
+    kept.save(tmp_path / "saved")
+    others = (case.model.load_sequence(tmp_path / "saved"), kept.fork())
+    for part in (ids[21:40], ids[40:41], ids[41:]):
+        wanted = kept.append(part)
+        assert all(np.array_equal(other.append(part), wanted) for other in others)
+
+
 def test_states_that_grow_are_int8_and_the_others_float(
     exported: Callable[[str], Exported],
 ) -> None:

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from ortolan.export.options import ExportOptions
 from ortolan.export.pipeline import export
-from ortolan.export.precision import Int4, Int8
+from ortolan.export.precision import HeadBits, Int4, Int8
+from ortolan.export.quantize.plan import scheme_of
+from ortolan.export.settings import resolve
+from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.certificate import read
 
@@ -88,6 +91,21 @@ def test_codes_of_a_gguf_file_are_kept_in_their_formats(tmp_path: Path) -> None:
     measured = read(bundle).measured
     assert measured is not None
     assert measured.verdict == "PASS"
+
+
+@pytest.mark.parametrize(("head_bits", "expected"), [(None, 8), (8, 8), (4, 4)])
+def test_a_head_of_8_bits_stays_as_it_is_unless_4_are_asked_for(
+    head_bits: HeadBits | None, expected: int, tmp_path: Path
+) -> None:
+    arch, _, keys, _, _ = CASES["llama"]
+    model = reference_model(WIDE)
+    file = tmp_path / "model.gguf"
+    write_gguf(file, arch, model, llama_metadata(model, keys), kinds={"output.weight": "Q8_0"})
+    opened = open_exportable(file, tokenizer=None, max_context=None)
+    asked = resolve(opened.kind, precision=Int4(head_bits=head_bits)).quantization
+    assert asked is not None
+    scheme = scheme_of("head.weight", WIDE["hidden_size"], asked, opened.weights)
+    assert scheme.bits == expected
 
 
 def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:

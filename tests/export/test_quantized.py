@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -21,8 +20,6 @@ import ortolan
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.options import ExportOptions
 from ortolan.export.precision import GroupSize, Int4, Int8, Precision
-from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.plan import Quantization, plan
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.runtime import Bundle, load
 from ortolan.runtime.certificate import read
@@ -181,21 +178,6 @@ def test_excluded_weights_stay_as_they_are(tmp_path: Path) -> None:
     stored = arrays(bundle, "decoder.onnx")
     expected = module.get_parameter("blocks.0.feed_forward.down.weight").detach().numpy()
     np.testing.assert_array_equal(stored["blocks.0.feed_forward.down.weight"], expected)
-
-
-@pytest.mark.parametrize(
-    ("columns", "group"),
-    [(576, 64), (1536, 256), (640, 128), (688, 256), (100, 128), (64, 64), (20, 32), (129, 32)],
-)
-def test_rows_take_the_groups_that_make_them_shortest(columns: int, group: int) -> None:
-    weight = ir.Value(name="w", shape=ir.Shape((8, columns)), type=ir.TensorType(ir.DataType.FLOAT))
-    x = ir.Value(name="x")
-    node = ir.Node("com.microsoft", "FusedMatMul", [x, weight], num_outputs=1)
-    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=(), opset_imports={"": 24})
-    graph.initializers.add(weight)
-    scheme = Scheme(bits=4, group=256)
-    options = Quantization(scheme=scheme, head=scheme, method="rtn", fits=True)
-    assert plan([ir.Model(graph, ir_version=10)], options)["w"].group == group
 
 
 def test_errors_in_the_manifest_are_those_of_the_codes(tmp_path: Path) -> None:

@@ -41,11 +41,14 @@ def test_head_of_an_encoder_has_the_given_bits() -> None:
         (Int4(head_bits=8), "cpu", 128, 128),
         (Int4(group_size=64), "cpu", 64, 64),
         (Int4(group_size=256), "cpu", 256, 256),
+        (Int4(group_size=64, head_bits=8), "cpu", 64, 128),
+        (Int4(method="hqq", group_size=32), "cpu", 32, 128),
         (Int8(), "cpu", 128, 128),
+        (Int8(group_size=64), "cpu", 64, 64),
         (Int4(), "cuda", 128, 128),
     ],
 )
-def test_groups_of_blocks_are_the_largest_below_a_head_of_4_bits(
+def test_groups_of_blocks_are_the_largest_below_a_head_of_4_bits_and_8_bits_have_their_own(
     precision: Int4 | Int8, device: Device, blocks: int, head: int
 ) -> None:
     found = resolve("decoder", precision=precision, device=device).quantization

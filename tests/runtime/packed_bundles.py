@@ -1,4 +1,4 @@
-"""Tiny bundles to pack: in fp32 as they are, and with their products in 4 bits.
+"""Tiny bundles: in fp32 as they are, and with their products in 4 bits, or in 8 for prompts.
 
 The quantized one reads its embedding and its head from one tensor, as real ones do.
 """
@@ -21,32 +21,38 @@ BITS = 4
 
 
 def write(folder: Path, kind: str, *, seed: int = 0, group: int = 32) -> Bundle:
-    """Write a bundle: `fp32`, `split`, `recurrent`, `int4` or `int4-split`.
+    """Write a bundle: `fp32`, `split`, `recurrent`, `int4`, `int4-split` or `int8-prefill`.
 
-    Groups of more than 32 weights are longer than a row of the embedding, which stays float.
+    The last one has products in 4 bits too, for steps. Groups of more than 32 weights are longer
+    than a row of the embedding, which stays float.
     """
     write_bundle(
         folder,
-        split=kind.endswith("split"),
+        split=kind.endswith("split") or kind == "int8-prefill",
         recurrent=kind == "recurrent",
         seed=seed,
     )
-    if kind.startswith("int4"):
-        _quantize(folder, group)
+    if kind.startswith("int"):
+        _quantize(folder, group, is_scaled=kind == "int8-prefill")
     return open_bundle(folder)
 
 
-def _quantize(folder: Path, group: int) -> None:
-    """Exchange each MatMul for MatMulNBits over random codes, in all graphs of a bundle."""
+def _quantize(folder: Path, group: int, *, is_scaled: bool) -> None:
+    """Exchange each MatMul for MatMulNBits over random codes, in all graphs of a bundle.
+
+    With `is_scaled` the prefill graph has DynamicQuantizeMatMul instead.
+    """
     manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
     old = folder / manifest.weights[0]
     blob = bytearray(old.read_bytes())
     names = [graph.file for graph in manifest.graphs.values()]
     models = {name: load_model(folder / name, load_external_data=False) for name in names}
     tensors = _quantized(models[names[0]], blob, group)
+    scaled = _scaled(models[names[0]], blob) if is_scaled else []
     weights = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
     for name, model in models.items():
-        _exchange(model, tensors, weights, group)
+        is_prefill = is_scaled and name == manifest.graphs["prefill"].file
+        _exchange(model, scaled if is_prefill else tensors, weights, group)
         (folder / name).write_bytes(model.SerializeToString(deterministic=True))
     old.unlink()
     (folder / weights).write_bytes(blob)
@@ -55,7 +61,10 @@ def _quantize(folder: Path, group: int) -> None:
         for path in sorted(folder.iterdir())
         if path.name != manifest_file.NAME
     )
-    changed = msgspec.structs.replace(manifest, weights=(weights,), files=files)
+    graphs = dict(manifest.graphs)
+    if is_scaled:
+        graphs["prefill"] = msgspec.structs.replace(graphs["prefill"], min_new_tokens=2)
+    changed = msgspec.structs.replace(manifest, weights=(weights,), files=files, graphs=graphs)
     (folder / manifest_file.NAME).write_bytes(manifest_file.encode(changed))
 
 
@@ -80,6 +89,19 @@ def _quantized(model: ModelProto, blob: bytearray, group: int) -> list[TensorPro
     table.name = "table.codes"
     table.dims[:] = [VOCABULARY, WIDTH // 2]
     return [*tensors, table]
+
+
+def _scaled(model: ModelProto, blob: bytearray) -> list[TensorProto]:
+    """Append random codes of 8 bits and a scale for each output, for the weight of each MatMul."""
+    random = np.random.default_rng(1)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    tensors = []
+    for name in (node.input[1] for node in model.graph.node if node.op_type == "MatMul"):
+        codes = random.integers(-127, 128, shapes[name], np.int8)
+        scales = random.uniform(0.001, 0.006, shapes[name][1]).astype(np.float32)
+        tensors.append(_append(blob, f"{name}.codes", codes, TensorProto.INT8))
+        tensors.append(_append(blob, f"{name}.scales", scales, TensorProto.FLOAT))
+    return tensors
 
 
 def _append(
@@ -118,6 +140,13 @@ def _node(
     if node.op_type == "MatMul":
         name = node.input[1]
         codes = next(tensor for tensor in tensors if tensor.name == f"{name}.codes")
+        if codes.data_type == TensorProto.INT8:
+            return helper.make_node(
+                "DynamicQuantizeMatMul",
+                [node.input[0], f"{name}.codes", f"{name}.scales"],
+                [node.output[0]],
+                domain="com.microsoft",
+            )
         return helper.make_node(
             "MatMulNBits",
             [node.input[0], f"{name}.codes", f"{name}.scales"],

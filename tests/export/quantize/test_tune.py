@@ -11,13 +11,14 @@ from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.quantize import guide, rtn, tune
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, joined
 from ortolan.export.quantize.guide import is_affordable
-from ortolan.export.quantize.rounded import RoundedWeights
+from ortolan.export.quantize.rounded import rounded_weights
 from ortolan.export.quantize.rounding import QuantizedWeight, round_rows
 from ortolan.export.quantize.tune import Predictions, divergence, tuned
 from ortolan.export.source import open_exportable
 from ortolan.export.streamed import Result, run
 from ortolan.modeling.config import LearnedPositions
 from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.weights import Weights
 
 SCHEME = Scheme(bits=4, group=32)
 
@@ -39,7 +40,7 @@ def codes_of(quantized: Iterator[QuantizedWeight]) -> dict[str, Codes]:
     return {each.name: joined([part.codes for part in each.parts]) for each in quantized}
 
 
-def outputs(model: Exportable, weights: RoundedWeights | None = None) -> list[Tensor]:
+def outputs(model: Exportable, weights: Weights | None = None) -> list[Tensor]:
     found = {}
     for event in run(model.module, weights or model.weights, calls(model, INPUTS)):
         if isinstance(event, Result):
@@ -49,7 +50,7 @@ def outputs(model: Exportable, weights: RoundedWeights | None = None) -> list[Te
 
 def distance(model: Exportable, codes: dict[str, Codes]) -> float:
     """The mean divergence of the rounded model from the trained one."""
-    pairs = zip(outputs(model), outputs(model, RoundedWeights(model.weights, codes)), strict=True)
+    pairs = zip(outputs(model), outputs(model, rounded_weights(model.weights, codes)), strict=True)
     return sum(float((p.exp() * (p - q)).sum(-1).mean()) for p, q in pairs)
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, TinyDecoder, assert_close, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
@@ -272,9 +274,9 @@ def test_rows_give_to_the_bit_what_they_give_alone_whatever_joins_and_leaves(
             done[row] += 1
 
 
-def test_steps_are_padded_to_a_multiple_of_rows(tiny: Tiny) -> None:
-    _, engine = tiny["unified"]
-    runner, seen = Runner(engine, engine.slots(4), rows_multiple=2), []
+def test_steps_are_padded_to_a_multiple_of_rows(tmp_path: Path) -> None:
+    engine = Engine(packed_bundles.write(tmp_path / "int4", "int4"))
+    runner, seen = Runner(engine, engine.slots(4), exact=True), []
     bound = runner.slots.bound
 
     def watched(rows: slice) -> Any:
@@ -287,7 +289,7 @@ def test_steps_are_padded_to_a_multiple_of_rows(tiny: Tiny) -> None:
         runner.step([1] * len(rows))
     assert seen == [2, 4]
     with pytest.raises(ValueError, match="multiple of 2"):
-        Runner(engine, engine.slots(3), rows_multiple=2)
+        Runner(engine, engine.slots(3), exact=True)
 
 
 # --- states that are replaced: the graph reads the old one after it has written the new one -----

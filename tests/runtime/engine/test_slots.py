@@ -1,3 +1,4 @@
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,34 @@ def test_a_snapshot_restores_into_another_row_of_a_smaller_cache() -> None:
     assert other.lengths == [0, 0, 600]
     for got, want in zip(other.snapshot(row=2).buffers, kept.buffers, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("cuts", [(0, 60), (0, 20, 60), (0, 1, 2, 59, 60)])
+def test_parts_of_a_row_in_turn_extend_another_to_the_same(cuts: tuple[int, ...]) -> None:
+    slots, other = (Slots((KEY, VALUE, SUM), count=3, context_length=400) for _ in range(2))
+    filled(slots, 50, 60, 70)
+    for start, end in pairwise(cuts):
+        other.extend(slots.view(row=1, start=start, end=end).copy(), row=2)
+        assert other.lengths == [0, 0, end]
+    for got, want in zip(other.view(row=2).buffers, slots.snapshot(row=1).buffers, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert not any(buffer[:2].any() for buffer in buffers(other))
+
+
+def test_a_view_shares_the_memory_of_its_row_and_has_the_announced_layout() -> None:
+    slots = filled(Slots((KEY, VALUE, SUM), count=2, context_length=400), 50, 60)
+    view = slots.view(row=1, start=20, end=50)
+    assert [(buffer.shape, buffer.dtype) for buffer in view.buffers] == slots.layout(30)
+    for part, whole in zip(view.buffers, buffers(slots), strict=True):
+        assert np.shares_memory(part, whole)
+    assert not any(map(np.shares_memory, view.copy().buffers, buffers(slots)))
+
+
+def test_a_row_is_not_extended_beyond_the_context() -> None:
+    slots = filled(Slots((KEY,), count=1, context_length=100), 60)
+    with pytest.raises(ContextLengthError, match="at most 100 tokens, got 120"):
+        slots.extend(slots.snapshot(), row=0)
+    assert slots.lengths == [60]
 
 
 def test_a_snapshot_beyond_the_context_is_refused_and_changes_nothing() -> None:

@@ -1,7 +1,7 @@
 """Texts that join and leave between rounds give what they give alone."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,9 +17,12 @@ from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import VOCABULARY, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.runner import GRID, Runner
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.errors import NumericError
+from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.errors import MemoryPlanError, NumericError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
@@ -73,16 +76,39 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
         "recurrent": write_bundle(folder / "recurrent", recurrent=True).path,
         # its kernel takes rows in pairs
         "int4": packed_bundles.write(folder / "int4", "int4", group=64).path,
+        "int8-prefill": packed_bundles.write(folder / "int8", "int8-prefill", group=64).path,
     }
     return {kind: Engine(open_bundle(path), threads=1) for kind, path in bundles.items()}
 
 
-def multiple_of(kind: str) -> int:
-    return 2 if kind == "int4" else 1
+def new_generator(engine: Engine, *, slots: int = SLOTS, **options: Any) -> Generator:
+    return Generator(engine, slots=slots, exact=True, **options)
 
 
-def new_generator(engine: Engine, kind: str, **options: Any) -> Generator:
-    return Generator(engine, slots=SLOTS, rows_multiple=multiple_of(kind), **options)
+class Blocks:
+    """What was computed for prompts, by their tokens: as many blocks as there were."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, ...], Snapshot] = {}
+        self.fetched = 0
+
+    def fetch(self, ids: Sequence[int], slots: Slots, row: int) -> int:
+        for tokens in range((len(ids) - 1) // GRID * GRID, 0, -GRID):
+            kept = self.kept.get(tuple(ids[:tokens]))
+            if kept is not None:
+                slots.restore(kept, row=row)
+                self.fetched += 1
+                return tokens
+        return 0
+
+    def offer(self, ids: Sequence[int], slots: Slots, row: int, tokens: int) -> None:
+        length = slots.lengths[row]
+        assert tokens % GRID == 0
+        assert tokens <= length <= len(ids)
+        assert tokens == length or not slots.replaces
+        slots.lengths[row] = tokens  # the rest is not kept
+        self.kept[tuple(ids[:tokens])] = slots.snapshot(row=row)
+        slots.lengths[row] = length
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +117,7 @@ def alone(engines: dict[str, Engine]) -> Callable[[str, Asked], RecordedText]:
 
     @cache
     def run(kind: str, asked: Asked) -> RecordedText:
-        generator, text = new_generator(engines[kind], kind), RecordedText(asked)
+        generator, text = new_generator(engines[kind]), RecordedText(asked)
         generator.submit(text)
         generator.run()
         return text
@@ -111,27 +137,37 @@ def assert_same(text: RecordedText, expected: RecordedText) -> None:
 
 texts = st.builds(
     Asked,
-    prompt=st.integers(1, 40) | st.sampled_from([250, 300]),
+    prompt=st.integers(1, 40) | st.sampled_from([127, 128, 129, 300]),
     limit=st.integers(1, 12),
-    seed=st.integers(0, 20),
+    seed=st.integers(0, 5),
     temperature=st.sampled_from([0.0, 1.0]),
 )
 
 
-@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4"])
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
 def test_texts_that_join_and_leave_at_any_time_give_what_they_give_alone(
     engines: dict[str, Engine], alone: Callable[[str, Asked], RecordedText], kind: str
 ) -> None:
     class Texts(RuleBasedStateMachine):
-        @initialize(prefill_first=st.booleans())
-        def start(self, prefill_first: bool) -> None:
-            self.generator = new_generator(engines[kind], kind, prefill_first=prefill_first)
+        @initialize(
+            prefill_first=st.booleans(),
+            slots=st.sampled_from([2, SLOTS]),
+            chunk=st.sampled_from([32, GRID, CHUNK]),
+        )
+        def start(self, prefill_first: bool, slots: int, chunk: int) -> None:
+            self.generator = new_generator(
+                engines[kind],
+                slots=slots,
+                prefill_first=prefill_first,
+                chunk=chunk,
+                prefixes=Blocks(),
+            )
             self.texts: list[RecordedText] = []
 
-        @rule(asked=texts)
-        def submit(self, asked: Asked) -> None:
+        @rule(asked=texts, priority=st.integers(0, 2))
+        def submit(self, asked: Asked, priority: int) -> None:
             self.texts.append(RecordedText(asked))
-            self.generator.submit(self.texts[-1])
+            self.generator.submit(self.texts[-1], priority=priority)
 
         @rule(rounds=st.integers(1, 6))
         def go_on(self, rounds: int) -> None:
@@ -161,7 +197,7 @@ def test_an_odd_number_of_texts_in_few_bits_gives_what_each_gives_alone(
     engines: dict[str, Engine], alone: Callable[[str, Asked], RecordedText]
 ) -> None:
     asked = [Asked(prompt=5, limit=12, seed=seed, temperature=0.0) for seed in range(3)]
-    generator = new_generator(engines["int4"], "int4")
+    generator = new_generator(engines["int4"])
     made = [RecordedText(each) for each in asked]
     for text in made:
         generator.submit(text)
@@ -177,13 +213,131 @@ def test_more_texts_than_slots_are_served_in_turn(
         Asked(prompt=1 + 7 * seed % 30, limit=1 + seed % 9, seed=seed, temperature=1.0)
         for seed in range(30)
     ]
-    generator = new_generator(engines["fp32"], "fp32")
+    generator = new_generator(engines["fp32"])
     made = [RecordedText(each) for each in asked]
     for text in made:
         generator.submit(text)
     generator.run()
     for text in made:
         assert_same(text, alone("fp32", text.asked))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+@pytest.mark.parametrize("rounds", [0, 1, 2, 3, 6])
+def test_a_suspended_text_goes_on_as_if_nothing_had_happened(
+    engines: dict[str, Engine],
+    alone: Callable[[str, Asked], RecordedText],
+    kind: str,
+    rounds: int,
+) -> None:
+    """Two low ones run, are prefilled or wait when two high ones come."""
+    low = [RecordedText(Asked(prompt=200, limit=9, seed=seed, temperature=1.0)) for seed in (1, 2)]
+    high = [RecordedText(Asked(prompt=9, limit=5, seed=seed, temperature=1.0)) for seed in (3, 4)]
+    generator = new_generator(engines[kind], slots=2, prefill_first=False)
+    for text in low:
+        generator.submit(text)
+    for _ in range(rounds):
+        generator.round()
+    for text in high:
+        generator.submit(text, priority=1)
+    before = [len(text.tokens) for text in low]
+    while all(text.finish_reason is None for text in high):
+        assert [len(text.tokens) for text in low] == before
+        generator.round()
+    generator.run()
+    for text in (*low, *high):
+        assert_same(text, alone(kind, text.asked))
+
+
+def test_a_suspended_text_can_be_cancelled(engines: dict[str, Engine]) -> None:
+    low, high = (RecordedText(Asked(prompt=5, limit=9, seed=1, temperature=0.0)) for _ in range(2))
+    generator = Generator(engines["fp32"], slots=1)
+    generator.submit(low)
+    generator.round()
+    generator.submit(high, priority=1)
+    generator.round()
+    generator.cancel(low)
+    assert low.completion().finish_reason == "cancelled"
+    generator.run()
+    assert len(high.completion().tokens) == 9
+
+
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+def test_a_prompt_with_a_known_beginning_gives_what_it_gives_without(
+    engines: dict[str, Engine], alone: Callable[[str, Asked], RecordedText], kind: str
+) -> None:
+    asked = Asked(prompt=300, limit=6, seed=1, temperature=1.0)
+    prefixes = Blocks()
+    for again in range(3):
+        text = RecordedText(asked)
+        generator = new_generator(engines[kind], slots=2, prefixes=prefixes)
+        generator.submit(text)
+        generator.run()
+        assert_same(text, alone(kind, asked))
+        assert text.completion().timings.cached_tokens == (256 if again else 0)
+    assert prefixes.fetched == 2
+
+
+class Plan(RequestMemory):
+    """A memory plan with room for a number of tokens, whatever is free."""
+
+    def __init__(self, engine: Engine, tokens: int) -> None:
+        super().__init__(engine.manifest)
+        self.tokens, self.seen = tokens, 0
+
+    def check(self, *, tokens: int, held_tokens: int = 0, **_: Any) -> None:
+        assert held_tokens <= tokens
+        if tokens > self.tokens:
+            raise MemoryPlanError(f"generate: expected {tokens}, got {self.tokens}.")
+        self.seen = max(self.seen, tokens)
+
+
+def test_a_text_waits_until_the_plan_has_room_for_all_of_its_tokens(
+    engines: dict[str, Engine], alone: Callable[[str, Asked], RecordedText]
+) -> None:
+    plan = Plan(engines["fp32"], 60)
+    generator = new_generator(engines["fp32"], memory=plan)
+    made = [
+        RecordedText(Asked(prompt=10 + seed, limit=9, seed=seed, temperature=1.0))
+        for seed in range(9)
+    ]
+    for text in made:
+        generator.submit(text)
+    generator.run()
+    assert 40 < plan.seen <= 60
+    for text in made:
+        assert_same(text, alone("fp32", text.asked))
+
+
+def test_a_text_for_which_there_is_never_room_fails_alone(engines: dict[str, Engine]) -> None:
+    generator = new_generator(engines["fp32"], memory=Plan(engines["fp32"], 30))
+    fits, too_long, after = (
+        RecordedText(Asked(prompt=prompt, limit=4, seed=1, temperature=0.0))
+        for prompt in (20, 40, 20)
+    )
+    for text in (fits, too_long, after):
+        generator.submit(text)
+    generator.run()
+    with pytest.raises(MemoryPlanError):
+        too_long.completion()
+    assert [len(text.completion().tokens) for text in (fits, after)] == [4, 4]
+
+
+def test_a_suspended_text_ends_though_there_is_no_room_for_the_next(
+    engines: dict[str, Engine],
+) -> None:
+    low, high, long = (
+        RecordedText(Asked(prompt=prompt, limit=4, seed=1, temperature=0.0))
+        for prompt in (10, 10, 20)
+    )
+    generator = Generator(engines["fp32"], slots=1, memory=Plan(engines["fp32"], 30))
+    generator.submit(low)
+    generator.round()
+    generator.submit(high, priority=1)
+    generator.round()
+    generator.submit(long, priority=1)
+    generator.run()
+    assert [len(text.completion().tokens) for text in (low, high, long)] == [4, 4, 4]
 
 
 def test_a_text_whose_logits_are_not_finite_fails_alone(tmp_path: Path) -> None:
@@ -212,7 +366,7 @@ def test_a_call_without_rows_is_not_reachable(engines: dict[str, Engine]) -> Non
 
 
 def test_ten_thousand_cancelled_texts_leave_no_memory_behind(engines: dict[str, Engine]) -> None:
-    generator = new_generator(engines["fp32"], "fp32")
+    generator = new_generator(engines["fp32"])
 
     def cancel(count: int) -> None:
         for number in range(count):

@@ -2,12 +2,14 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import (
     CONTEXT,
     VOCABULARY,
@@ -18,7 +20,8 @@ from tests.runtime.tiny_decoder import (
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
+from ortolan.runtime.engine.state_file import write_states
+from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, StateFileError
 from ortolan.runtime.generation.sequence import Sequence
 from ortolan.runtime.loading import load
 
@@ -286,3 +289,96 @@ def test_the_memory_of_a_sequence_comes_back(model: Decoder, way: str) -> None:
         assert slots() is None
     finally:
         gc.enable()
+
+
+@pytest.fixture(scope="module")
+def models(
+    tmp_path_factory: pytest.TempPathFactory, model: Decoder, recurrent: Decoder
+) -> dict[str, Decoder]:
+    folder = tmp_path_factory.mktemp("sequences")
+    int4 = packed_bundles.write(folder / "int4", "int4", group=64).path
+    return {"fp32": model, "recurrent": recurrent, "int4": load(int4, Decoder)}
+
+
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4"])
+@settings(max_examples=8, deadline=None)
+@given(
+    before=st.lists(ids, min_size=1, max_size=300),
+    after=st.lists(st.lists(ids, min_size=1, max_size=5), min_size=1, max_size=4),
+)
+def test_a_saved_and_a_forked_sequence_give_to_the_bit_what_the_kept_one_gives(
+    tmp_path_factory: pytest.TempPathFactory,
+    models: dict[str, Decoder],
+    kind: str,
+    before: list[int],
+    after: list[list[int]],
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"saved {kind}"
+    kept = models[kind].sequence()
+    kept.append(before)
+    kept.save(path)
+    loaded, forked = models[kind].load_sequence(path), kept.fork()
+    assert loaded.tokens == forked.tokens == kept.tokens == tuple(before)
+    expected = [kept.append(part) for part in after]
+    for other in (loaded, forked):
+        for part, logits in zip(after, expected, strict=True):
+            np.testing.assert_array_equal(other.append(part), logits)
+        assert other.tokens == kept.tokens
+
+
+def test_forks_go_their_own_ways_and_outlive_their_parent(model: Decoder) -> None:
+    with model.sequence() as parent:
+        parent.append([1, 2, 3])
+        one, two = parent.fork(), parent.fork()
+        first = one.append([4])
+        assert parent.tokens == two.tokens == (1, 2, 3)
+    np.testing.assert_array_equal(two.append([4]), first)
+    two.rewind(1)
+    assert one.tokens == (1, 2, 3, 4)
+
+
+def test_an_empty_sequence_is_saved_and_forked(models: dict[str, Decoder], tmp_path: Path) -> None:
+    for model in models.values():
+        kept = model.sequence()
+        kept.save(tmp_path / "empty")
+        for other in (model.load_sequence(tmp_path / "empty"), kept.fork()):
+            assert len(other) == 0
+            np.testing.assert_array_equal(other.append([1, 2]), model.sequence().append([1, 2]))
+
+
+def test_a_sequence_of_another_bundle_is_not_loaded(
+    models: dict[str, Decoder], tmp_path: Path
+) -> None:
+    models["fp32"].sequence().save(tmp_path / "saved")
+    with pytest.raises(StateFileError, match="expected states of the bundle"):
+        models["recurrent"].load_sequence(tmp_path / "saved")
+
+
+def test_places_that_cannot_be_read_or_written_are_named(model: Decoder, tmp_path: Path) -> None:
+    sequence = model.sequence()
+    sequence.append([1])
+    with pytest.raises(StateFileError, match="expected a place for a file"):
+        sequence.save(tmp_path / "missing" / "saved")
+    with pytest.raises(StateFileError, match="expected a file that can be read"):
+        model.load_sequence(tmp_path / "saved")
+    with pytest.raises(StateFileError, match="expected a file"):
+        model.load_sequence(tmp_path)
+    assert sequence.tokens == (1,)
+
+
+def test_ids_outside_the_vocabulary_are_not_loaded(model: Decoder, tmp_path: Path) -> None:
+    slots = model.sequence()._runner.slots
+    slots.lengths[0] = 1
+    write_states(tmp_path / "saved", [VOCABULARY], slots.view())
+    with pytest.raises(InputError, match=f"{VOCABULARY}"):
+        model.load_sequence(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("use", [Sequence.fork, lambda sequence: sequence.save("saved")])
+def test_a_closed_sequence_is_neither_forked_nor_saved(
+    model: Decoder, use: Callable[[Sequence], object]
+) -> None:
+    sequence = model.sequence()
+    sequence.close()
+    with pytest.raises(InputError, match="closed"):
+        use(sequence)

@@ -1,0 +1,1 @@
+"""Conversations: messages to a prompt by the chat template of a bundle, and replies as data."""

@@ -1,0 +1,225 @@
+"""Files of states: token ids and what a model computed for them.
+
+    offset  bytes  little-endian
+         0      8  b"ortolan" and a zero
+         8      4  version
+        12      4  size of the header, padded
+        16     32  SHA-256 of everything else in the file
+        48         header: JSON, padded with spaces
+        ...        the ids, int32, and then each buffer of the snapshot in C order, each padded
+
+Parts end at multiples of 64 bytes. A file is written beside its place and renamed: it is there
+whole, or not at all. A reader takes no more memory than the file has bytes, and gives nothing of a
+file in which a single byte has changed.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from ortolan.runtime import limits
+from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.errors import StateFileError
+
+__all__ = ["VERSION", "read_states", "write_states"]
+
+VERSION = 1
+"""The version that is written and read."""
+
+_MAGIC = b"ortolan\0"
+_START = struct.Struct("<8sII")
+_DIGEST_BYTES = 32
+_CONTENT_AT = _START.size + _DIGEST_BYTES
+_ALIGNMENT = 64
+_IDS = np.dtype("<i4")
+
+_Size = Annotated[int, Meta(ge=0, le=limits.MAX_DIMENSION)]
+
+
+class _Buffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The type and the shape of one buffer."""
+
+    dtype: Annotated[str, Meta(pattern=r"\A(float32|float16|int8)\Z")]
+    shape: Annotated[tuple[_Size, ...], Meta(max_length=limits.MAX_STATE_RANK)]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What follows, and where it comes from.
+
+    Attributes:
+        identity: of the bundle.
+        after: what the tokens follow; empty where they are the first ones.
+        tokens: how many.
+        buffers: of the snapshot, in their order.
+    """
+
+    identity: Annotated[str, Meta(max_length=limits.MAX_LABEL_LENGTH)]
+    after: Annotated[str, Meta(max_length=limits.MAX_LABEL_LENGTH)]
+    tokens: Annotated[int, Meta(ge=0, le=limits.MAX_CONTEXT)]
+    buffers: Annotated[tuple[_Buffer, ...], Meta(max_length=limits.MAX_STATES)]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the ids and of each buffer, in bytes."""
+        return [_IDS.itemsize * self.tokens, *(buffer.size for buffer in self.buffers)]
+
+
+def write_states(
+    path: Path, ids: Sequence[int], states: Snapshot, *, after: str = "", sync: bool = True
+) -> None:
+    """Write a file, or replace it.
+
+    Args:
+        path: of the file; its folder must be there.
+        ids: of the tokens.
+        states: what was computed for them.
+        after: what they follow, where they are not the first tokens of a row.
+        sync: wait until the file is on the disk.
+
+    Raises:
+        OSError: the place cannot be written to; what was there is as it was.
+    """
+    header = _Header(
+        identity=states.identity,
+        after=after,
+        tokens=states.length,
+        buffers=tuple(
+            _Buffer(dtype=str(buffer.dtype), shape=buffer.shape) for buffer in states.buffers
+        ),
+    )
+    text = msgspec.json.encode(header)
+    text = text.ljust(_padded(_CONTENT_AT + len(text)) - _CONTENT_AT)
+    start = _START.pack(_MAGIC, VERSION, len(text))
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
+            digest = hashlib.sha256(start)
+            file.write(start + bytes(_DIGEST_BYTES))
+            for part in (memoryview(text), *_contents(ids, states)):
+                digest.update(part)
+                file.write(part)
+            file.seek(len(start))
+            file.write(digest.digest())
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def read_states(path: Path, slots: Slots, *, after: str = "") -> tuple[list[int], Snapshot]:
+    """Read a file that slots of the same bundle can take.
+
+    Args:
+        path: of the file.
+        slots: of the bundle.
+        after: what its tokens must follow.
+
+    Returns:
+        The ids, and what was computed for them.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        StateFileError: it is damaged, or of another bundle or version.
+    """
+    if path.exists() and not path.is_file():  # a pipe would block
+        raise _refused(path, "a file", "something else")
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start, digest = file.read(_START.size), file.read(_DIGEST_BYTES)
+        text = file.read(_header_size(path, start, size))
+        header = _decoded(path, text)
+        content_size = sum(map(_padded, header.sizes))
+        if size != _CONTENT_AT + len(text) + content_size:
+            raise _refused(path, f"{_CONTENT_AT + len(text) + content_size} bytes", f"{size}")
+        content = np.empty(content_size, np.uint8)
+        if file.readinto(content.data) != content_size:
+            raise _refused(path, f"{size} bytes", "fewer")
+    found = hashlib.sha256(start + text)
+    found.update(content.data)
+    if found.digest() != digest:
+        raise _refused(path, "the bytes that were written", "others")
+    return _placed(path, header, content, slots, after)
+
+
+def _header_size(path: Path, start: bytes, size: int) -> int:
+    if len(start) < _START.size or not start.startswith(_MAGIC):
+        raise _refused(path, "a file that Ortolan saved", "another")
+    _, version, header_size = _START.unpack(start)
+    if version != VERSION:
+        raise _refused(path, f"version {VERSION}", f"{version}")
+    if header_size > size:
+        raise _refused(path, f"a header of at most {size} bytes", f"{header_size}")
+    return int(header_size)
+
+
+def _decoded(path: Path, text: bytes) -> _Header:
+    try:
+        return msgspec.json.decode(text, type=_Header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _refused(path, "a header", str(error)[:300]) from error
+
+
+def _placed(
+    path: Path, header: _Header, content: NDArray[np.uint8], slots: Slots, after: str
+) -> tuple[list[int], Snapshot]:
+    """The parts of the content of a file that is whole, unless they are of something else."""
+    if header.identity != slots.identity:
+        raise _refused(path, f"states of the bundle {slots.identity[:12]}", header.identity[:12])
+    if header.after != after:
+        raise _refused(
+            path,
+            f"tokens after {after[:12] or 'none'}",
+            f"some after {header.after[:12] or 'none'}",
+        )
+    layout = [(buffer.shape, np.dtype(buffer.dtype)) for buffer in header.buffers]
+    if layout != slots.layout(header.tokens):
+        raise _refused(path, "the states of the bundle", "others")
+    parts, end = [], 0
+    for size in header.sizes:
+        parts.append(content[end : end + size])
+        end += _padded(size)
+    buffers = [
+        part.view(dtype).reshape(shape)
+        for part, (shape, dtype) in zip(parts[1:], layout, strict=True)
+    ]
+    ids: list[int] = parts[0].view(_IDS).tolist()
+    return ids, Snapshot(identity=header.identity, length=header.tokens, buffers=tuple(buffers))
+
+
+def _contents(ids: Sequence[int], states: Snapshot) -> Iterator[memoryview]:
+    """The bytes of the ids and of the buffers, and after each what pads it."""
+    for array in (np.array(ids, _IDS), *states.buffers):
+        part = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        yield part.data
+        yield memoryview(bytes(_padded(len(part)) - len(part)))
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _refused(path: Path, expected: str, got: str) -> StateFileError:
+    return StateFileError(
+        f"{path.name}: expected {expected}, got {got}. "
+        "Use a file that was saved with this bundle, and copied whole."
+    )

@@ -1,0 +1,104 @@
+"""What an exact runner gives depends neither on how a prompt is cut nor on what came before."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime import packed_bundles
+from tests.runtime.tiny_decoder import VOCABULARY
+
+from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.runner import GRID, Runner
+from ortolan.runtime.engine.session import Engine
+
+
+def random_ids(count: int, seed: int = 0) -> list[int]:
+    chosen: list[int] = np.random.default_rng(seed).integers(0, VOCABULARY, count).tolist()
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
+    folder = tmp_path_factory.mktemp("exact")
+    kinds = ("fp32", "recurrent", "int4", "int8-prefill")
+    # groups of more than 32: kernels for an odd last row add up otherwise
+    return {
+        kind: Engine(packed_bundles.write(folder / kind, kind, group=64), threads=1)
+        for kind in kinds
+    }
+
+
+def exact_runner(engine: Engine, slots: int = 2, chunk: int = CHUNK) -> Runner:
+    return Runner(engine, engine.slots(slots), exact=True, chunk=chunk)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int4"])
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(1, 150), data=st.data())
+def test_exact_parts_give_what_the_whole_gives_wherever_they_are_cut(
+    exact: dict[str, Engine], kind: str, count: int, data: st.DataObject
+) -> None:
+    tokens = random_ids(count)
+    whole, parts = exact_runner(exact[kind]), exact_runner(exact[kind])
+    expected = whole.chunk(0, tokens, positions=[count - 1])
+    start = 0
+    while start < count:
+        end = data.draw(st.integers(start + 1, count))
+        logits = parts.chunk(1, tokens[start:end], positions=[end - start - 1])
+        start = end
+    np.testing.assert_array_equal(logits, expected)
+    assert parts.slots.lengths[1] == count
+    kept = parts.slots.snapshot(row=1).buffers
+    for got, want in zip(kept, whole.slots.snapshot().buffers, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+@pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 301])
+def test_exact_prompts_are_cut_by_place_whatever_came_before(
+    exact: dict[str, Engine], kind: str, count: int
+) -> None:
+    tokens, engine = random_ids(count), exact[kind]
+    expected = exact_runner(engine).prefill(0, tokens)
+    # a block of the grid that is there already, in a row that held something else
+    kept = exact_runner(engine)
+    whole = (count - 1) // GRID * GRID
+    if whole > 0:
+        kept.prefill(0, tokens[:whole])
+    runner = exact_runner(engine, chunk=GRID // 2)
+    runner.prefill(1, random_ids(200, seed=3))
+    runner.restore(kept.slots.snapshot(), row=1)
+    np.testing.assert_array_equal(runner.prefill(1, tokens[whole:]), expected)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "int8-prefill"])
+def test_parts_are_those_of_the_grid_where_results_depend_on_them(
+    exact: dict[str, Engine], kind: str
+) -> None:
+    runner = exact_runner(exact[kind], chunk=32)
+    sizes = [len(part) for _, part in runner_parts(runner, random_ids(300))]
+    assert sizes == [128, 128, 44]
+
+
+def test_exact_parts_end_at_multiples_of_the_chunk(exact: dict[str, Engine]) -> None:
+    runner = exact_runner(exact["int4"], chunk=32)
+    runner.prefill(0, random_ids(7))
+    sizes = [len(part) for _, part in runner_parts(runner, random_ids(60))]
+    assert sizes == [25, 32, 3]
+
+
+def runner_parts(runner: Runner, tokens: list[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """The parts of a prompt, which are computed as they come."""
+    for start, part in runner.chunks(0, tokens):
+        runner.chunk(0, part, positions=[0])
+        yield start, part
+
+
+def test_logits_that_were_asked_for_come_alone_and_in_place(exact: dict[str, Engine]) -> None:
+    runner = exact_runner(exact["int4"])
+    given = np.zeros((3, VOCABULARY), np.float32)
+    logits = runner.chunk(0, random_ids(9), positions=[0, 4, 8], logits_RV=given)
+    assert logits.shape == given.shape
+    np.testing.assert_array_equal(logits, given)

@@ -1,0 +1,130 @@
+"""Templates that would take all time or memory, or reach what is none of theirs."""
+
+import resource
+import time
+from typing import Any
+
+import pytest
+from tests.runtime.jinja.test_template import rendered
+
+from ortolan.runtime.errors import ChatTemplateError
+from ortolan.runtime.limits import MAX_TEMPLATE_BYTES
+
+GROWING = (
+    "{%% set ns = namespace(s='xxxxxxxx', l=[1], i=7, t=(1,)) %%}"
+    "{%% for i in range(60) %%}{%% set %s %%}{%% endfor %%}{{ ns.s }}{{ ns.l }}{{ ns.i }}{{ ns.t }}"
+)
+
+GROWTHS = {
+    "concatenation": "ns.s = ns.s ~ ns.s",
+    "addition": "ns.s = ns.s + ns.s",
+    "repetition": "ns.s = ns.s * 2",
+    "replace": "ns.s = ns.s.replace('x', 'xx')",
+    "replace_filter": "ns.s = ns.s | replace('x', 'xx')",
+    "replace_of_nothing": "ns.s = ns.s.replace('', ns.s)",
+    "join": "ns.s = ns.s.join([ns.s, ns.s])",
+    "join_filter": "ns.s = [ns.s, ns.s] | join",
+    "letters": "ns.s = ns.s | list | join('xx')",
+    "percent": "ns.s = '%s%s' | format(ns.s, ns.s)",
+    "percent_names": "ns.s = '%(a)s%(a)s' | format(a=ns.s)",
+    "format": "ns.s = '{0}{0}'.format(ns.s)",
+    "tojson": "ns.s = [ns.s, ns.s] | tojson",
+    "lists": "ns.l = ns.l + ns.l",
+    "repeated_lists": "ns.l = ns.l * 2",
+    "lists_of_lists": "ns.l = [ns.l, ns.l]",
+    "lists_of_equal_lists": "ns.l = [[ns.l, 1] == [ns.l, 1], ns.l, ns.l]",
+    "tuples_as_keys": "ns.t = (ns.t, ns.t)",
+    "numbers": "ns.i = ns.i * ns.i",
+    "powers": "ns.i = ns.i ** 60",
+    "unique": "ns.l = (ns.l + [ns.l, ns.l]) | unique | list",
+    "maps": "ns.l = (ns.l + ns.l) | map('string') | list",
+}
+
+HOSTILE = {
+    "nested_loops": "{% for a in range(9999) %}" * 3 + "x" + "{% endfor %}" * 3,
+    "long_output": "{% for a in range(9999) %}" + "x" * 10_000 + "{% endfor %}",
+    "range": "{{ range(10 ** 18) | length }}",
+    "repeat": "{{ 'x' * 10 ** 12 }}",
+    "repeated_list": "{{ [1] * 10 ** 12 }}",
+    "macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "macros": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+    "caller": "{% macro m() %}{% call m() %}{% endcall %}{% endmacro %}{{ m() }}",
+    "indent": "{{ 'x\ny' | indent(10 ** 12) }}",
+    "json_indent": "{{ [1] | tojson(indent=10 ** 12) }}",
+    "json_separators": "{{ [1, 2] | tojson(separators=['x' * 1000, ':']) }}",
+    "format_width": "{{ '{:999999999}'.format(1) }}",
+    "format_nested": "{{ '{:{}}'.format(1, 10 ** 9) }}",
+    "percent_width": "{{ '%999999999d' % 1 }}",
+    "percent_star": "{{ '%*d' % (10 ** 9, 1) }}",
+    "date_width": "{{ strftime_now('%-999999999Y') }}",
+    "date_length": "{{ strftime_now('%c' * 1000) }}",
+    "huge_number": "{{ 10 ** 10 ** 10 }}",
+    "long_number": "{{ " + "9" * 5_000 + " }}",
+    "namespace_of_itself": "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",
+    "deep_list": "{% set n = namespace(x=[]) %}{% for i in range(9000) %}"
+    "{% set n.x = [n.x] %}{% endfor %}{{ n.x | string }}",
+    "deep_json": "{% set n = namespace(x=[]) %}{% for i in range(2500) %}"
+    "{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}",
+    "brackets": "{{ " + "[" * 9_000 + "]" * 9_000 + " }}",
+    "parentheses": "{{ " + "(" * 9_000 + "1" + ")" * 9_000 + " }}",
+    "additions": "{{ 1" + "+1" * 9_000 + " }}",
+    "signs": "{{ " + "-" * 15_000 + "1 }}",
+    "filters": "{{ 'a'" + "|upper" * 6_000 + " }}",
+    "attributes": "{{ a" + ".b" * 9_000 + " }}",
+    "choices": "{{ 1" + " if 1 else 2" * 4_000 + " }}",
+    "blocks": "{% if 1 %}" * 4_000 + "{% endif %}" * 4_000,
+    "too_many_words": "{{ a }}" * 10_000,
+    "too_long": "x" * (MAX_TEMPLATE_BYTES + 1),
+    **{name: GROWING % growth for name, growth in GROWTHS.items()},
+}
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_what_has_no_end_or_no_bounds_stops_soon_as_a_typed_error(source: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    with pytest.raises(ChatTemplateError, match=r"[Uu]se another"):
+        rendered(source)
+    assert time.process_time() - start < 2  # 0.1 s alone on a machine; tests share theirs
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ x.__class__.__mro__ }}",
+        "{{ ''['__class__']['__mro__'] }}",
+        "{{ x.items.__self__.a }}",
+        "{{ namespace.__globals__.a }}",
+        "{{ '{0.__class__}'.format(x) }}",
+        "{{ '{0[a]}'.format(x) }}",
+        "{{ x | map(attribute='__class__.__mro__') | list | first | first }}",
+        "{{ loop.__init__.__globals__ }}",
+        "{{ dict.fromkeys([1]) }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ x.update({'b': 2}) }}",
+        "{{ x.pop('a') }}",
+        "{{ l.append(1) }}",
+        "{{ l.extend(l) }}",
+        "{{ l.clear() }}",
+        "{{ cycler.__init__ }}{{ lipsum() }}",
+    ],
+)
+def test_nothing_but_the_values_can_be_reached_or_changed(source: str) -> None:
+    values: dict[str, Any] = {"x": {"a": 1}, "l": [1]}
+    with pytest.raises(ChatTemplateError):
+        rendered(source, **values)
+    assert values == {"x": {"a": 1}, "l": [1]}
+
+
+def test_dunder_attributes_are_undefined() -> None:
+    assert rendered("{{ x.__class__ }}{{ [].__class__ }}{{ x['__class__'] }}", x={}) == ""
+
+
+def test_the_bounds_grow_with_the_messages() -> None:
+    long = [{"role": "user", "content": "word " * 20_000}] * 100
+    source = (
+        "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' ~ (m.content | trim).replace('w', 'W') "
+        "}}{% for t in messages[:5] %}{{ t.role }}{% endfor %}{% endfor %}"
+    )
+    assert len(rendered(source, messages=long)) == 100 * (8 + 99_999 + 20)
