@@ -61,7 +61,7 @@ class Grammar:
             GrammarError: it is no schema, or one that is not supported or too complex.
             MissingExtraError: llguidance is not installed.
         """
-        text = schema if isinstance(schema, str) else _as_json(schema)
+        text = _as_json(schema)
         check_grammar(text)
         pattern = _WHITESPACE if whitespace else ""
         try:
@@ -125,7 +125,7 @@ class GrammarMatcher:
     @property
     def forced(self) -> Sequence[int]:
         """The tokens that come next where there is no choice of text; often none."""
-        return self._forced
+        return tuple(self._forced)
 
     def rule_out(
         self, logits_V: NDArray[np.float32], ends: Collection[int], *, may_end: bool = True
@@ -153,9 +153,9 @@ class GrammarMatcher:
                 grammar took too much work.
         """
         self._matcher.consume_token(token)
-        if self._forced and self._forced[0] == token:
-            del self._forced[0]
-            self._check()
+        self._check()
+        self._bits = None
+        self._forced = self._forced[1:] if self._forced[:1] == [token] else []
         if not self._forced:
             self._look()
 
@@ -255,11 +255,16 @@ def _limits() -> "LLParserLimits":
     return limits
 
 
-def _as_json(schema: Mapping[str, Any] | bool) -> str:
+def _as_json(schema: Any) -> str:
+    """A schema as the JSON of an object, whichever way it was given."""
     try:
-        return json.dumps(schema)
+        plain = json.loads(schema) if isinstance(schema, str) else schema
+        plain = {} if plain is True else plain  # both say that anything is valid
+        if isinstance(plain, Mapping):
+            return json.dumps(dict(plain), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise _invalid(f"a schema that is no JSON ({error})") from None
+    raise _invalid(f"a schema that is no object but {plain!r:.40}")
 
 
 def _valid(grammar: Grammar) -> Grammar:
