@@ -51,6 +51,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.certificate import Certificate
+from ortolan.runtime.machine.memory import return_large_memory
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, what is done of it, and all of it."""
@@ -86,6 +87,7 @@ def export(
     Raises:
         OrtolanError: see `export.errors`, and for the source `modeling.errors`.
     """
+    return_large_memory()
     model = open_exportable(
         source,
         tokenizer=options.tokenizer,

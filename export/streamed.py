@@ -30,10 +30,11 @@ from ortolan.export.products import linear
 from ortolan.modeling.weights import Replaced, Weights, read_weight
 from ortolan.runtime.machine.memory import return_free_memory
 
-READ_BYTES = 64 << 20
-"""Of the rows of a large weight, in float32, that are read together, by each input anew."""
+READ_BYTES = 16 << 20
+"""Of the rows of a weight, in float32, that are multiplied together; oneDNN copies them. Of a large
+weight, that are read together, by each input anew."""
 
-WHOLE_READS = 2
+WHOLE_READS = 8
 """Of a weight that is still read whole, once for all inputs."""
 
 _PROPERTIES = ("__get__",)
@@ -287,17 +288,17 @@ class LazyWeights(TorchFunctionMode):
 def product(weights: Weights, request: Request, weight: Tensor | None) -> Tensor:
     """A product with a weight that was read, or with one read some rows at a time."""
     x, bias = request.entering, request.bias
-    if weight is not None:
-        x = linear(x, weight.T if request.is_transposed else weight)
-        return x if bias is None else x + bias
     if request.is_transposed:
-        return product(weights, request, read_weight(weights, request.name))
+        given = read_weight(weights, request.name) if weight is None else weight
+        x = linear(x, given.T)
+        return x if bias is None else x + bias
     rows, columns = weights.shape(request.name)
     out = x.new_empty(*x.shape[:-1], rows)
     step = max(1, READ_BYTES // (4 * columns))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        out[..., start:stop] = linear(x, weights.rows(request.name, start, stop).float())
+        read = weights.rows(request.name, start, stop) if weight is None else weight[start:stop]
+        out[..., start:stop] = linear(x, read.float())
     return out if bias is None else out.add_(bias)
 
 

@@ -236,9 +236,9 @@ def _together(inputs: Iterable[Tensor]) -> Iterator[Tensor]:
     """Inputs `(S, K)` as `(K, S)`, several at once."""
     together: list[Tensor] = []
     for x_SK in inputs:
-        together.append(x_SK)
-        if sum(map(len, together)) >= SUM_TOKENS:
-            yield torch.cat(together).T.contiguous()
+        together.append(x_SK.T)
+        if sum(x_KS.shape[1] for x_KS in together) >= SUM_TOKENS:
+            yield torch.cat(together, dim=1)
             together.clear()
     if together:
-        yield torch.cat(together).T.contiguous()
+        yield torch.cat(together, dim=1)

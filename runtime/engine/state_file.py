@@ -32,7 +32,7 @@ from ortolan.runtime import limits
 from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.errors import StateFileError
 
-__all__ = ["VERSION", "read_states", "write_states"]
+__all__ = ["VERSION", "file_size", "read_states", "write_states"]
 
 VERSION = 1
 """The version that is written and read."""
@@ -95,16 +95,7 @@ def write_states(
     Raises:
         OSError: the place cannot be written to; what was there is as it was.
     """
-    header = _Header(
-        identity=states.identity,
-        after=after,
-        tokens=states.length,
-        buffers=tuple(
-            _Buffer(dtype=str(buffer.dtype), shape=buffer.shape) for buffer in states.buffers
-        ),
-    )
-    text = msgspec.json.encode(header)
-    text = text.ljust(_padded(_CONTENT_AT + len(text)) - _CONTENT_AT)
+    text = _header_text(states, after)
     start = _START.pack(_MAGIC, VERSION, len(text))
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -124,6 +115,12 @@ def write_states(
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
+
+
+def file_size(states: Snapshot, *, after: str = "") -> int:
+    """Bytes of the file that `write_states` would write."""
+    sizes = (_IDS.itemsize * states.length, *(buffer.nbytes for buffer in states.buffers))
+    return _CONTENT_AT + len(_header_text(states, after)) + sum(map(_padded, sizes))
 
 
 def read_states(path: Path, slots: Slots, *, after: str = "") -> tuple[list[int], Snapshot]:
@@ -159,6 +156,15 @@ def read_states(path: Path, slots: Slots, *, after: str = "") -> tuple[list[int]
     if found.digest() != digest:
         raise _refused(path, "the bytes that were written", "others")
     return _placed(path, header, content, slots, after)
+
+
+def _header_text(states: Snapshot, after: str) -> bytes:
+    buffers = (_Buffer(dtype=str(each.dtype), shape=each.shape) for each in states.buffers)
+    header = _Header(
+        identity=states.identity, after=after, tokens=states.length, buffers=tuple(buffers)
+    )
+    text = msgspec.json.encode(header)
+    return text.ljust(_padded(_CONTENT_AT + len(text)) - _CONTENT_AT)
 
 
 def _header_size(path: Path, start: bytes, size: int) -> int:
@@ -221,5 +227,5 @@ def _padded(size: int) -> int:
 def _refused(path: Path, expected: str, got: str) -> StateFileError:
     return StateFileError(
         f"{path.name}: expected {expected}, got {got}. "
-        "Use a file that was saved with this bundle, and copied whole."
+        "A file is used whole, as it was saved, and with the same bundle."
     )

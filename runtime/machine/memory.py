@@ -12,7 +12,13 @@ __all__ = [
     "free_swap",
     "peak_memory",
     "return_free_memory",
+    "return_large_memory",
 ]
+
+LARGE_BYTES = 2 << 20
+"""Of memory that is worth asking the system for each time."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 
 _RESET_PEAK = "5"
 
@@ -39,6 +45,14 @@ def return_free_memory() -> None:
     """Give back what was freed, where glibc would keep it for later: after large tensors."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def return_large_memory() -> None:
+    """From now on, give back what is large when it is freed, where glibc learns to keep it."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+        # Set by hand, the first stops the second from growing with what is freed.
+        libc.mallopt(_TRIM_THRESHOLD, 16 * LARGE_BYTES)
 
 
 def forget_peak() -> bool:

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,3 +93,32 @@ def test_groups_of_version_1_hold_too(tmp_path: Path) -> None:
         },
     )
     assert available_memory(root) == 0
+
+
+@linux
+def test_large_memory_is_given_back_when_it_is_freed() -> None:
+    script = """
+import ctypes
+from ortolan.runtime.machine.memory import LARGE_BYTES, return_large_memory
+from ortolan.runtime.machine.memory import forget_peak, peak_memory
+
+def used():
+    forget_peak()
+    return peak_memory()
+
+return_large_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+size = 4 * LARGE_BYTES
+before = used()
+for _ in range(3):  # glibc learns from the first
+    kept = [libc.malloc(size) for _ in range(8)]
+    for each in kept:
+        ctypes.memset(each, 1, size)
+    for each in kept[:-1]:
+        libc.free(each)
+    print(used() - before < 3 * 2 * size)
+"""
+    run = [sys.executable, "-c", script]
+    done = subprocess.run(run, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["True"] * 3

@@ -1,0 +1,1 @@
+"""One loaded model, many requests."""
