@@ -13,7 +13,9 @@ from ortolan.cli.output import print_json
 from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
-    from ortolan.runtime import Completion, TextStream
+    from ortolan.runtime import Completion, Grammar, TextStream
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
+@click.option("--json-schema", type=_FILE, help="Write JSON that is valid by this schema.")
+@click.option("--regex", help="Write a text that this expression matches.")
+@click.option("--lark", type=_FILE, help="Write a text of this grammar.")
 @click.option("--beams", type=int, help="Search with this many beams (encoder-decoders).")
 @click.option("--n-best", type=int, help="Print this many results of a search, with their scores.")
 @click.option(
@@ -60,16 +65,11 @@ def command(
     bundle: Path,
     prompt: str,
     max_new_tokens: int | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    presence_penalty: float,
-    frequency_penalty: float,
-    seed: int | None,
     stop: tuple[str, ...],
     ignore_eos: bool,
+    json_schema: Path | None,
+    regex: str | None,
+    lark: Path | None,
     beams: int | None,
     n_best: int | None,
     first: str | None,
@@ -77,6 +77,7 @@ def command(
     device: str,
     threads: int | None,
     as_json: bool,
+    **choice: Any,
 ) -> None:
     """Continue PROMPT, or standard input if it is - or missing.
 
@@ -85,16 +86,7 @@ def command(
     """
     from ortolan.runtime import Sampling, load
 
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-    )
+    sampling = Sampling(**choice)  # what has no name above
     beam_options = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
     search = {name: value for name, value in beam_options.items() if value is not None}
     begins = {} if first is None else {"first": first}
@@ -107,6 +99,7 @@ def command(
     model = load(bundle, device=device, threads=threads)
     _check_options(model, search | begins)
     request |= begins | ({"ignore_eos": True} if ignore_eos else {})
+    request |= {"grammar": _grammar(json_schema, regex, lark)}
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
     completion = _generate(model, text, request, search, is_shown=not as_json)
@@ -115,6 +108,19 @@ def command(
         print_json({"prompt": text, **asdict(completion), **about})
         return
     _print_end(completion, is_streamed=not search)
+
+
+def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> "Grammar | None":
+    """The grammar that was asked for, if any."""
+    from ortolan.runtime import Grammar, InputError
+
+    if sum(given is not None for given in (json_schema, regex, lark)) > 1:
+        raise InputError("grammar: expected one of --json-schema, --regex and --lark, got more.")
+    if json_schema is not None:
+        return Grammar.json_schema(json_schema.read_text(encoding="utf-8"))
+    if regex is not None:
+        return Grammar.regex(regex)
+    return None if lark is None else Grammar.lark(lark.read_text(encoding="utf-8"))
 
 
 def _generate(

@@ -19,8 +19,9 @@ from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import GrammarError, InputError, MissingExtraError, TokenizerError
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler, GrammarMatcher
-from ortolan.runtime.generation.options import Options
+from ortolan.runtime.generation.prompts import PromptReader
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.loading import load
@@ -149,7 +150,7 @@ def test_a_stop_text_ends_it_within_the_grammar(model: Decoder) -> None:
 def test_a_stop_token_comes_where_the_grammar_may_end(model: Decoder) -> None:
     (stop,) = ids("b")
     likely = Sampling(logit_bias={stop: 1000.0})
-    options: Options = {"max_new_tokens": 12, "sampling": likely, "stop_tokens": [stop]}
+    options: dict[str, Any] = {"max_new_tokens": 12, "sampling": likely, "stop_tokens": [stop]}
     done = model.generate("x", grammar=Grammar.regex("a{3,}"), **options)
     assert (done.text, done.tokens[-1], done.finish_reason) == ("aaa", stop, "stop")
     with pytest.raises(GrammarError, match="may follow 1 others"):
@@ -158,7 +159,7 @@ def test_a_stop_token_comes_where_the_grammar_may_end(model: Decoder) -> None:
 
 def test_the_fewest_tokens_hold_as_long_as_the_grammar_goes_on(model: Decoder) -> None:
     ends = Sampling(logit_bias={EOS: 1000.0})
-    options: Options = {"max_new_tokens": 99, "min_new_tokens": 20, "sampling": ends}
+    options: dict[str, Any] = {"max_new_tokens": 99, "min_new_tokens": 20, "sampling": ends}
     done = model.generate("x", grammar=Grammar.regex("a+"), **options)
     assert (done.text, done.tokens[-1]) == ("a" * 20, EOS)
     assert model.generate("x", grammar=Grammar.regex("a{5}"), **options).text == "aaaaa"
@@ -175,10 +176,7 @@ def test_a_bias_chooses_among_what_the_grammar_allows(model: Decoder) -> None:
 
 
 def test_rows_with_and_without_a_grammar_are_what_each_is_alone(model: Decoder) -> None:
-    from ortolan.runtime.generation.generator import Generator
-    from ortolan.runtime.generation.prompts import PromptReader
-
-    asked: list[Options] = [
+    asked: list[dict[str, Any]] = [
         {"grammar": DATE},
         {},
         {"grammar": Grammar.json_schema(POINT), "sampling": WARM},
@@ -189,7 +187,8 @@ def test_rows_with_and_without_a_grammar_are_what_each_is_alone(model: Decoder) 
     generator = Generator(model._engine, slots=3)
     texts = []
     for options in asked:
-        (request,) = reader.requests(["hello"], {"max_new_tokens": 30, **options})
+        given: Any = {"max_new_tokens": 30, **options}
+        (request,) = reader.requests(["hello"], given)
         texts.append(reader.text(request))
         generator.submit(texts[-1])
     generator.run()

@@ -17,8 +17,6 @@ from ortolan.runtime.generation.logprobs import Logprobs, highest
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.loading import load
 
-CLOSE = {"rel": 1e-5, "abs": 1e-5}
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
@@ -39,8 +37,10 @@ def test_they_are_those_of_pytorch(size: int, scale: float) -> None:
     values, tokens = torch.topk(expected, min(20, size))
     found = Logprobs(logits_V, 20)
     assert [token for token, _ in found.of(0).top] == tokens.tolist()
-    assert [value for _, value in found.of(0).top] == pytest.approx(values.tolist(), **CLOSE)
-    assert found.of(size - 1).logprob == pytest.approx(float(expected[-1]), **CLOSE)
+    assert [value for _, value in found.of(0).top] == pytest.approx(
+        values.tolist(), rel=1e-5, abs=1e-5
+    )
+    assert found.of(size - 1).logprob == pytest.approx(float(expected[-1]), rel=1e-5, abs=1e-5)
 
 
 @settings(max_examples=200, deadline=None)
