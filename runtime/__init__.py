@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         Timings,
         TokenLogprobs,
     )
+    from ortolan.runtime.generation.drafts import DraftModel, PromptLookup
     from ortolan.runtime.generation.grammar import Grammar
     from ortolan.runtime.generation.sampling import Sampling
     from ortolan.runtime.generation.sequence import Sequence
@@ -78,6 +79,7 @@ __all__ = [
     "ContextLengthError",
     "Decoder",
     "DeviceError",
+    "DraftModel",
     "Encoder",
     "ForkedError",
     "Grammar",
@@ -91,6 +93,7 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "NumericError",
+    "PromptLookup",
     "Report",
     "Sampling",
     "SamplingError",
@@ -114,9 +117,11 @@ _HOMES = {
     "Encoder": "encoder",
     "Decoder": "decoder",
     "Grammar": "generation.grammar",
+    "DraftModel": "generation.drafts",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
     "Model": "model",
+    "PromptLookup": "generation.drafts",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",

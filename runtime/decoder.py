@@ -14,6 +14,7 @@ from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation import sequence
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options, checked_count
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
@@ -44,20 +45,32 @@ class Decoder(Model):
         self._prompts = PromptReader(bundle.manifest, self.tokenizer)
 
     @overload
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion: ...
+    def generate(
+        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
+    ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+        self, prompt: Prompt, *, n: int, draft: Draft | None = None, **options: Unpack[Options]
     ) -> list[Completion]: ...
 
     @overload
     def generate(
-        self, prompt: Prompts, *, n: int | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompts,
+        *,
+        n: int | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
     ) -> list[Completion]: ...
 
     def generate(
-        self, prompt: Prompt | Prompts, *, n: int | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompt | Prompts,
+        *,
+        n: int | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
     ) -> Completion | list[Completion]:
         """Continue a prompt, or several at once.
 
@@ -71,6 +84,10 @@ class Decoder(Model):
                 beginning-of-text token, where the model has one.
             n: so many completions of each prompt, those of the first prompt first, as if it stood
                 in a list as often; `None` gives one.
+            draft: guesses at the next tokens, of which several are checked in one call:
+                `PromptLookup()` or `DraftModel(model)`. Prompts are then continued one after the
+                other. Which guesses are made changes the time alone: the completion is that of
+                any other draft, and of one that never guesses.
             **options: of each completion, as `ortolan.runtime.generation.options.Options` lists
                 them.
 
@@ -92,14 +109,16 @@ class Decoder(Model):
             )
         texts = self._texts([each for each in several for _ in range(count)], options)
         if texts:
-            generator = Generator(self._engine, slots=len(texts), exact=len(texts) > 1)
+            generator = self._generator(len(texts), draft)
             for text in texts:
                 generator.submit(text)
             generator.run()
         completions = [text.completion() for text in texts]
         return completions if n is not None or is_batch(prompt) else completions[0]
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
+    def stream(
+        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
+    ) -> TextStream:
         """Continue a prompt, and give the text piece by piece.
 
         The request is checked at once; nothing is computed before the first piece is read.
@@ -107,6 +126,7 @@ class Decoder(Model):
 
         Args:
             prompt: as for `generate`, but a single one.
+            draft: as for `generate`.
             **options: as for `generate`.
 
         Returns:
@@ -123,7 +143,7 @@ class Decoder(Model):
         if is_batch(prompt):
             raise InputError("stream: expected one prompt, got a list of them. Use `generate`.")
         (text,) = self._texts([prompt], options, streams=True)
-        return TextStream(text, Generator(self._engine, slots=1))
+        return TextStream(text, self._generator(1, draft))
 
     def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Compute the logits after every token of a sequence, teacher-forced.
@@ -167,6 +187,12 @@ class Decoder(Model):
     def sequence(self) -> sequence.Sequence:
         """Begin a conversation whose tokens are appended and taken back by the caller."""
         return sequence.Sequence(self._engine)
+
+    def _generator(self, texts: int, draft: Draft | None) -> Generator:
+        if draft is None:
+            return Generator(self._engine, slots=texts, exact=texts > 1)
+        check_draft(draft, self.bundle)
+        return Generator(self._engine, slots=1, exact=True, draft=draft)
 
     def _texts(
         self, prompts: list[Any], options: Options, *, streams: bool = False

@@ -16,6 +16,7 @@ Shape letters: B rows of a step, S new tokens, R positions, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,20 @@ GRID = 128
 
 Where several prompts share these tokens, what was computed for one is what the others need.
 """
+
+WIDE = 32
+"""Most tokens of a wide step: of more, each costs nearly what a step does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wide:
+    """A wide step that stays bound, and what it reads and writes."""
+
+    run: Callable[[], None]
+    ids: NDArray[np.int64]
+    last: NDArray[np.int32]
+    total: NDArray[np.int32]
+    logits: NDArray[np.float32]
 
 
 class Runner:
@@ -81,6 +96,7 @@ class Runner:
         self._idle: list[int] = []
         self._covered = 0
         self._calls: dict[int, Callable[[], None]] = {}
+        self._wide_calls: dict[tuple[int, int], _Wide] = {}
 
     # --- a prompt ---------------------------------------------------------------------------------
 
@@ -179,6 +195,50 @@ class Runner:
         last: NDArray[np.float32] = logits_RV[0]
         return last
 
+    @property
+    def wide_tokens(self) -> int:
+        """Most tokens of a wide step: beyond, another graph may compute them."""
+        return min(WIDE, self._engine.few_tokens - self._engine.few_tokens % 2)
+
+    def wide_step(self, row: int, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append a few tokens to a row of an exact runner, as a part of a prompt, time and again.
+
+        Rows without replaced states alone: the caller takes back what it does not want.
+
+        Args:
+            row: of the slots.
+            tokens: at least one, at most `wide_tokens`.
+
+        Returns:
+            What follows each of them, `(len(tokens), V)`, overwritten by the next wide step.
+
+        Raises:
+            ContextLengthError: the row would be longer than the context; nothing has changed.
+            ForkedError: the process was forked after the engine was made.
+        """
+        lengths, size = self.slots.lengths, len(tokens) + len(tokens) % 2
+        end = lengths[row] + size
+        self.reserve(end)
+        self._engine.check_process()
+        wide = self._wide_calls.get((row, size)) or self._bind_wide(row, size)
+        wide.ids[0, : len(tokens)] = tokens
+        wide.ids[0, len(tokens) :] = 0
+        wide.last[0], wide.total[()] = end - 1, end
+        wide.run()
+        lengths[row] += len(tokens)
+        written: NDArray[np.float32] = wide.logits[0, : len(tokens)]
+        return written
+
+    def _bind_wide(self, row: int, size: int) -> "_Wide":
+        ids, last = np.zeros((1, size), np.int64), np.zeros(1, np.int32)
+        total, positions = np.zeros((), np.int32), np.arange(size, dtype=np.int64)[None]
+        logits = np.empty((1, size, self._engine.manifest.vocab_size), np.float32)
+        session, rows = self._engine.session(size), slice(row, row + 1)
+        run = self._bind(session, rows, ids, last, total, positions, logits)
+        wide = _Wide(run=run, ids=ids, last=last, total=total, logits=logits)
+        self._wide_calls[row, size] = wide
+        return wide
+
     # --- a step -----------------------------------------------------------------------------------
 
     def select(self, rows: Sequence[int]) -> None:
@@ -243,12 +303,12 @@ class Runner:
 
     def put_sources(self, slots: Sequence[int], encoded: Encoded) -> None:
         """Give slots their sources; see `Slots.put_sources`."""
-        self._calls.clear()
+        self._unbind()
         self.slots.put_sources(slots, encoded)
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
         """Put a snapshot into a row; see `Slots.restore`."""
-        self._calls.clear()
+        self._unbind()
         self.slots.restore(snapshot, row=row)
 
     def reserve(self, length: int) -> None:
@@ -261,8 +321,12 @@ class Runner:
         self.slots.check(length)
         if length > self.slots.capacity:
             # bound buffers would stay in memory beside the new ones
-            self._calls.clear()
+            self._unbind()
             self.slots.reserve(length)
+
+    def _unbind(self) -> None:
+        self._calls.clear()
+        self._wide_calls.clear()
 
     def _bind(
         self, session: Any, rows: slice, *feeds_and_logits: NDArray[Any]

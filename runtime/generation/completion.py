@@ -15,6 +15,7 @@ class Timings:
     Attributes:
         prompt_tokens: of the prompt; of the source, for a text that is written from one.
         cached_tokens: of the prompt, those whose states were there already and were not computed.
+        drafted_tokens: guesses at the new tokens; `accepted_tokens` of them were right.
         prefill_s: seconds for the prompt, or for the sources that were encoded together.
         decode_s: seconds from the first new token to the last.
         time_to_first_token_s: seconds from the start of the request, other texts included.
@@ -30,6 +31,8 @@ class Timings:
     tokens_per_second: float
     prefill_tokens_per_second: float
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ Knows texts, slots and rounds. Does not know how a text chooses its tokens.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,8 +32,10 @@ from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.generation.completion import FinishReason
+from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.scheduler import Scheduler
+from ortolan.runtime.generation.speculation import Speculation
 
 __all__ = ["Generator", "Prefixes", "Text"]
 
@@ -43,12 +46,15 @@ class Text(Protocol):
     Attributes:
         prefill_s: seconds that its prompt took so far.
         cached_tokens: of its prompt, how many were not computed for it but for another.
+        drafted_tokens: guesses at its tokens; `accepted_tokens` of them were right.
     """
 
     request: Request
     finish_reason: FinishReason | None
     prefill_s: float
     cached_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
 
     @property
     def next_tokens(self) -> Sequence[int]:
@@ -117,6 +123,8 @@ class Generator:
         prefill_first: see `Scheduler`.
         memory: a text waits until there is memory for all of its tokens; `None` never looks.
         prefixes: what was computed for earlier prompts, of decoders alone.
+        draft: where guesses at the next tokens come from; texts then run one after the other. Of
+            an exact generator without beams, whose states can be rewound.
     """
 
     def __init__(
@@ -131,6 +139,7 @@ class Generator:
         prefill_first: bool = True,
         memory: RequestMemory | None = None,
         prefixes: Prefixes | None = None,
+        draft: Draft | None = None,
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
         slots = -(-slots // multiple) * multiple
@@ -142,6 +151,8 @@ class Generator:
         self._prefixes = prefixes
         self._cancellable: list[Text] = []
         self._suspended: dict[Text, Snapshot] = {}
+        self._draft = draft
+        self._speculation: Speculation | None = None
         self._running: list[_Running] | None = None
 
     def submit(self, text: Text, *, priority: int = 0) -> None:
@@ -277,7 +288,7 @@ class Generator:
     def _leave(self, text: Text) -> None:
         slot = self._scheduler.finish(text)
         self._suspended.pop(text, None)
-        self._running = None
+        self._running = self._speculation = None
         if slot is not None:
             self._runner.slots.release(slot)
             for last, free in self._scheduler.compact():
@@ -320,6 +331,9 @@ class Generator:
         runner, running = self._runner, self._running
         if running is None:
             running = self._running = self._select()
+        if self._draft is not None:
+            self._speculate(self._draft, *running[0][:2])
+            return
         if self._beams == 1:
             runner.step([text.next_tokens[0] for _, text, _ in running])
         else:
@@ -331,6 +345,14 @@ class Generator:
         for _, text, _ in running:
             if text.finish_reason is not None:
                 self._leave(text)
+
+    def _speculate(self, draft: Draft, slot: int, text: Text) -> None:
+        """Append some tokens to the text whose turn it is."""
+        if self._speculation is None:
+            self._speculation = Speculation(draft, text, self._runner, slot)
+        self._speculation.step(partial(self._advance, text))
+        if text.finish_reason is not None:
+            self._leave(text)
 
     def _reorder(self, running: list[_Running]) -> None:
         """Let each beam go on from the one that it extends."""

@@ -44,6 +44,7 @@ class SampledText:
         pending: text that `take` has not handed out.
         prefill_s: seconds that its prompt took so far.
         cached_tokens: of its prompt, those that were not computed.
+        drafted_tokens: guesses at its tokens; `accepted_tokens` of them were right.
     """
 
     parents = (0,)
@@ -66,6 +67,7 @@ class SampledText:
         self.pending = ""
         self.prefill_s = 0.0
         self.cached_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = 0
         self._sampler = Sampler(request.sampling, vocab_size, prompt=request.prompt)
         self._matcher = matcher
         # mostly there are none, and each call counts beside a step of a small model
@@ -162,6 +164,8 @@ class SampledText:
                 tokens_per_second=rate(len(self.tokens) - 1, decode_s),
                 prefill_tokens_per_second=rate(prompt_tokens - self.cached_tokens, self.prefill_s),
                 cached_tokens=self.cached_tokens,
+                drafted_tokens=self.drafted_tokens,
+                accepted_tokens=self.accepted_tokens,
             ),
         )
 

@@ -14,6 +14,7 @@ from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
     from ortolan.runtime import Completion, Grammar, TextStream
+    from ortolan.runtime.generation.drafts import Draft
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -52,6 +53,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--json-schema", type=_FILE, help="Write JSON that is valid by this schema.")
 @click.option("--regex", help="Write a text that this expression matches.")
 @click.option("--lark", type=_FILE, help="Write a text of this grammar.")
+@click.option(
+    "--draft",
+    metavar="lookup|BUNDLE",
+    help="Guess tokens, from the text itself or by a smaller model, and check several at once.",
+)
 @click.option("--beams", type=int, help="Search with this many beams (encoder-decoders).")
 @click.option("--n-best", type=int, help="Print this many results of a search, with their scores.")
 @click.option(
@@ -70,6 +76,7 @@ def command(
     json_schema: Path | None,
     regex: str | None,
     lark: Path | None,
+    draft: str | None,
     beams: int | None,
     n_best: int | None,
     first: str | None,
@@ -97,9 +104,10 @@ def command(
     }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
+    drafts = {} if draft is None else {"draft": _draft(draft, device=device, threads=threads)}
     _check_options(model, search | begins)
-    request |= begins | ({"ignore_eos": True} if ignore_eos else {})
     request |= {"grammar": _grammar(json_schema, regex, lark)}
+    request |= begins | drafts | ({"ignore_eos": True} if ignore_eos else {})
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
     completion = _generate(model, text, request, search, is_shown=not as_json)
@@ -121,6 +129,14 @@ def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> 
     if regex is not None:
         return Grammar.regex(regex)
     return None if lark is None else Grammar.lark(lark.read_text(encoding="utf-8"))
+
+
+def _draft(named: str, *, device: str, threads: int | None) -> "Draft":
+    from ortolan.runtime import Decoder, DraftModel, PromptLookup, load
+
+    if named == "lookup":
+        return PromptLookup()
+    return DraftModel(load(named, Decoder, device=device, threads=threads))
 
 
 def _generate(

@@ -1,0 +1,87 @@
+"""Speculation: brings one text forward by drafts, several tokens in a call where they are right."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.generation.completion import FinishReason
+from ortolan.runtime.generation.drafts import Draft
+from ortolan.runtime.generation.pace import Pace
+from ortolan.runtime.generation.request import Request
+
+__all__ = ["Speculation"]
+
+
+class Text(Protocol):
+    """What drafts need to know of a text."""
+
+    request: Request
+    finish_reason: FinishReason | None
+    drafted_tokens: int
+    accepted_tokens: int
+
+    @property
+    def next_tokens(self) -> Sequence[int]:
+        """Its newest token."""
+
+
+class Speculation:
+    """The drafts of one text.
+
+    Every call has at least two tokens, with a draft or without: so the kernels are those of a
+    prompt, by which a row is the same to the bit whatever is computed beside it, and the text is
+    the same whichever drafts were right.
+
+    Args:
+        draft: where guesses come from.
+        text: with its first new token.
+        runner: an exact one.
+        row: of the text.
+    """
+
+    def __init__(self, draft: Draft, text: Text, runner: Runner, row: int) -> None:
+        self._text, self._runner, self._row = text, runner, row
+        self._new = [text.next_tokens[0]]
+        self._count = 1
+        self._drafter = draft.begin(text.request.prompt)
+        self._pace = Pace()
+
+    def step(self, advance: Callable[[NDArray[np.float32]], None]) -> None:
+        """Append the newest token and a draft to the row, and to the text what turns out right.
+
+        Args:
+            advance: gives the text the logits `(V,)` that follow its newest token.
+        """
+        text, runner, row = self._text, self._runner, self._row
+        begun_at = time.perf_counter()
+        self._drafter.extend(self._new)
+        room = min(text.request.limit - self._count, runner.wide_tokens) - 1
+        draft = self._drafter.propose(min(self._pace.choose(), room)) if room > 0 else []
+        drafted_at = time.perf_counter()
+        length, tokens = runner.slots.lengths[row], [text.next_tokens[0], *draft]
+        logits_SV = runner.wide_step(row, tokens)
+        computed_at = time.perf_counter()
+        self._new = []
+        for logits_V, guess in zip(logits_SV, [*draft, None], strict=True):
+            advance(logits_V)
+            if text.finish_reason is not None:
+                break
+            self._new.append(text.next_tokens[0])
+            if guess != self._new[-1]:
+                break
+        right = sum(guess == token for guess, token in zip(draft, self._new, strict=False))
+        self._count += len(self._new)
+        runner.slots.rewind(length + 1 + right, row=row)
+        text.drafted_tokens += len(draft)
+        text.accepted_tokens += right
+        self._pace.learn(
+            drafted=len(draft),
+            right=right,
+            draft_s=drafted_at - begun_at,
+            size=len(tokens),
+            seconds=computed_at - drafted_at,
+        )
