@@ -29,6 +29,8 @@ from ortolan.runtime.errors import (
     BundleKindError,
     BundleNotFoundError,
     CertificateError,
+    ChatError,
+    ChatTemplateError,
     ContextLengthError,
     DeviceError,
     ForkedError,
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.certificate import Report, verify
+    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
     from ortolan.runtime.generation.completion import (
@@ -74,6 +78,8 @@ __all__ = [
     "BundleKindError",
     "BundleNotFoundError",
     "CertificateError",
+    "ChatError",
+    "ChatTemplateError",
     "Classification",
     "Completion",
     "ContextLengthError",
@@ -94,6 +100,8 @@ __all__ = [
     "Model",
     "NumericError",
     "PromptLookup",
+    "Reply",
+    "ReplyStream",
     "Report",
     "Sampling",
     "SamplingError",
@@ -105,6 +113,7 @@ __all__ = [
     "TokenLogprobs",
     "Tokenizer",
     "TokenizerError",
+    "ToolCall",
     "load",
     "open_bundle",
     "verify",
@@ -122,6 +131,8 @@ _HOMES = {
     "Manifest": "bundle.manifest",
     "Model": "model",
     "PromptLookup": "generation.drafts",
+    "Reply": "chat.reply",
+    "ReplyStream": "chat.reply",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
@@ -130,6 +141,7 @@ _HOMES = {
     "Timings": "generation.completion",
     "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
+    "ToolCall": "chat.call_bodies",
     "load": "loading",
     "open_bundle": "bundle.folder",
     "verify": "certificate",

@@ -1,13 +1,16 @@
 """A decoder: text or ids in; text, ids or logits out."""
 
 import os
-from collections.abc import Sequence
-from typing import Any, Unpack, overload
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.chat.messages import Message
+from ortolan.runtime.chat.reply import Reply, ReplyStream, reply_of
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner, teacher_forced
 from ortolan.runtime.engine.session import Engine
@@ -24,6 +27,10 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
+
+if TYPE_CHECKING:
+    from ortolan.runtime.chat.chat import Chat
+    from ortolan.runtime.chat.template import ChatTemplate
 
 __all__ = ["Decoder", "Prompt"]
 
@@ -107,13 +114,8 @@ class Decoder(Model):
             raise InputError(
                 f"prompts: expected at most {MAX_PROMPTS}, got {len(several) * count}."
             )
-        texts = self._texts([each for each in several for _ in range(count)], options)
-        if texts:
-            generator = self._generator(len(texts), draft)
-            for text in texts:
-                generator.submit(text)
-            generator.run()
-        completions = [text.completion() for text in texts]
+        prompts = [each for each in several for _ in range(count)]
+        completions = self._completed(self._texts(prompts, options), draft)
         return completions if n is not None or is_batch(prompt) else completions[0]
 
     def stream(
@@ -144,6 +146,89 @@ class Decoder(Model):
             raise InputError("stream: expected one prompt, got a list of them. Use `generate`.")
         (text,) = self._texts([prompt], options, streams=True)
         return TextStream(text, self._generator(1, draft))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        documents: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
+    ) -> Reply:
+        """Answer a conversation, which the chat template of the model writes as a prompt.
+
+        Args:
+            messages: each a mapping with `role` and `content`, as OpenAI's chat completions have
+                them. Control tokens in a content are text.
+            tools: what the model may call: `{"type": "function", "function": {...}}`.
+            documents: for templates that take some.
+            variables: more of what the template takes, such as `enable_thinking`.
+            draft: as for `generate`.
+            **options: as for `generate`.
+
+        Returns:
+            The answer, what was thought before it, and calls of tools. Its `message` is what to
+            go on with.
+
+        Raises:
+            ChatTemplateError: the bundle has no chat template, or a broken one.
+            ChatError: messages or tools are wrong, or the template refuses them.
+            MissingExtraError: Jinja is not installed.
+            InputError: as for `generate`, and all that `generate` raises.
+        """
+        asked = self._chat.question(
+            messages, options, tools=tools, documents=documents, variables=variables
+        )
+        texts = self._texts([asked.prompt], asked.options, reader=asked.reader)
+        (completion,) = self._completed(texts, draft)
+        return reply_of([*asked.parser.feed(completion.text), *asked.parser.finish()], completion)
+
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        documents: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
+    ) -> ReplyStream:
+        """Answer a conversation, and give the reply piece by piece.
+
+        Args:
+            messages: as for `chat`.
+            tools: as for `chat`.
+            documents: as for `chat`.
+            variables: as for `chat`.
+            draft: as for `generate`.
+            **options: as for `generate`.
+
+        Returns:
+            An iterator of pieces, each with some content, some reasoning or one call; its `reply`
+            is there at the end.
+
+        Raises:
+            ChatTemplateError: as for `chat`.
+            ChatError: as for `chat`.
+            InputError: as for `generate`.
+        """
+        asked = self._chat.question(
+            messages, options, tools=tools, documents=documents, variables=variables
+        )
+        (text,) = self._texts([asked.prompt], asked.options, reader=asked.reader, streams=True)
+        return ReplyStream(TextStream(text, self._generator(1, draft)), asked.parser)
+
+    @property
+    def chat_template(self) -> "ChatTemplate":
+        """The chat template, for prompts without an answer.
+
+        Raises:
+            ChatTemplateError: the bundle has no chat template, or a broken one.
+            MissingExtraError: Jinja is not installed.
+        """
+        return self._chat.template
 
     def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Compute the logits after every token of a sequence, teacher-forced.
@@ -188,6 +273,20 @@ class Decoder(Model):
         """Begin a conversation whose tokens are appended and taken back by the caller."""
         return sequence.Sequence(self._engine)
 
+    @cached_property
+    def _chat(self) -> "Chat":
+        from ortolan.runtime.chat.chat import Chat  # needs the extra `chat`
+
+        return Chat(self.bundle, self.tokenizer)
+
+    def _completed(self, texts: list[SampledText], draft: Draft | None) -> list[Completion]:
+        if texts:
+            generator = self._generator(len(texts), draft)
+            for text in texts:
+                generator.submit(text)
+            generator.run()
+        return [text.completion() for text in texts]
+
     def _generator(self, texts: int, draft: Draft | None) -> Generator:
         if draft is None:
             return Generator(self._engine, slots=texts, exact=texts > 1)
@@ -195,11 +294,17 @@ class Decoder(Model):
         return Generator(self._engine, slots=1, exact=True, draft=draft)
 
     def _texts(
-        self, prompts: list[Any], options: Options, *, streams: bool = False
+        self,
+        prompts: list[Any],
+        options: Options,
+        *,
+        streams: bool = False,
+        reader: PromptReader | None = None,
     ) -> list[SampledText]:
         """Check everything there is to check before anything is computed."""
-        requests = self._prompts.requests(prompts, options)
+        reader = self._prompts if reader is None else reader
+        requests = reader.requests(prompts, options)
         wanted = options.get("max_new_tokens") or 1
         tokens = sum(len(request.prompt) + wanted for request in requests)
         self._memory.check(tokens=tokens, rows=len(requests))
-        return [self._prompts.text(request, streams=streams) for request in requests]
+        return [reader.text(request, streams=streams) for request in requests]

@@ -10,7 +10,7 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 
-COMPANIONS = (TOKENIZER, "chat_template.jinja", GENERATION_CONFIG)
+COMPANIONS = (TOKENIZER, "chat_template.jinja", GENERATION_CONFIG, "tokenizer_config.json")
 """Files of a checkpoint that are copied into a bundle; of an encoder, only the tokenizer."""
 
 

@@ -5,6 +5,7 @@ expect, end here.
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from operator import index
 from types import TracebackType
 from typing import Any
@@ -32,8 +33,9 @@ class Tokenizer:
         self._library = library
         self._decoder = outline.decoder
         self.vocab_size = vocab_size
-        added = library.get_added_tokens_decoder().values()
-        self._special = frozenset(token.content for token in added if token.special)
+        self._added = library.get_added_tokens_decoder()
+        special = [token.content for token in self._added.values() if token.special]
+        self._special = frozenset(special)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, model_vocab_size: int | None = None) -> "Tokenizer":
@@ -80,19 +82,45 @@ class Tokenizer:
         Raises:
             TokenizerError: the text is not one, or the tokenizer fails on it.
         """
-        if not isinstance(text, str):
-            raise TokenizerError(f"text: expected a str, got {type(text).__name__}. Decode it.")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"text: expected Unicode, got half a surrogate pair at index {error.start}. "
-                "Decode the source of the text as UTF-8 or UTF-16."
-            ) from None
+        self._check_text(text)
         with _ENCODING:
             encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
             return ids
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text and where each stands in it: its first character, and its end.
+
+        Nothing is put around the text.
+
+        Raises:
+            TokenizerError: as for `encode`.
+        """
+        self._check_text(text)
+        with _ENCODING:
+            encoding = self._library.encode(text, add_special_tokens=False)
+            return encoding.ids, encoding.offsets
+
+    def control_tokens(self, source: str) -> dict[int, str]:
+        """Return the tokens with a meaning beside their text, and the text of each.
+
+        Special tokens are, and of the others that were added to the vocabulary those that a chat
+        template writes, such as `<tool_call>`.
+
+        Args:
+            source: of the template.
+        """
+        return {
+            token: added.content
+            for token, added in self._added.items()
+            if added.special or (added.content in source and not added.content.isspace())
+        }
+
+    def showing(self, texts: Iterable[str]) -> "Tokenizer":
+        """Return this tokenizer, but decoding shows some special tokens as their texts."""
+        other = copy(self)
+        other._special = self._special - set(texts)
+        return other
 
     def encode_start(self, text: str, *, max_tokens: int) -> list[int]:
         """Return the ids of as much of a text as fits, from its start.
@@ -168,8 +196,26 @@ class Tokenizer:
 
     def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         with _DECODING:
-            text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
+            if skip_special_tokens:
+                ids = [token for token in ids if not self._is_hidden(token)]
+            text: str = self._library.decode(ids, skip_special_tokens=False)
             return text
+
+    def _is_hidden(self, token: int) -> bool:
+        added = self._added.get(token)
+        return added is not None and added.content in self._special
+
+    @staticmethod
+    def _check_text(text: str) -> None:
+        if not isinstance(text, str):
+            raise TokenizerError(f"text: expected a str, got {type(text).__name__}. Decode it.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"text: expected Unicode, got half a surrogate pair at index {error.start}. "
+                "Decode the source of the text as UTF-8 or UTF-16."
+            ) from None
 
     def _checked(self, token: int) -> int:
         """Return an id that is inside the vocabulary, as a plain int."""

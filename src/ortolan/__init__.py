@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ortolan.modeling.state import State
     from ortolan.runtime import (
         BundleError,
+        ChatError,
+        ChatTemplateError,
         Completion,
         ContextLengthError,
         Decoder,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         NumericError,
         PromptLookup,
+        Reply,
         Sampling,
         SamplingError,
         Seq2Seq,
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Auto",
     "BundleError",
+    "ChatError",
+    "ChatTemplateError",
     "Completion",
     "ContextLengthError",
     "Decoder",
@@ -62,6 +67,7 @@ __all__ = [
     "NumericError",
     "OrtolanError",
     "PromptLookup",
+    "Reply",
     "Sampling",
     "SamplingError",
     "Seq2Seq",

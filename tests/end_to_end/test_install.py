@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.modeling.checkpoint.gguf_cases import written
+from tests.runtime.chat.test_chat import made
 from tests.tiny.transformers_types import tiny_config
 from transformers import AutoModelForCausalLM
 
@@ -27,7 +28,8 @@ REPOSITORY = Path(__file__).parents[2]
 MODELS = REPOSITORY / "models"
 
 ABSENT = {
-    "cpu": ("torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
+    "cpu": ("jinja2", "torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
+    "chat": ("torch", "onnx", "safetensors", "transformers", "matplotlib", "PIL", "sklearn"),
     "vision": ("torch", "onnx", "safetensors", "matplotlib", "sklearn", "num2words"),
     "grammar": ("torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
     "plot": ("torch", "onnx", "safetensors", "sklearn", "num2words"),
@@ -166,6 +168,15 @@ def test_train_names_the_package_that_a_demo_needs(environments: Path, tmp_path:
     message = run(program, "train", recipe, tmp_path / "out", code=2)
     assert "data.py: expected the package sklearn" in message
     assert not (tmp_path / "out").exists()
+
+
+def test_chat_answers(environments: Path, tmp_path: Path) -> None:
+    path = made(tmp_path).bundle.path
+    code = (
+        "import sys, ortolan; model = ortolan.load(sys.argv[1])\n"
+        "print(model.chat([{'role': 'user', 'content': 'a'}], max_new_tokens=3).content)"
+    )
+    assert run(installed("chat", environments) / "python", "-c", code, path)
 
 
 def test_plot_draws_attention(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:

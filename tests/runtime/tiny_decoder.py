@@ -8,7 +8,7 @@ P positions.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ def write_bundle(
     context_length: int = CONTEXT,
     tokens: Tokens | None = None,
     tokenizer: bytes | None = None,
+    others: Mapping[str, bytes] = {},
     devices: tuple[str, ...] = ("cpu",),
     seed: int = 0,
 ) -> TinyDecoder:
@@ -71,7 +72,7 @@ def write_bundle(
         split: two graphs over the same weights in place of one.
         recurrent: with a state of fixed size besides keys and values.
         poisoned: an id whose embedding is not a number.
-        seed: of the weights.
+        others: more files, by name.
     """
     weights = random_weights(seed, context_length)
     reference, sound = _certificate(weights, recurrent=recurrent), dict(weights)
@@ -81,14 +82,13 @@ def write_bundle(
     blob, places = _pack(weights)
     blob_name = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
     graphs = {"prefill": None, "decode": 1} if split else {"decoder": None}
-    contents = {blob_name: blob}
+    named = {} if tokenizer is None else {"tokenizer.json": tokenizer}
+    contents = {blob_name: blob, **others, **named}
     for role, sequence in graphs.items():
         graph = _graph(weights, places, blob_name, sequence=sequence, recurrent=recurrent)
         contents[f"{role}.onnx"] = _model(graph).SerializeToString(deterministic=True)
     written = [contents[f"{role}.onnx"] for role in graphs]
     reference = replace(reference, weights=expected_weights(sound, written))
-    if tokenizer is not None:
-        contents["tokenizer.json"] = tokenizer
     folder.mkdir(parents=True)
     certificate.write(folder, reference)
     contents |= {path.name: path.read_bytes() for path in folder.iterdir()}

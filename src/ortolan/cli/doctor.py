@@ -17,6 +17,7 @@ from ortolan.cli.output import print_json, print_table, size
 from ortolan.cuda_setup import Part, examine, installed_version
 
 EXTRAS = {
+    "chat": ("jinja2", "onnxruntime"),
     "cpu": ("onnxruntime",),
     "export": ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors"),
     "plot": ("matplotlib", "onnxruntime"),
@@ -122,6 +123,7 @@ def _cuda_rows(parts: Iterable[Part]) -> list[tuple[str, str]]:
 def _advice(facts: dict[str, str]) -> list[str]:
     """One line for each thing that is missing: what cannot be done, and how to get it."""
     purposes = {
+        "chat": "hold conversations",
         "cpu": "run bundles",
         "export": "export checkpoints",
         "plot": "draw attention",

@@ -13,7 +13,7 @@ from ortolan.cli.output import print_json
 from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
-    from ortolan.runtime import Completion, Grammar, TextStream
+    from ortolan.runtime import Completion, Grammar, Sampling, TextStream
     from ortolan.runtime.generation.drafts import Draft
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -22,33 +22,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command()
 @options.bundle
 @click.argument("prompt", default="-")
-@click.option(
-    "-n",
-    "max_new_tokens",
-    type=int,
-    help="Maximum number of new tokens; as many as fit by default.",
-)
-@click.option(
-    "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."
-)
-@click.option("--top-k", type=int, default=0, help="Sample from this many tokens; 0 for all.")
-@click.option(
-    "--top-p",
-    type=float,
-    default=1.0,
-    help="Sample from the likeliest tokens that reach this probability.",
-)
-@click.option(
-    "--min-p",
-    type=float,
-    default=0.0,
-    help="Sample from tokens at least this likely, relative to the top.",
-)
-@click.option("--repetition-penalty", type=float, default=1.0, help="Above 1: repeat fewer tokens.")
-@click.option("--presence-penalty", type=float, default=0.0, help="Above 0: repeat fewer tokens.")
-@click.option("--frequency-penalty", type=float, default=0.0, help="The same, for each repetition.")
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable.")
+@options.max_new_tokens
+@options.sampling
+@options.stop
 @click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
 @click.option("--json-schema", type=_FILE, help="Write JSON that is valid by this schema.")
 @click.option("--regex", help="Write a text that this expression matches.")
@@ -71,6 +47,7 @@ def command(
     bundle: Path,
     prompt: str,
     max_new_tokens: int | None,
+    sampling: "Sampling | None",
     stop: tuple[str, ...],
     ignore_eos: bool,
     json_schema: Path | None,
@@ -84,22 +61,20 @@ def command(
     device: str,
     threads: int | None,
     as_json: bool,
-    **choice: Any,
 ) -> None:
     """Continue PROMPT, or standard input if it is - or missing.
 
     The bundle of an encoder-decoder writes a new text from it, such as its translation. The text
     streams to standard output as it is generated; timings go to standard error.
     """
-    from ortolan.runtime import Sampling, load
+    from ortolan.runtime import load
 
-    sampling = Sampling(**choice)  # what has no name above
     beam_options = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
     search = {name: value for name, value in beam_options.items() if value is not None}
     begins = {} if first is None else {"first": first}
     request: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "sampling": None if sampling == Sampling() else sampling,
+        "sampling": sampling,
         "stop": stop,
     }
     text = read_stdin() if prompt == "-" else prompt

@@ -44,6 +44,12 @@ def test_module_and_its_checkpoint_give_the_same_weights_file(
     assert live.manifest.provenance.model_type == "llama"
 
 
+def test_a_chat_template_in_the_config_of_the_tokenizer_is_copied(folder: Path) -> None:
+    config = folder / "tokenizer_config.json"
+    config.write_text('{"chat_template": "hello"}')
+    assert opened(folder).companions[config.name] == config
+
+
 def test_companions_are_copied_as_they_are(exported: Export, checkpoint: Path) -> None:
     bundle = exported("llama").bundle
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
