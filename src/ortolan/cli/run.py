@@ -68,28 +68,30 @@ def command(
         "max_new_tokens": max_new_tokens,
         "sampling": sampling,
         "stop": stop,
+        **({"ignore_eos": True} if ignore_eos else {}),
     }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
-    drafts = {} if draft is None else {"draft": _draft(draft, device=device, threads=threads)}
     _check_options(model, search | begins)
-    request |= begins | drafts | ({"ignore_eos": True} if ignore_eos else {})
+    request |= begins | _draft(draft, device=device, threads=threads)
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
     completion = _generate(model, text, request, search, is_shown=not as_json)
     if as_json:
-        about = {"device": model.device, "device_reason": model.device_reason}
-        print_json({"prompt": text, **asdict(completion), **about})
-        return
-    _print_end(completion, is_streamed=not search)
+        _print_object(text, completion, model)
+    else:
+        _print_end(completion, is_streamed=not search)
 
 
-def _draft(named: str, *, device: str, threads: int | None) -> "Draft":
+def _draft(named: str | None, *, device: str, threads: int | None) -> dict[str, "Draft"]:
+    """The option that stands for `--draft`, where it was given."""
     from ortolan.runtime import Decoder, DraftModel, PromptLookup, load
 
+    if named is None:
+        return {}
     if named == "lookup":
-        return PromptLookup()
-    return DraftModel(load(named, Decoder, device=device, threads=threads))
+        return {"draft": PromptLookup()}
+    return {"draft": DraftModel(load(named, Decoder, device=device, threads=threads))}
 
 
 def _generate(
@@ -104,6 +106,11 @@ def _generate(
         if is_shown:
             print(piece, end="", flush=True)
     return stream.completion
+
+
+def _print_object(text: str, completion: "Completion", model: Any) -> None:
+    about = {"device": model.device, "device_reason": model.device_reason}
+    print_json({"prompt": text, **asdict(completion), **about})
 
 
 def _print_end(completion: "Completion", *, is_streamed: bool) -> None:
