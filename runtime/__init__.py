@@ -34,6 +34,7 @@ from ortolan.runtime.errors import (
     ContextLengthError,
     DeviceError,
     ForkedError,
+    GrammarError,
     GraphError,
     InputError,
     ManifestError,
@@ -57,8 +58,14 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
-    from ortolan.runtime.generation.completion import Completion, Hypothesis, Timings
+    from ortolan.runtime.generation.completion import (
+        Completion,
+        Hypothesis,
+        Timings,
+        TokenLogprobs,
+    )
     from ortolan.runtime.generation.drafts import DraftModel, PromptLookup
+    from ortolan.runtime.generation.grammar import Grammar
     from ortolan.runtime.generation.sampling import Sampling
     from ortolan.runtime.generation.sequence import Sequence
     from ortolan.runtime.generation.text_stream import TextStream
@@ -87,6 +94,8 @@ __all__ = [
     "DraftModel",
     "Encoder",
     "ForkedError",
+    "Grammar",
+    "GrammarError",
     "GraphError",
     "Hypothesis",
     "InputError",
@@ -113,6 +122,7 @@ __all__ = [
     "TextStream",
     "Ticket",
     "Timings",
+    "TokenLogprobs",
     "Tokenizer",
     "TokenizerError",
     "ToolCall",
@@ -127,6 +137,7 @@ _HOMES = {
     "Completion": "generation.completion",
     "Encoder": "encoder",
     "Decoder": "decoder",
+    "Grammar": "generation.grammar",
     "DraftModel": "generation.drafts",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
@@ -143,6 +154,7 @@ _HOMES = {
     "TextStream": "generation.text_stream",
     "Ticket": "serving.ticket",
     "Timings": "generation.completion",
+    "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
     "ToolCall": "chat.call_bodies",
     "load": "loading",

@@ -14,6 +14,7 @@ OrtolanError
 │   ├── ChatError              messages or tools are wrong, or the chat template refuses them
 │   ├── BundleKindError        the bundle is of another kind than the request
 │   ├── ContextLengthError     more tokens than the context of the bundle
+│   ├── GrammarError           a grammar that cannot be followed
 │   ├── SamplingError          an option of `Sampling` is out of range
 │   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
 ├── StateFileError         a saved conversation is damaged, or of another bundle or version
@@ -96,6 +97,12 @@ class ContextLengthError(InputError):
     """A request needs more tokens than the context of the bundle."""
 
     code: ClassVar[str] = "context-length"
+
+
+class GrammarError(InputError):
+    """A grammar is invalid, too complex, or cannot be continued by this model's tokens."""
+
+    code: ClassVar[str] = "grammar"
 
 
 class SamplingError(InputError):

@@ -33,6 +33,7 @@ from ortolan.runtime.generation.options import (
     checked_count,
     checked_options,
 )
+from ortolan.runtime.generation.prompts import PromptReader
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.generation.searched_text import SearchedText
@@ -78,6 +79,7 @@ class Seq2Seq(Model):
         self._start = manifest.tokens.start
         self._constraints = Constraints.of(manifest.tokens)
         self._memory = RequestMemory(manifest)
+        self._prompts = PromptReader(manifest, self.tokenizer)
         self._reader = SourceReader(manifest, self.tokenizer)
 
     @overload
@@ -258,15 +260,7 @@ class Seq2Seq(Model):
         streams: bool = False,
     ) -> list[SampledText]:
         requests = self._requests(sources, limit, options, constraints)
-        return [
-            SampledText(
-                request,
-                vocab_size=self.manifest.vocab_size,
-                tokenizer=self.tokenizer,
-                streams=streams,
-            )
-            for request in requests
-        ]
+        return [self._prompts.text(request, streams=streams) for request in requests]
 
     def _searched(
         self,

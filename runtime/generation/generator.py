@@ -267,8 +267,6 @@ class Generator:
                 if snapshot.length >= len(prompt):
                     self._scheduler.start(slot)
                     self._running = None
-            elif self._prefixes is not None:
-                text.cached_tokens = self._prefixes.fetch(prompt, runner.slots, slot)
 
     def _begun(self) -> list[Text]:
         """The texts that the memory plan has room for: those in slots, and the suspended ones."""
@@ -314,6 +312,9 @@ class Generator:
         slot, text = self._scheduler.next_prompt()
         begun_at, prompt = time.monotonic(), text.request.prompt
         start = self._runner.slots.lengths[slot]
+        if start == 0 and self._prefixes is not None:
+            # only now: what it shares with the text before it may have been computed meanwhile
+            start = text.cached_tokens = self._prefixes.fetch(prompt, self._runner.slots, slot)
         end = min(len(prompt), start + self._runner.chunk_tokens(slot))
         part = prompt[start:end]
         logits_RV = self._runner.chunk(slot, part, positions=[len(part) - 1])
