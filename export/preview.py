@@ -9,9 +9,10 @@ from torch import nn
 from ortolan.export.coverage import Row, read_coverage
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
-from ortolan.export.inputs.calibration import own_calibration, own_name
+from ortolan.export.inputs.calibration import SEQUENCE_LENGTH, own_calibration, own_name
 from ortolan.export.options import Via
-from ortolan.export.precision import Method, PrecisionName
+from ortolan.export.precision import CALIBRATION_SEQUENCES, Method, PrecisionName
+from ortolan.export.quantize.guide import is_affordable
 from ortolan.export.quantize.plan import Quantization, scheme_of
 from ortolan.export.settings import resolve
 from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
@@ -31,6 +32,12 @@ START_S = 12.0
 WEIGHT_NS: Mapping[Method | None, float] = {None: 180.0, "rtn": 130.0, "hqq": 160.0, "gptq": 950.0}
 """Nanoseconds of one core for a weight, reference and verification included; see `Cost.seconds`."""
 
+GUIDE_NS = 1100.0
+"""The same for the gradients that guide `gptq`, of models that they are affordable for."""
+
+WRITE_NS = 450.0
+"""The same for a draft of 8 bits that writes the text to calibrate on, where there is no file."""
+
 FLOAT_BYTES = 4
 """Of what is not rounded, on the CPU."""
 
@@ -49,8 +56,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         bundle_bytes: of its weights.
         method: how integers are found; `None` for floats.
         memory_bytes: at the peak: the program and some copies of the largest layer.
-        seconds: of one core: the weights, at what was measured of a model of 135M parameters on
-            a core with AVX-512; cores divide it, up to about four.
+        seconds: of one core: the weights, at what was measured of models of up to 135M parameters
+            on a core with AVX-512; cores divide it, up to about four. It counts the text that the
+            model writes to calibrate on and the gradients that guide `gptq`, where an export with
+            default options has them; a model that writes few tokens at once takes longer.
     """
 
     bundle_bytes: int
@@ -169,10 +178,11 @@ def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
 
 def _costs(model: Exportable) -> dict[str, Cost]:
     names: tuple[PrecisionName, ...] = ("fp32", "int8", "int4")
-    return {name: _cost(model, name) for name in names}
+    writes = own_calibration(model) is None
+    return {name: _cost(model, name, writes=writes) for name in names}
 
 
-def _cost(model: Exportable, precision: PrecisionName) -> Cost:
+def _cost(model: Exportable, precision: PrecisionName, *, writes: bool) -> Cost:
     settings = resolve(model.kind, precision=precision)
     quantization = settings.quantization
     method = None if quantization is None else quantization.method
@@ -187,8 +197,23 @@ def _cost(model: Exportable, precision: PrecisionName) -> Cost:
         bundle_bytes=_blob_bytes(model, quantization),
         method=method,
         memory_bytes=PROGRAM_BYTES + round(LAYERS_AT_ONCE[method] * FLOAT_BYTES * largest),
-        seconds=round(START_S + 1e-9 * WEIGHT_NS[method] * _numbers(model.module), 1),
+        seconds=round(
+            START_S + 1e-9 * _weight_ns(model, method, writes) * _numbers(model.module), 1
+        ),
     )
+
+
+def _weight_ns(model: Exportable, method: Method | None, writes: bool) -> float:
+    """Nanoseconds of one core for a weight, everything included that grows with their number."""
+    if method != "gptq":
+        return WEIGHT_NS[method]
+    tokens = CALIBRATION_SEQUENCES * min(SEQUENCE_LENGTH, model.context_length)
+    products = [
+        n for n, owner, weight in _weights(model.module) if _is_matrix(model, owner, weight)
+    ]
+    guides = is_affordable(model, tokens, products)
+    writes = writes and model.sides.has_decoder
+    return WEIGHT_NS[method] + GUIDE_NS * guides + WRITE_NS * writes
 
 
 def _numbers(module: nn.Module) -> int:

@@ -42,7 +42,7 @@ def find_codes(
     if not rest:
         return
     tunes, known = quantization.tunes, NOTHING_KNOWN
-    if tunes or is_affordable(model, inputs, rest):
+    if tunes or is_affordable(model, sum(map(len, inputs.ids)), rest):
         known = importance(model, inputs, progress=partial(progress, "guide"))
     told = partial(progress, "calibrate")
     found = calibrated_weights(model, rest, inputs, importance=known, progress=told)

@@ -35,10 +35,15 @@ Importance = Mapping[str, Sequence[Tensor]]
 """By the name of a product's weight: what each token counts of each text, `(S,)`."""
 
 
-def is_affordable(model: Exportable, inputs: Inputs, schemes: Iterable[str]) -> bool:
-    """Whether gradients are a matter of minutes: the model gives logits, and is small enough."""
-    weights = sum(math.prod(model.weights.shape(name)) for name in schemes)
-    tokens = sum(len(ids) for ids in inputs.ids)
+def is_affordable(model: Exportable, tokens: int, names: Iterable[str]) -> bool:
+    """Whether gradients are a matter of minutes: the model gives logits, and is small enough.
+
+    Args:
+        model: the model.
+        tokens: of its decoder, to calibrate on.
+        names: of weights to calibrate.
+    """
+    weights = sum(math.prod(model.weights.shape(name)) for name in names)
     return model.sides.has_decoder and 0 < tokens * weights <= MOST_WORK
 
 

@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.generation.completion import FinishReason
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.pace import Pace
 from ortolan.runtime.generation.request import Request
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.runner import Runner
 
 __all__ = ["Speculation"]
 
@@ -43,7 +45,7 @@ class Speculation:
         row: of the text.
     """
 
-    def __init__(self, draft: Draft, text: Text, runner: Runner, row: int) -> None:
+    def __init__(self, draft: Draft, text: Text, runner: "Runner", row: int) -> None:
         self._text, self._runner, self._row = text, runner, row
         self._new = [text.next_tokens[0]]
         self._count = 1

@@ -83,6 +83,24 @@ def test_memory_and_time_grow_with_the_work(about: Preview) -> None:
     assert all(500e6 < cost.memory_bytes < 700e6 for cost in costs.values())
 
 
+def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(name: str) -> float:
+        return preview(folder).precisions[name].seconds
+
+    second = 1e9 / preview(folder).parameters
+    monkeypatch.setattr("ortolan.export.preview.WRITE_NS", 10 * second)
+    monkeypatch.setattr("ortolan.export.preview.GUIDE_NS", 100 * second)
+    quick, whole = seconds("int8"), seconds("int4")
+    (folder / "calibration.txt").write_text("a text")
+    given = seconds("int4")
+    monkeypatch.setattr("ortolan.export.quantize.guide.MOST_WORK", 1)
+    assert whole - given == pytest.approx(10, abs=0.2)
+    assert given - seconds("int4") == pytest.approx(100, abs=0.2)
+    assert seconds("int8") == quick
+
+
 def test_unknown_keys_are_listed_and_not_an_error(folder: Path) -> None:
     change(folder / "config.json", strange=1, unsloth_fixed=True)
     seen = preview(folder)

@@ -39,7 +39,7 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
             *[("missing", f"{name}: {loss}") for name, loss in about.missing.items()],
         ]
     )
-    print("\nan export, estimated")
+    print("\nan export, estimated; --precision auto and --tune take longer")
     print_table([(f"  {name}", _cost(cost)) for name, cost in about.precisions.items()])
 
 
