@@ -41,7 +41,10 @@ from ortolan.runtime.errors import (
     MemoryPlanError,
     MissingExtraError,
     NumericError,
+    QueueFullError,
     SamplingError,
+    ServiceClosedError,
+    ServiceError,
     StateFileError,
     TokenizerError,
 )
@@ -70,6 +73,9 @@ if TYPE_CHECKING:
     from ortolan.runtime.loading import load
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
+    from ortolan.runtime.serving.service import Service
+    from ortolan.runtime.serving.stats import ServiceStats
+    from ortolan.runtime.serving.ticket import Ticket
 
 __all__ = [
     "Bundle",
@@ -100,6 +106,7 @@ __all__ = [
     "Model",
     "NumericError",
     "PromptLookup",
+    "QueueFullError",
     "Reply",
     "ReplyStream",
     "Report",
@@ -107,8 +114,13 @@ __all__ = [
     "SamplingError",
     "Seq2Seq",
     "Sequence",
+    "Service",
+    "ServiceClosedError",
+    "ServiceError",
+    "ServiceStats",
     "StateFileError",
     "TextStream",
+    "Ticket",
     "Timings",
     "TokenLogprobs",
     "Tokenizer",
@@ -137,7 +149,10 @@ _HOMES = {
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
     "Sequence": "generation.sequence",
+    "Service": "serving.service",
+    "ServiceStats": "serving.stats",
     "TextStream": "generation.text_stream",
+    "Ticket": "serving.ticket",
     "Timings": "generation.completion",
     "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",

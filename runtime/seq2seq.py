@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, NoReturn, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.engine.encode import encode
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner, teacher_forced
@@ -336,6 +337,14 @@ class Seq2Seq(Model):
             )
         (token,) = checked_ids(ids, vocab_size=self.manifest.vocab_size, what="first", fewest=1)
         return replace(self._constraints, first=token)
+
+    def serve(self, **_: Any) -> NoReturn:
+        """Serving is for decoders, so far.
+
+        Raises:
+            BundleKindError: always.
+        """
+        raise wrong_kind(self.manifest, what="serve", expected="a decoder")
 
     def _generator(self, texts: int, *, beams: int = 1) -> Generator:
         slots = min(texts, max(1, MAX_ROWS // beams))

@@ -121,6 +121,7 @@ class Generator:
         exact: whether a text is the same, to the bit, whatever the texts beside it; see `Runner`.
         chunk: most tokens of a prompt in one call; see `Runner`.
         prefill_first: see `Scheduler`.
+        reserved: see `Slots`.
         memory: a text waits until there is memory for all of its tokens; `None` never looks.
         prefixes: what was computed for earlier prompts, of decoders alone.
         draft: where guesses at the next tokens come from; texts then run one after the other. Of
@@ -137,13 +138,15 @@ class Generator:
         exact: bool = False,
         chunk: int = CHUNK,
         prefill_first: bool = True,
+        reserved: bool = False,
         memory: RequestMemory | None = None,
         prefixes: Prefixes | None = None,
         draft: Draft | None = None,
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
         slots = -(-slots // multiple) * multiple
-        self._runner = Runner(engine, engine.slots(slots, beams=beams), exact=exact, chunk=chunk)
+        states = engine.slots(slots, beams=beams, reserved=reserved)
+        self._runner = Runner(engine, states, exact=exact, chunk=chunk)
         self._scheduler: Scheduler[Text] = Scheduler(slots, prefill_first=prefill_first)
         self._beams = beams
         self._encode = encode
@@ -165,6 +168,17 @@ class Generator:
         """End a text that was submitted and has not ended; its slot is free at once."""
         text.finish("cancelled")
         self._leave(text)
+
+    @property
+    def in_slots(self) -> int:
+        """Texts that have a slot."""
+        return len(self._scheduler.prefilling) + len(self._scheduler.running)
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose states are in memory."""
+        kept = sum(snapshot.length for snapshot in self._suspended.values())
+        return sum(self._runner.slots.lengths) + kept
 
     def run(self) -> None:
         """Bring all texts to their end.
@@ -265,12 +279,11 @@ class Generator:
         if self._memory is None or text in self._suspended:
             return None
         planned = [each.request for each in (*self._begun(), text)]
-        held = [*self._runner.slots.lengths, *(kept.length for kept in self._suspended.values())]
         try:
             self._memory.check(
                 tokens=sum(len(request.prompt) + request.limit for request in planned),
                 rows=len(planned),
-                held_tokens=sum(held),
+                held_tokens=self.held_tokens,
             )
         except MemoryPlanError as error:
             return error
