@@ -307,7 +307,8 @@ def keep_top_k(scores_V: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
     ids_N = highest(scores_V, top_k)
     scores_N = scores_V[ids_N]
     least = scores_N.size - top_k
-    return ids_N[scores_N >= np.partition(scores_N, least)[least]]
+    kept_K: NDArray[np.intp] = ids_N[scores_N >= np.partition(scores_N, least)[least]]
+    return kept_K
 
 
 def keep_top_p(weights_N: NDArray[np.float64], top_p: float) -> NDArray[np.intp]:
