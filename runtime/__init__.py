@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.loading import load
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
+    from ortolan.runtime.serving.prefixes import PrefixCounts
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
@@ -105,6 +106,7 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "NumericError",
+    "PrefixCounts",
     "PromptLookup",
     "QueueFullError",
     "Reply",
@@ -145,6 +147,7 @@ _HOMES = {
     "PromptLookup": "generation.drafts",
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
+    "PrefixCounts": "serving.prefixes",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",

@@ -27,7 +27,8 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
-from ortolan.runtime.serving.service import CACHE_BYTES, Mode, Service
+from ortolan.runtime.serving.prefixes import CACHE_BYTES, FOLDER_BYTES
+from ortolan.runtime.serving.service import Mode, Service
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat
@@ -240,6 +241,7 @@ class Decoder(Model):
         chunk: int | None = None,
         cache_bytes: int = CACHE_BYTES,
         cache_folder: str | os.PathLike[str] | None = None,
+        cache_folder_bytes: int = FOLDER_BYTES,
     ) -> Service:
         """Begin to generate for many requests at once, from any thread and from asyncio.
 
@@ -256,6 +258,7 @@ class Decoder(Model):
                 token: an even divisor of 128. `None` chooses.
             cache_bytes: memory for what was computed of prompts, for others that begin alike.
             cache_folder: where that is kept for later services too; `None` for nowhere.
+            cache_folder_bytes: of all files of prefix caches in that folder.
 
         Raises:
             InputError: an option is out of range, the model cannot be `exact`, or the folder can
@@ -272,6 +275,7 @@ class Decoder(Model):
             chunk=chunk,
             cache_bytes=cache_bytes,
             cache_folder=cache_folder,
+            cache_folder_bytes=cache_folder_bytes,
         )
 
     def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:

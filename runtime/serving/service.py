@@ -30,12 +30,17 @@ from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.inputs.source import is_batch
-from ortolan.runtime.serving.prefixes import PrefixCache
+from ortolan.runtime.serving.prefixes import (
+    CACHE_BYTES,
+    FOLDER_BYTES,
+    PrefixCache,
+    PrefixCounts,
+)
 from ortolan.runtime.serving.signal import Woken, wake
 from ortolan.runtime.serving.stats import Counts, ServiceStats
 from ortolan.runtime.serving.ticket import Ticket
 
-__all__ = ["CACHE_BYTES", "MAX_SLOTS", "Mode", "Service"]
+__all__ = ["MAX_SLOTS", "Mode", "Service"]
 
 MAX_SLOTS = 256
 """Texts in one call of the model."""
@@ -45,9 +50,6 @@ MAX_QUEUE = 1 << 16
 
 CHUNK = 64
 """Tokens of a prompt between two steps of the other texts. Half of it takes a tenth longer."""
-
-CACHE_BYTES = 1 << 28
-"""256 MiB: 4,096 tokens of a model of 1B parameters."""
 
 Mode = Literal["exact", "fast"]
 
@@ -76,6 +78,7 @@ class Service:
             divisor of `GRID`. Fewer make steps more even and prompts slower. `None` chooses.
         cache_bytes: memory for what was computed of prompts, for others that begin alike.
         cache_folder: where that is kept for later services too; `None` for nowhere.
+        cache_folder_bytes: of all files of prefix caches in that folder.
 
     Raises:
         InputError: an option is out of range, or the bundle cannot be `exact`.
@@ -92,6 +95,7 @@ class Service:
         chunk: int | None = None,
         cache_bytes: int = CACHE_BYTES,
         cache_folder: str | os.PathLike[str] | None = None,
+        cache_folder_bytes: int = FOLDER_BYTES,
     ) -> None:
         _check_mode(mode, engine)
         self._engine = engine
@@ -99,7 +103,11 @@ class Service:
         self._cache_bytes = checked_count("cache_bytes", cache_bytes, least=0)
         self._prefixes = (
             PrefixCache(
-                engine, exact=mode == "exact", most_bytes=self._cache_bytes, folder=cache_folder
+                engine,
+                exact=mode == "exact",
+                most_bytes=self._cache_bytes,
+                folder=cache_folder,
+                most_file_bytes=checked_count("cache_folder_bytes", cache_folder_bytes, least=0),
             )
             if self._cache_bytes > 0 or cache_folder is not None
             else None
@@ -180,6 +188,7 @@ class Service:
                 slots=self._slots,
                 running=self._running,
                 waiting=len(self._open) - self._running,
+                cache=PrefixCounts() if self._prefixes is None else self._prefixes.counts,
             )
 
     def close(self, timeout: float | None = None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.serving.prefixes import PrefixCounts
 
 __all__ = ["Counts", "ServiceStats"]
 
@@ -26,6 +27,7 @@ class ServiceStats:
         cached_tokens: of `prompt_tokens`, those that were not computed.
         new_tokens: of all texts that ended.
         refused: requests by the code of the error that they got.
+        cache: what the prefix cache holds, and has done.
     """
 
     slots: int
@@ -36,6 +38,7 @@ class ServiceStats:
     cached_tokens: int
     new_tokens: int
     refused: Mapping[str, int]
+    cache: PrefixCounts
 
 
 class Counts:
@@ -66,7 +69,7 @@ class Counts:
         self._cached_tokens += text.cached_tokens
         self._new_tokens += len(text.tokens)
 
-    def stats(self, *, slots: int, running: int, waiting: int) -> ServiceStats:
+    def stats(self, *, slots: int, running: int, waiting: int, cache: PrefixCounts) -> ServiceStats:
         """These counts, and what is so now."""
         return ServiceStats(
             slots=slots,
@@ -77,4 +80,5 @@ class Counts:
             cached_tokens=self._cached_tokens,
             new_tokens=self._new_tokens,
             refused=dict(self.refused),
+            cache=cache,
         )

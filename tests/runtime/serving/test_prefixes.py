@@ -13,11 +13,14 @@ from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.loading import load
 from ortolan.runtime.serving import prefixes
 from ortolan.runtime.serving.prefixes import PrefixCache, PrefixCounts
 
@@ -300,3 +303,30 @@ def test_a_whole_context_of_blocks_is_known(
     text = generated(engines["fp32"], [prompt], cache)
     assert_same(text, cold)
     assert text[0].cached_tokens == (CONTEXT - LIMIT - 1) // GRID * GRID
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_service_finds_what_an_earlier_one_kept_in_a_folder(
+    engines: dict[str, Engine], tmp_path: Path, kind: str
+) -> None:
+    model, prompt = load(engines[kind]._bundle.path, Decoder, threads=1), random_ids(300)
+    with model.serve(cache_bytes=0) as service:
+        cold = service.submit(prompt, max_new_tokens=9).completion()
+    found = []
+    for _ in range(2):
+        with model.serve(cache_folder=tmp_path / "kept") as service:
+            completion = service.submit(prompt, max_new_tokens=9).completion()
+            found.append((completion.timings.cached_tokens, service.stats().cache.read))
+        assert completion.tokens == cold.tokens
+    assert found == [(0, 0), (256, 2)]
+
+
+def test_a_service_without_room_in_its_folder_keeps_nothing_there(
+    engines: dict[str, Engine], tmp_path: Path
+) -> None:
+    model = load(engines["fp32"]._bundle.path, Decoder, threads=1)
+    with model.serve(cache_folder=tmp_path, cache_folder_bytes=0) as service:
+        service.submit(random_ids(300), max_new_tokens=1).completion()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="cache_folder_bytes"):
+        model.serve(cache_folder_bytes=-1)
