@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.errors import NumericError
+from ortolan.runtime.generation.candidates import highest
 from ortolan.runtime.generation.completion import TokenLogprobs
 
-__all__ = ["Logprobs", "highest"]
-
-_BLOCK = 256
-"""Logits of which one bound is taken: then a few blocks hold all of the highest."""
+__all__ = ["Logprobs", "likeliest"]
 
 
 class Logprobs:
@@ -42,7 +40,7 @@ class Logprobs:
         self._logits_V = logits_V
         self._top = tuple(
             (int(token), float(logits_V[token]) - self._log_sum)
-            for token in highest(logits_V, count)
+            for token in likeliest(logits_V, count)
         )
 
     def of(self, token: int) -> TokenLogprobs:
@@ -51,18 +49,9 @@ class Logprobs:
         return TokenLogprobs(token=token, logprob=logprob, top=self._top)
 
 
-def highest(scores_V: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """The ids of the `count` highest scores, or of all, highest first, equal ones by id.
-
-    Args:
-        scores_V: `(V,)`, none of them NaN.
-        count: at least 0.
-    """
-    size = scores_V.size
-    ids_N = np.arange(size)
-    blocks = size // _BLOCK
-    if 0 < count < blocks:
-        # the count-th highest of the blocks' highest is no higher than the count-th of all
-        tops = scores_V[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
-        ids_N = np.flatnonzero(scores_V >= np.partition(tops, blocks - count)[blocks - count])
-    return ids_N[np.argsort(-scores_V[ids_N], kind="stable")[:count]]
+def likeliest(logits_V: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """The ids of the `count` highest logits, or of all, highest first, equal ones by id."""
+    if count == 0:
+        return np.empty(0, np.intp)
+    ids_N = highest(logits_V, count)
+    return ids_N[np.argsort(-logits_V[ids_N], kind="stable")[:count]]

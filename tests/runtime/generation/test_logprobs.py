@@ -13,7 +13,7 @@ from tests.runtime.tiny_decoder import TinyDecoder, tokenizer_json, write_bundle
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import InputError, NumericError
 from ortolan.runtime.generation.grammar import Grammar
-from ortolan.runtime.generation.logprobs import Logprobs, highest
+from ortolan.runtime.generation.logprobs import Logprobs, likeliest
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.loading import load
 
@@ -50,7 +50,7 @@ def test_the_highest_are_those_of_a_stable_sort(
 ) -> None:
     scores_V = np.random.default_rng(seed).integers(0, distinct, size).astype(np.float32)
     expected = np.argsort(-scores_V, kind="stable")[:count]
-    assert highest(scores_V, count).tolist() == expected.tolist()
+    assert likeliest(scores_V, count).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
