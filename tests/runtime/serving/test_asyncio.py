@@ -12,11 +12,13 @@ from tests.runtime.serving.served import write_texts
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.serving.service import Service
 from ortolan.runtime.serving.ticket import Ticket
 
 SLOTS = 8
+WORD = Grammar.regex("[a-z]{2,9}")
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,7 @@ async def converse(service: Service, seed: int) -> list[tuple[int, ...]]:
             max_new_tokens=draw.randint(1, 12),
             sampling=Sampling(temperature=draw.choice([0.0, 1.0]), seed=seed),
             priority=draw.choice([0, 0, 0, 1]),
+            grammar=draw.choice([None, None, WORD]),
         )
         if turn == last:
             async for _ in ticket:
