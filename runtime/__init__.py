@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.certificate import Report, verify
     from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
@@ -90,6 +91,7 @@ __all__ = [
     "Classification",
     "Completion",
     "ContextLengthError",
+    "Conversation",
     "Decoder",
     "DeviceError",
     "DraftModel",
@@ -137,6 +139,7 @@ _HOMES = {
     "Bundle": "bundle.bundle",
     "Classification": "encoder",
     "Completion": "generation.completion",
+    "Conversation": "chat.conversation",
     "Encoder": "encoder",
     "Decoder": "decoder",
     "Grammar": "generation.grammar",

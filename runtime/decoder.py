@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.reply import Reply, ReplyStream, reply_of
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -221,6 +222,22 @@ class Decoder(Model):
         )
         (text,) = self._texts([asked.prompt], asked.options, reader=asked.reader, streams=True)
         return ReplyStream(TextStream(text, self._generator(1, draft)), asked.parser)
+
+    def conversation(
+        self, *, system: str | None = None, variables: Mapping[str, Any] | None = None
+    ) -> Conversation:
+        """Begin a conversation that keeps its messages.
+
+        Args:
+            system: the first message; `None` for that of the template, if any.
+            variables: as for `chat`.
+
+        Raises:
+            ChatTemplateError: as for `chat`.
+            MissingExtraError: Jinja is not installed.
+        """
+        _ = self._chat  # refuses before anything is said
+        return Conversation(self, self._engine.identity, system=system, variables=variables)
 
     @property
     def chat_template(self) -> "ChatTemplate":

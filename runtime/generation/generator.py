@@ -12,8 +12,6 @@ go between rounds, and none sees the others.
 
 A text of a higher priority may take the slot of one of a lower priority. What that one has so far
 is copied, and put into a slot again when it has its turn: it gives what it would have given.
-
-Knows texts, slots and rounds. Does not know how a text chooses its tokens.
 """
 
 import time
@@ -59,6 +57,10 @@ class Text(Protocol):
     @property
     def next_tokens(self) -> Sequence[int]:
         """The token to append next to each of its rows."""
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that come after that one, whatever the model says; often none."""
 
     @property
     def parents(self) -> Sequence[int]:

@@ -159,15 +159,6 @@ class GrammarMatcher:
         if not self._forced:
             self._look()
 
-    def fitting(self, tokens: Sequence[int]) -> int:
-        """How many of some tokens, from the first on, the grammar allows next."""
-        return self._matcher.validate_tokens(list(tokens))
-
-    def rollback(self, count: int) -> None:
-        """Go back by so many accepted tokens."""
-        self._matcher.rollback(count)
-        self._look()
-
     def _look(self) -> None:
         """Find out what may come next, as soon as it can be known."""
         self._check()

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,13 @@ class SampledText:
         self._text: list[str] = []
         self._error: OrtolanError | None = None
         self._started_at = self._first_at = self._last_at = time.monotonic()
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that come next, whatever the model says; often none."""
+        if self._matcher is None or not self.request.eos.isdisjoint(self._matcher.forced):
+            return ()
+        return self._matcher.forced
 
     def advance(self, logits_V: NDArray[np.float32]) -> None:
         """Choose the next token, and see whether it is the last.
@@ -182,8 +190,8 @@ class SampledText:
                 for end in ends:
                     logits_V[end] = -math.inf
             return self._sampler.next(logits_V)
-        if matcher.forced and ends.isdisjoint(matcher.forced):
-            token = matcher.forced[0]
+        if self.forced:
+            token = self.forced[0]
             self._sampler.record(token)
         else:
             matcher.rule_out(logits_V, ends, may_end=may_end)
