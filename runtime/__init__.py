@@ -34,13 +34,17 @@ from ortolan.runtime.errors import (
     ContextLengthError,
     DeviceError,
     ForkedError,
+    GrammarError,
     GraphError,
     InputError,
     ManifestError,
     MemoryPlanError,
     MissingExtraError,
     NumericError,
+    QueueFullError,
     SamplingError,
+    ServiceClosedError,
+    ServiceError,
     StateFileError,
     TokenizerError,
 )
@@ -51,11 +55,18 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import Manifest
     from ortolan.runtime.certificate import Report, verify
     from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
-    from ortolan.runtime.generation.completion import Completion, Hypothesis, Timings
+    from ortolan.runtime.generation.completion import (
+        Completion,
+        Hypothesis,
+        Timings,
+        TokenLogprobs,
+    )
     from ortolan.runtime.generation.drafts import DraftModel, PromptLookup
+    from ortolan.runtime.generation.grammar import Grammar
     from ortolan.runtime.generation.sampling import Sampling
     from ortolan.runtime.generation.sequence import Sequence
     from ortolan.runtime.generation.text_stream import TextStream
@@ -63,6 +74,10 @@ if TYPE_CHECKING:
     from ortolan.runtime.loading import load
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
+    from ortolan.runtime.serving.prefixes import PrefixCounts
+    from ortolan.runtime.serving.service import Service
+    from ortolan.runtime.serving.stats import ServiceStats
+    from ortolan.runtime.serving.ticket import Ticket
 
 __all__ = [
     "Bundle",
@@ -76,11 +91,14 @@ __all__ = [
     "Classification",
     "Completion",
     "ContextLengthError",
+    "Conversation",
     "Decoder",
     "DeviceError",
     "DraftModel",
     "Encoder",
     "ForkedError",
+    "Grammar",
+    "GrammarError",
     "GraphError",
     "Hypothesis",
     "InputError",
@@ -90,7 +108,9 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "NumericError",
+    "PrefixCounts",
     "PromptLookup",
+    "QueueFullError",
     "Reply",
     "ReplyStream",
     "Report",
@@ -98,9 +118,15 @@ __all__ = [
     "SamplingError",
     "Seq2Seq",
     "Sequence",
+    "Service",
+    "ServiceClosedError",
+    "ServiceError",
+    "ServiceStats",
     "StateFileError",
     "TextStream",
+    "Ticket",
     "Timings",
+    "TokenLogprobs",
     "Tokenizer",
     "TokenizerError",
     "ToolCall",
@@ -113,8 +139,10 @@ _HOMES = {
     "Bundle": "bundle.bundle",
     "Classification": "encoder",
     "Completion": "generation.completion",
+    "Conversation": "chat.conversation",
     "Encoder": "encoder",
     "Decoder": "decoder",
+    "Grammar": "generation.grammar",
     "DraftModel": "generation.drafts",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
@@ -122,12 +150,17 @@ _HOMES = {
     "PromptLookup": "generation.drafts",
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
+    "PrefixCounts": "serving.prefixes",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
     "Sequence": "generation.sequence",
+    "Service": "serving.service",
+    "ServiceStats": "serving.stats",
     "TextStream": "generation.text_stream",
+    "Ticket": "serving.ticket",
     "Timings": "generation.completion",
+    "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
     "ToolCall": "chat.call_bodies",
     "load": "loading",

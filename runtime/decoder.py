@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.reply import Reply, ReplyStream, reply_of
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -27,6 +28,8 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
+from ortolan.runtime.serving.prefixes import CACHE_BYTES, FOLDER_BYTES
+from ortolan.runtime.serving.service import Mode, Service
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat
@@ -220,6 +223,22 @@ class Decoder(Model):
         (text,) = self._texts([asked.prompt], asked.options, reader=asked.reader, streams=True)
         return ReplyStream(TextStream(text, self._generator(1, draft)), asked.parser)
 
+    def conversation(
+        self, *, system: str | None = None, variables: Mapping[str, Any] | None = None
+    ) -> Conversation:
+        """Begin a conversation that keeps its messages.
+
+        Args:
+            system: the first message; `None` for that of the template, if any.
+            variables: as for `chat`.
+
+        Raises:
+            ChatTemplateError: as for `chat`.
+            MissingExtraError: Jinja is not installed.
+        """
+        _ = self._chat  # refuses before anything is said
+        return Conversation(self, self._engine.identity, system=system, variables=variables)
+
     @property
     def chat_template(self) -> "ChatTemplate":
         """The chat template, for prompts without an answer.
@@ -229,6 +248,52 @@ class Decoder(Model):
             MissingExtraError: Jinja is not installed.
         """
         return self._chat.template
+
+    def serve(
+        self,
+        *,
+        slots: int = 8,
+        queue: int = 64,
+        mode: Mode = "exact",
+        chunk: int | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        cache_folder: str | os.PathLike[str] | None = None,
+        cache_folder_bytes: int = FOLDER_BYTES,
+    ) -> Service:
+        """Begin to generate for many requests at once, from any thread and from asyncio.
+
+            with model.serve(slots=8) as service:
+                ticket = service.submit("def main(", max_new_tokens=64)
+                for piece in ticket: ...
+
+        Args:
+            slots: texts that are computed together, at most.
+            queue: requests that may wait besides.
+            mode: `exact` texts are the same, to the bit, alone and beside others; `fast` ones take
+                less time where there is only one.
+            chunk: tokens of a prompt that are computed before the other texts get their next
+                token: an even divisor of 128. `None` chooses.
+            cache_bytes: memory for what was computed of prompts, for others that begin alike.
+            cache_folder: where that is kept for later services too; `None` for nowhere.
+            cache_folder_bytes: of all files of prefix caches in that folder.
+
+        Raises:
+            InputError: an option is out of range, the model cannot be `exact`, or the folder can
+                be neither made nor written to.
+            ForkedError: the process was forked after the model was loaded.
+        """
+        self._engine.check_process()
+        return Service(
+            self._engine,
+            self._prompts,
+            slots=slots,
+            queue=queue,
+            mode=mode,
+            chunk=chunk,
+            cache_bytes=cache_bytes,
+            cache_folder=cache_folder,
+            cache_folder_bytes=cache_folder_bytes,
+        )
 
     def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Compute the logits after every token of a sequence, teacher-forced.

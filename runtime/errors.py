@@ -14,10 +14,14 @@ OrtolanError
 │   ├── ChatError              messages or tools are wrong, or the chat template refuses them
 │   ├── BundleKindError        the bundle is of another kind than the request
 │   ├── ContextLengthError     more tokens than the context of the bundle
+│   ├── GrammarError           a grammar that cannot be followed
 │   ├── SamplingError          an option of `Sampling` is out of range
 │   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
 ├── StateFileError         a saved conversation is damaged, or of another bundle or version
 ├── MemoryPlanError        there is not the memory (also a `MemoryError`)
+├── ServiceError           a service cannot take a request, or not finish it
+│   ├── QueueFullError         as many requests wait as may; says when to try again
+│   └── ServiceClosedError     it takes no more requests
 ├── NumericError           the model gave logits that are not finite
 ├── CertificateError       a verification could not be carried out
 ├── ForkedError            a session made before `os.fork()` was used in the child
@@ -95,6 +99,12 @@ class ContextLengthError(InputError):
     code: ClassVar[str] = "context-length"
 
 
+class GrammarError(InputError):
+    """A grammar is invalid, too complex, or cannot be continued by this model's tokens."""
+
+    code: ClassVar[str] = "grammar"
+
+
 class SamplingError(InputError):
     """An option of `Sampling` is out of range."""
 
@@ -117,6 +127,32 @@ class MemoryPlanError(OrtolanError, MemoryError):
     """A model, or a request, needs more memory than there is. Gives the figures."""
 
     code: ClassVar[str] = "memory"
+
+
+class ServiceError(OrtolanError):
+    """A service cannot take a request, or not finish it: it has failed. Says why."""
+
+    code: ClassVar[str] = "service"
+
+
+class QueueFullError(ServiceError):
+    """As many requests wait as may.
+
+    Attributes:
+        retry_after_s: seconds after which there may be room: those between the last texts' ends.
+    """
+
+    code: ClassVar[str] = "queue-full"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ServiceClosedError(ServiceError):
+    """A service takes no more requests."""
+
+    code: ClassVar[str] = "service-closed"
 
 
 class NumericError(OrtolanError):

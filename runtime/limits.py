@@ -130,6 +130,18 @@ MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_BYTES = 1024
 """1 KiB. A stop text is held back while it may still come, so a long one delays the answer."""
 
+MAX_GRAMMAR_BYTES = 64 << 10
+"""64 KiB. Published schemas of tools take some kB; preparing one grows with its length squared."""
+
+MAX_GRAMMAR_CONJUNCTIONS = 16
+"""Regular expressions that may have to hold together: each doubles the time to prepare them."""
+
+MAX_GRAMMAR_MULTIPLES = 50_000
+"""The sum of all `multipleOf` of a schema: the parser has a state for each remainder."""
+
+MAX_LOGPROBS = 20
+"""Alternatives of which a request may ask the log-probability at each token; OpenAI's limit."""
+
 MAX_IMAGE_BYTES = 256 << 20
 """256 MiB for the file of an image, which is read whole."""
 
@@ -152,5 +164,5 @@ MAX_POST_PROCESSOR_BYTES = 16 << 10
 MAX_TEMPLATE_BYTES = 128 << 10
 """128 KiB; the largest published ones have 30 kB."""
 
-MAX_TEMPLATE_TOKENS = 20_000
-"""Words and signs of Jinja; published ones have some thousands, and each takes 30 us to parse."""
+MAX_TEMPLATE_TOKENS = 12_000
+"""Words and signs of Jinja; published ones have some thousands. So many are parsed in 0.1 s."""

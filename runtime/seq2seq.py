@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, NoReturn, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.engine.encode import encode
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner, teacher_forced
@@ -32,6 +33,7 @@ from ortolan.runtime.generation.options import (
     checked_count,
     checked_options,
 )
+from ortolan.runtime.generation.prompts import PromptReader
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.generation.searched_text import SearchedText
@@ -77,6 +79,7 @@ class Seq2Seq(Model):
         self._start = manifest.tokens.start
         self._constraints = Constraints.of(manifest.tokens)
         self._memory = RequestMemory(manifest)
+        self._prompts = PromptReader(manifest, self.tokenizer)
         self._reader = SourceReader(manifest, self.tokenizer)
 
     @overload
@@ -257,15 +260,7 @@ class Seq2Seq(Model):
         streams: bool = False,
     ) -> list[SampledText]:
         requests = self._requests(sources, limit, options, constraints)
-        return [
-            SampledText(
-                request,
-                vocab_size=self.manifest.vocab_size,
-                tokenizer=self.tokenizer,
-                streams=streams,
-            )
-            for request in requests
-        ]
+        return [self._prompts.text(request, streams=streams) for request in requests]
 
     def _searched(
         self,
@@ -342,6 +337,14 @@ class Seq2Seq(Model):
             )
         (token,) = checked_ids(ids, vocab_size=self.manifest.vocab_size, what="first", fewest=1)
         return replace(self._constraints, first=token)
+
+    def serve(self, **_: Any) -> NoReturn:
+        """Serving is for decoders, so far.
+
+        Raises:
+            BundleKindError: always.
+        """
+        raise wrong_kind(self.manifest, what="serve", expected="a decoder")
 
     def _generator(self, texts: int, *, beams: int = 1) -> Generator:
         slots = min(texts, max(1, MAX_ROWS // beams))

@@ -109,6 +109,28 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     p99_cosine: float | None = None
 
 
+Rule = Literal["rows", "parts", "restored"]
+
+
+class ExactReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether a text is the same, to the bit, alone and among others.
+
+    Attributes:
+        comparisons: of ways to compute the same.
+        different: the rules that do not hold here: `rows`, `parts`, `restored`.
+    """
+
+    comparisons: int
+    different: tuple[Rule, ...]
+
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        if self.different:
+            return f"{', '.join(self.different)} differ from the same text alone"
+        return f"{self.comparisons} comparisons with the same text alone, bit by bit"
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether a device computes what was exported, and how far that is from what was trained.
 
@@ -133,6 +155,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         onnxruntime: its version.
         thresholds: the bounds of the first.
         weights: what each computes by itself; `None` where that was not asked.
+        exact: whether a text is the same alone and among others; `None` where that was not asked,
+            or cannot be.
         p99_kl: below which 99 % of the positions are; `p99_cosine` likewise.
         text: what the probes are of, in words.
         kind: of the bundle.
@@ -160,6 +184,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     text: Label
     thresholds: Thresholds
     weights: WeightsReport | None = None
+    exact: ExactReport | None = None
     p99_kl: float | None = None
     p99_cosine: float | None = None
     kind: KindName = "decoder"

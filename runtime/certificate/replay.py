@@ -1,6 +1,7 @@
 """Replays the certificate of a bundle: does this device compute what was exported?
 
-First every weight by itself (`weights`), then the model from end to end (`runs`).
+First every weight by itself (`weights`), then the model from end to end (`runs`), then texts alone
+and among others (`exact`).
 """
 
 import time
@@ -11,6 +12,7 @@ import msgspec
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.certificate.exact import check_exact
 from ortolan.runtime.certificate.fields import Certificate, Report
 from ortolan.runtime.certificate.figures import Comparison
 from ortolan.runtime.certificate.files import read
@@ -54,10 +56,13 @@ def verify(
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     engine = Engine(bundle, device=device, threads=threads, packed=packed)
     report = replay(engine, certificate, progress=progress)
+    exact = check_exact(engine, certificate)
+    is_wrong = weights.wrong or (exact is not None and exact.different)
     return msgspec.structs.replace(
         report,
         weights=weights,
-        verdict="FAIL" if weights.wrong else report.verdict,
+        exact=exact,
+        verdict="FAIL" if is_wrong else report.verdict,
         seconds=time.monotonic() - started,
     )
 

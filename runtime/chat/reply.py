@@ -1,6 +1,6 @@
 """A reply of a model: as a whole, or piece by piece while it is generated."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -46,9 +46,14 @@ class Reply:
 
 
 class ReplyStream(Iterator[Piece]):
-    """Pieces of a reply as it is generated. Stops early by `close`, or at the end of a `with`."""
+    """Pieces of a reply as it is generated. Stops early by `close`, or at the end of a `with`.
+
+    Attributes:
+        at_end: called with the reply, once, after the last piece.
+    """
 
     def __init__(self, text: TextStream, parser: ReplyParser) -> None:
+        self.at_end: Callable[[Reply], None] | None = None
         self._stream = text
         self._parser = parser
         self._pieces: list[Piece] = []
@@ -78,6 +83,9 @@ class ReplyStream(Iterator[Piece]):
     def __next__(self) -> Piece:
         while not self._waiting:
             if self._has_ended:
+                tell, self.at_end = self.at_end, None
+                if tell is not None:
+                    tell(self.reply)
                 raise StopIteration
             try:
                 self._waiting += self._parser.feed(next(self._stream))

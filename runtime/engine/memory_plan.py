@@ -19,7 +19,7 @@ On a GPU weights lie in its memory, where nobody drops them: they count. Copies 
 make are not known from here, nor what its libraries take for themselves.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -176,11 +176,13 @@ class RequestMemory:
 
     Args:
         manifest: of the bundle.
+        aside: bytes that are free and kept for a prefix cache.
     """
 
-    __slots__ = ("_per_row", "_per_source_token", "_per_token")
+    __slots__ = ("_aside", "_per_row", "_per_source_token", "_per_token")
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, *, aside: Callable[[], int] = lambda: 0) -> None:
+        self._aside = aside
         self._per_token = manifest.state_bytes("append")
         self._per_source_token = manifest.state_bytes("source")
         self._per_row = manifest.state_bytes("replace") + 4 * manifest.vocab_size
@@ -212,6 +214,7 @@ class RequestMemory:
         _check(
             needed,
             held=held_tokens * self._per_token,
+            aside=self._aside(),
             what=f"generate ({rows} x {tokens // max(1, rows)} tokens)",
             remedy="Lower max_new_tokens, shorten the prompts, or give fewer of them at once.",
             root=root,
@@ -223,14 +226,18 @@ def size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
-def _check(needed: int, *, what: str, remedy: str, root: Path, held: int = 0) -> None:
+def _check(
+    needed: int, *, what: str, remedy: str, root: Path, held: int = 0, aside: int = 0
+) -> None:
     if needed - held < SMALL_BYTES:
         return
     left = available_memory(root)
     if left is None:
         return
-    left += free_swap(root) + held
+    left = max(0, left + free_swap(root) + held - aside)
     if needed > left:
+        if aside > 0:
+            remedy += f" {size(aside)} more are kept free for the prefix cache."
         raise MemoryPlanError(
             f"{what}: expected at least {size(needed)} of free memory, got {size(left)}. {remedy}"
         )

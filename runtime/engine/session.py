@@ -152,14 +152,15 @@ class Engine:
     def _operators(self) -> frozenset[str]:
         return frozenset().union(*(graph.operators for graph in self._bundle.graphs.values()))
 
-    def slots(self, count: int = 1, *, beams: int = 1) -> Slots:
-        """Empty slots for conversations with this model."""
+    def slots(self, count: int = 1, *, beams: int = 1, reserved: bool = False) -> Slots:
+        """Empty slots for conversations with this model; see `Slots`."""
         return Slots(
             self.manifest.states,
             count=count,
             beams=beams,
             context_length=self.manifest.context_length,
             identity=self.identity,
+            reserved=reserved,
         )
 
     @property

@@ -5,8 +5,9 @@ it also holds what the decoder reads of its source. There are three kinds of sta
 
 * `append` grows. A row has room for `capacity` tokens, of which the first `lengths[row]` are valid.
   The kernel writes new tokens in place, so its input and its output are one buffer, and taking
-  tokens back only changes a length. Capacity comes in steps: a long context costs memory only
-  when it is used.
+  tokens back only changes a length. A long context costs memory only when it is used: capacity
+  comes in steps, for which what is there is copied, or is that of the context from the beginning,
+  in reserved address space.
 * `replace` has a fixed size. A graph may read the old value after it has written the new one, so
   input and output are two buffers, which take turns. A row that took no part in a step keeps its
   old value, whatever the graph wrote for it.
@@ -15,7 +16,6 @@ it also holds what the decoder reads of its source. There are three kinds of sta
 Knows shapes, lengths and memory. Does not know which tokens the rows hold, nor onnxruntime.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import State
+from ortolan.runtime.engine.address_space import AddressSpace
+from ortolan.runtime.engine.buffers import Buffer, Layout, allocate, reserve
 from ortolan.runtime.errors import ContextLengthError, DeviceError, InputError
 
 __all__ = ["CAPACITY_STEP", "Buffer", "Encoded", "Slots", "Snapshot"]
@@ -35,10 +37,6 @@ CAPACITY_STEP = 256
 GROWTH = 1.5
 """Factor between capacities: copies stay a constant share of the work, memory within half."""
 
-Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
-
-_ALIGNMENT = 64
-"""Bytes that every buffer begins at a multiple of, within its piece of memory."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -89,6 +87,9 @@ class Slots:
         beams: rows of each slot, one after the other.
         context_length: most tokens of a row.
         identity: of the bundle; a snapshot of another one is refused.
+        reserved: whether growing states lie in reserved address space, where the system has it:
+            they never move, and a slot that is released gives its memory back. Each page takes a
+            moment when it is first written to. Otherwise they lie in large pages, and keep them.
 
     Attributes:
         lengths: valid tokens of each row.
@@ -106,6 +107,7 @@ class Slots:
         context_length: int,
         beams: int = 1,
         identity: str = "",
+        reserved: bool = False,
     ) -> None:
         self.count, self.beams = count, beams
         self.lengths = [0] * (count * beams)
@@ -117,7 +119,12 @@ class Slots:
         self._read = tuple(state for state in states if state.update == "source")
         self._fixed = [n for n, state in enumerate(self._states) if state.update == "replace"]
         self.replaces = len(self._fixed) > 0
-        self._buffers = self._allocate(self._states, self.capacity)
+        self._space: AddressSpace | None = None
+        self._buffers: list[Buffer] = []
+        if reserved:
+            self._reserve_context()
+        if self._space is None:
+            self._buffers = self._allocate(self._states, self.capacity)
         others = self._allocate([self._states[n] for n in self._fixed], 0) if self._fixed else []
         self._others = dict(zip(self._fixed, others, strict=True))
         self._source: Encoded | None = None
@@ -191,9 +198,13 @@ class Slots:
         self.capacity = capacity
 
     def release(self, slot: int) -> None:
-        """Forget all tokens of a slot; its memory serves the next request."""
-        first = slot * self.beams
-        self.lengths[first : first + self.beams] = [0] * self.beams
+        """Forget all tokens of a slot; its memory serves the next request, or is given back."""
+        rows = slice(slot * self.beams, (slot + 1) * self.beams)
+        self.lengths[rows] = [0] * self.beams
+        if self._space is not None:
+            for state, buffer in zip(self._states, self._buffers, strict=True):
+                if state.update == "append":
+                    self._space.give_back(buffer[rows])
 
     def rewind(self, length: int, *, row: int = 0) -> None:
         """Forget the tokens of a row after the first `length`.
@@ -297,9 +308,9 @@ class Slots:
         """
         self._put(snapshot, row, self.lengths[row])
 
-    def layout(self, length: int) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+    def layout(self, length: int) -> list[Layout]:
         """The shape and the type of each buffer of a snapshot of so many tokens."""
-        return [(_sizes(state, 1, length), _DTYPES[state.dtype]) for state in self._states]
+        return [_layout(state, 1, length) for state in self._states]
 
     @contextmanager
     def unchanged_on_error(self, *, row: int = 0) -> Iterator[None]:
@@ -315,25 +326,15 @@ class Slots:
             raise
 
     def _allocate(self, states: Sequence[State], capacity: int) -> list[Buffer]:
-        """Buffers of some states, in one piece of memory.
+        return allocate([_layout(state, len(self.lengths), capacity) for state in states])
 
-        One piece, since many small ones take a page fault for every 4 KiB: a large one gets large
-        pages. Zeros, not whatever memory holds: a portable body multiplies what follows the valid
-        part by 0, and 0 times NaN is NaN.
-        """
-        places, end = [], 0
-        for state in states:
-            if state.dtype not in _DTYPES:
-                raise DeviceError(
-                    f"state {state.name!r}: expected a type that the CPU has, got {state.dtype}. "
-                    "Run the bundle on the device that it was made for."
-                )
-            shape, dtype = _sizes(state, len(self.lengths), capacity), _DTYPES[state.dtype]
-            places.append((shape, dtype, end))
-            size = math.prod(shape) * dtype.itemsize
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        piece = np.zeros(end, np.uint8)
-        return [np.ndarray(shape, dtype, piece, offset) for shape, dtype, offset in places]
+    def _reserve_context(self) -> None:
+        """Let the buffers have room for the whole context, if the system has address space."""
+        rows, capacity = len(self.lengths), self.context_length
+        found = reserve([_layout(state, rows, capacity) for state in self._states])
+        if found is not None:
+            self._space, self._buffers = found
+            self.capacity = capacity
 
     def _parts(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
         """What each written state holds of some tokens of a row; of a replaced one the whole."""
@@ -356,9 +357,15 @@ class Slots:
         self.lengths[row] = end
 
 
-def _sizes(state: State, rows: int, capacity: int) -> tuple[int, ...]:
+def _layout(state: State, rows: int, capacity: int) -> Layout:
+    if state.dtype not in _DTYPES:
+        raise DeviceError(
+            f"state {state.name!r}: expected a type that the CPU has, got {state.dtype}. "
+            "Run the bundle on the device that it was made for."
+        )
     sizes = {"batch": rows, "capacity": capacity}
-    return tuple(sizes[size] if isinstance(size, str) else size for size in state.shape)
+    shape = tuple(sizes[size] if isinstance(size, str) else size for size in state.shape)
+    return shape, _DTYPES[state.dtype]
 
 
 def _along(state: State, axis: str, part: slice) -> tuple[slice, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Completion", "FinishReason", "Hypothesis", "Timings", "rate"]
+__all__ = ["Completion", "FinishReason", "Hypothesis", "Timings", "TokenLogprobs", "rate"]
 
 FinishReason = Literal["length", "stop", "cancelled"]
 
@@ -36,6 +36,21 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """How likely the model took one new token to be, before any option changed that.
+
+    Attributes:
+        token: the chosen one.
+        logprob: the natural logarithm of its probability.
+        top: the likeliest ids and theirs, likeliest first; as many as were asked for.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
     """One text that a beam search found.
 
@@ -58,7 +73,9 @@ class Completion:
         text: up to the stop text, without it; empty when the bundle has no tokenizer.
         tokens: every new id, those of a stop text and the end-of-text id included.
         finish_reason: `stop` for an end-of-text id or a stop text; `length` for
-            `max_new_tokens` or the context; `cancelled`.
+            `max_new_tokens` or the context; `cancelled`. A grammar that nothing can follow is a
+            `stop` too.
+        logprobs: one for each of `tokens`, where they were asked for.
         score: of a beam search, as for a `Hypothesis`; `None` without beams.
         alternatives: the next best texts of a beam search, best first.
     """
@@ -67,6 +84,7 @@ class Completion:
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     timings: Timings
+    logprobs: tuple[TokenLogprobs, ...] | None = None
     score: float | None = None
     alternatives: tuple[Hypothesis, ...] = ()
 

@@ -12,8 +12,6 @@ go between rounds, and none sees the others.
 
 A text of a higher priority may take the slot of one of a lower priority. What that one has so far
 is copied, and put into a slot again when it has its turn: it gives what it would have given.
-
-Knows texts, slots and rounds. Does not know how a text chooses its tokens.
 """
 
 import time
@@ -59,6 +57,10 @@ class Text(Protocol):
     @property
     def next_tokens(self) -> Sequence[int]:
         """The token to append next to each of its rows."""
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that come after that one, whatever the model says; often none."""
 
     @property
     def parents(self) -> Sequence[int]:
@@ -121,6 +123,7 @@ class Generator:
         exact: whether a text is the same, to the bit, whatever the texts beside it; see `Runner`.
         chunk: most tokens of a prompt in one call; see `Runner`.
         prefill_first: see `Scheduler`.
+        reserved: see `Slots`.
         memory: a text waits until there is memory for all of its tokens; `None` never looks.
         prefixes: what was computed for earlier prompts, of decoders alone.
         draft: where guesses at the next tokens come from; texts then run one after the other. Of
@@ -137,13 +140,15 @@ class Generator:
         exact: bool = False,
         chunk: int = CHUNK,
         prefill_first: bool = True,
+        reserved: bool = False,
         memory: RequestMemory | None = None,
         prefixes: Prefixes | None = None,
         draft: Draft | None = None,
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
         slots = -(-slots // multiple) * multiple
-        self._runner = Runner(engine, engine.slots(slots, beams=beams), exact=exact, chunk=chunk)
+        states = engine.slots(slots, beams=beams, reserved=reserved)
+        self._runner = Runner(engine, states, exact=exact, chunk=chunk)
         self._scheduler: Scheduler[Text] = Scheduler(slots, prefill_first=prefill_first)
         self._beams = beams
         self._encode = encode
@@ -165,6 +170,17 @@ class Generator:
         """End a text that was submitted and has not ended; its slot is free at once."""
         text.finish("cancelled")
         self._leave(text)
+
+    @property
+    def in_slots(self) -> int:
+        """Texts that have a slot."""
+        return len(self._scheduler.prefilling) + len(self._scheduler.running)
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose states are in memory."""
+        kept = sum(snapshot.length for snapshot in self._suspended.values())
+        return sum(self._runner.slots.lengths) + kept
 
     def run(self) -> None:
         """Bring all texts to their end.
@@ -253,8 +269,6 @@ class Generator:
                 if snapshot.length >= len(prompt):
                     self._scheduler.start(slot)
                     self._running = None
-            elif self._prefixes is not None:
-                text.cached_tokens = self._prefixes.fetch(prompt, runner.slots, slot)
 
     def _begun(self) -> list[Text]:
         """The texts that the memory plan has room for: those in slots, and the suspended ones."""
@@ -267,12 +281,11 @@ class Generator:
         if self._memory is None or text in self._suspended:
             return None
         planned = [each.request for each in (*self._begun(), text)]
-        held = [*self._runner.slots.lengths, *(kept.length for kept in self._suspended.values())]
         try:
             self._memory.check(
                 tokens=sum(len(request.prompt) + request.limit for request in planned),
                 rows=len(planned),
-                held_tokens=sum(held),
+                held_tokens=self.held_tokens,
             )
         except MemoryPlanError as error:
             return error
@@ -301,6 +314,9 @@ class Generator:
         slot, text = self._scheduler.next_prompt()
         begun_at, prompt = time.monotonic(), text.request.prompt
         start = self._runner.slots.lengths[slot]
+        if start == 0 and self._prefixes is not None:
+            # only now: what it shares with the text before it may have been computed meanwhile
+            start = text.cached_tokens = self._prefixes.fetch(prompt, self._runner.slots, slot)
         end = min(len(prompt), start + self._runner.chunk_tokens(slot))
         part = prompt[start:end]
         logits_RV = self._runner.chunk(slot, part, positions=[len(part) - 1])

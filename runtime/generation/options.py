@@ -15,12 +15,13 @@ import numpy as np
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.request import Request, numbered
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.stop import checked_stop
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
-from ortolan.runtime.limits import MAX_STOP_TOKENS
+from ortolan.runtime.limits import MAX_LOGPROBS, MAX_STOP_TOKENS
 
 __all__ = ["Cancel", "CheckedOptions", "Options", "checked_count", "checked_options"]
 
@@ -40,6 +41,11 @@ class Options(TypedDict, total=False):
         stop: texts that end the text and are not part of it.
         stop_tokens: ids that end it, as end-of-text tokens do.
         ignore_eos: go on after end-of-text tokens.
+        logprobs: so many of the likeliest tokens, and the chosen one, get their log-probabilities
+            into the completion, as the model gives them, before any other option; 0 gives those
+            of the chosen ones alone, `None` no others.
+        grammar: what the text may be. It ends where the grammar lets it end, or at
+            `max_new_tokens` or a stop text.
         cancel: a function or an event, checked between any two calls of the model.
     """
 
@@ -50,6 +56,8 @@ class Options(TypedDict, total=False):
     stop: Sequence[str]
     stop_tokens: TokenIds
     ignore_eos: bool
+    logprobs: int | None
+    grammar: Grammar | None
     cancel: Cancel | None
 
 
@@ -62,6 +70,8 @@ class CheckedOptions:
     sampling: Sampling
     eos: frozenset[int]
     stop: Sequence[str]
+    logprobs: int | None
+    grammar: Grammar | None
     cancelled: Callable[[], bool] | None
 
     def request(
@@ -93,6 +103,8 @@ class CheckedOptions:
             sampling=numbered(self.sampling, index),
             eos=self.eos,
             stop=self.stop,
+            logprobs=self.logprobs,
+            grammar=self.grammar,
             constraints=constraints,
             cancelled=self.cancelled,
         )
@@ -119,6 +131,14 @@ def checked_options(
         raise InputError(
             f"stop_tokens: expected at most {MAX_STOP_TOKENS} ids, got {len(stop_tokens)}."
         )
+    logprobs, grammar = options.get("logprobs"), options.get("grammar")
+    if grammar is not None and not isinstance(grammar, Grammar):
+        raise InputError(
+            f"grammar: expected ortolan.Grammar, got {type(grammar).__name__}. "
+            "Write Grammar.json_schema(...), .regex(...) or .lark(...)."
+        )
+    if grammar is not None and tokenizer is None:
+        raise no_tokenizer("grammar")
     eos = () if options.get("ignore_eos", False) else manifest.tokens.eos
     return CheckedOptions(
         max_new_tokens=(
@@ -128,6 +148,12 @@ def checked_options(
         sampling=_sampling(options.get("sampling"), options.get("temperature")),
         eos=frozenset((*eos, *stop_tokens)),
         stop=stop,
+        logprobs=(
+            None
+            if logprobs is None
+            else checked_count("logprobs", logprobs, least=0, most=MAX_LOGPROBS)
+        ),
+        grammar=grammar,
         cancelled=_cancel_function(options.get("cancel")),
     )
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.grammar import GrammarCompiler
 from ortolan.runtime.generation.options import Options, checked_options
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
@@ -35,6 +36,7 @@ class PromptReader:
         self._manifest = manifest
         self._tokenizer = tokenizer
         self._constraints = Constraints.of(manifest.tokens)
+        self._grammars = None if tokenizer is None else GrammarCompiler(manifest, tokenizer)
 
     def requests(self, prompts: Sequence[Prompt], options: Options) -> list[Request]:
         """Check prompts and their options; seeds count up from that of the first prompt.
@@ -72,11 +74,17 @@ class PromptReader:
 
         Raises:
             SamplingError: a biased id is outside the vocabulary.
+            GrammarError: the grammar is too complex, or no token can begin a text of it.
+            MissingExtraError: there is a grammar, and llguidance is not installed.
         """
+        matcher = None
+        if request.grammar is not None and self._grammars is not None:
+            matcher = self._grammars.matcher(request.grammar)
         return SampledText(
             request,
             vocab_size=self._manifest.vocab_size,
             tokenizer=self._tokenizer,
+            matcher=matcher,
             streams=streams,
         )
 

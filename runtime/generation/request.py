@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.limits import MAX_SEED
 
@@ -25,6 +26,8 @@ class Request:
         min_new_tokens: so many new tokens come before one of `eos` may.
         eos: ids that end the text: end-of-text tokens, and stop tokens.
         stop: texts that end the text.
+        logprobs: how many log-probabilities to keep at each token; `None` for none at all.
+        grammar: what the text may be.
         constraints: tokens that are forced or ruled out.
         cancelled: checked between any two calls of the model; `None` where nobody cancels.
     """
@@ -37,6 +40,8 @@ class Request:
     sampling: Sampling = _GREEDY
     eos: frozenset[int] = frozenset()
     stop: Sequence[str] = ()
+    logprobs: int | None = None
+    grammar: Grammar | None = None
     constraints: Constraints = _UNCONSTRAINED
     cancelled: Callable[[], bool] | None = None
 

@@ -2,14 +2,23 @@
 
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation.completion import Completion, FinishReason, Timings, rate
+from ortolan.runtime.errors import GrammarError, InputError
+from ortolan.runtime.generation.completion import (
+    Completion,
+    FinishReason,
+    Timings,
+    TokenLogprobs,
+    rate,
+)
 from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.grammar import GrammarMatcher
+from ortolan.runtime.generation.logprobs import Logprobs
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampling import Sampler
 from ortolan.runtime.generation.stop import StopMatcher
@@ -25,10 +34,12 @@ class SampledText:
         request: what to generate.
         vocab_size: logits are `(V,)`.
         tokenizer: `None` leaves the text empty.
+        matcher: of the request's grammar.
         streams: whether pieces of the text are taken while it grows.
 
     Attributes:
         tokens: the new ids.
+        logprobs: how likely each was; empty where nobody asks.
         next_tokens: the one to append next to its only row.
         finish_reason: `None` as long as it goes on.
         pending: text that `take` has not handed out.
@@ -46,10 +57,12 @@ class SampledText:
         *,
         vocab_size: int,
         tokenizer: Tokenizer | None,
+        matcher: GrammarMatcher | None = None,
         streams: bool = False,
     ) -> None:
         self.request = request
         self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.next_tokens = (request.prompt[-1],)
         self.finish_reason: FinishReason | None = None
         self.pending = ""
@@ -57,17 +70,27 @@ class SampledText:
         self.cached_tokens = 0
         self.drafted_tokens = self.accepted_tokens = 0
         self._sampler = Sampler(request.sampling, vocab_size, prompt=request.prompt)
+        self._matcher = matcher
         # mostly there are none, and each call counts beside a step of a small model
-        is_free = request.constraints == Constraints() and request.min_new_tokens == 0
-        self._choose = self._sampler.next if is_free else self._constrained
+        self._is_free = (
+            request.constraints == Constraints() and request.min_new_tokens == 0 and matcher is None
+        )
+        self._choose = self._sampler.next if self._is_free else self._constrained
         self._tokenizer = tokenizer
         # Text that nobody waits for and that stops nothing is decoded once, at the end.
         by_token = streams or len(request.stop) > 0
         self._stream = tokenizer.stream() if tokenizer is not None and by_token else None
-        self._matcher = StopMatcher(request.stop)
+        self._stops = StopMatcher(request.stop)
         self._text: list[str] = []
         self._error: OrtolanError | None = None
         self._started_at = self._first_at = self._last_at = time.monotonic()
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that come next, whatever the model says; often none."""
+        if self._matcher is None or not self.request.eos.isdisjoint(self._matcher.forced):
+            return ()
+        return self._matcher.forced
 
     def advance(self, logits_V: NDArray[np.float32]) -> None:
         """Choose the next token, and see whether it is the last.
@@ -77,9 +100,16 @@ class SampledText:
 
         Raises:
             NumericError: the greatest of them is not finite.
+            GrammarError: no token continues the text by its grammar.
         """
+        count = self.request.logprobs
+        if count is not None:
+            kept_V = logits_V if self._is_free else logits_V.copy()
+            logprobs = Logprobs(kept_V, count)
         token = self._choose(logits_V)
         self.tokens.append(token)
+        if count is not None:
+            self.logprobs.append(logprobs.of(token))
         self.next_tokens = (token,)
         self._last_at = time.monotonic()
         if len(self.tokens) == 1:
@@ -89,6 +119,8 @@ class SampledText:
             return
         if self._stream is not None:
             self._show(self._stream.push(token))
+        if self._matcher is not None and self._matcher.is_complete:
+            self.finish("stop")
         if self.finish_reason is None and len(self.tokens) >= self.request.limit:
             self.finish("length")
 
@@ -98,7 +130,7 @@ class SampledText:
             return
         if self._stream is not None:
             self._show(self._stream.flush())
-            self._emit(self._matcher.flush())
+            self._emit(self._stops.flush())
         self.finish_reason = self.finish_reason or reason
 
     def fail(self, error: OrtolanError) -> None:
@@ -130,6 +162,7 @@ class SampledText:
             text=self._whole_text(),
             tokens=tuple(self.tokens),
             finish_reason=self.finish_reason,
+            logprobs=None if self.request.logprobs is None else tuple(self.logprobs),
             timings=Timings(
                 prompt_tokens=prompt_tokens,
                 new_tokens=len(self.tokens),
@@ -145,16 +178,32 @@ class SampledText:
         )
 
     def _constrained(self, logits_V: NDArray[np.float32]) -> int:
-        constraints = self.request.constraints
+        constraints, matcher = self.request.constraints, self._matcher
         forced = constraints.forced(len(self.tokens), self.request.limit)
         if forced is not None:
             self._sampler.record(forced)
             return forced
         constraints.suppress(logits_V)
-        if len(self.tokens) < self.request.min_new_tokens:
-            for token in self.request.eos:
-                logits_V[token] = -math.inf
-        return self._sampler.next(logits_V)
+        ends, may_end = self.request.eos, len(self.tokens) >= self.request.min_new_tokens
+        if matcher is None:
+            if not may_end:
+                for end in ends:
+                    logits_V[end] = -math.inf
+            return self._sampler.next(logits_V)
+        if self.forced:
+            token = self.forced[0]
+            self._sampler.record(token)
+        else:
+            matcher.rule_out(logits_V, ends, may_end=may_end)
+            if logits_V.max() == -math.inf:
+                raise GrammarError(
+                    f"grammar: expected a token that may follow {len(self.tokens)} others, got "
+                    "none. Change the grammar, stop_tokens or min_new_tokens."
+                )
+            token = self._sampler.next(logits_V)
+        if token not in ends:
+            matcher.accept(token)
+        return token
 
     def _whole_text(self) -> str:
         if self._stream is not None or self._tokenizer is None:
@@ -164,7 +213,7 @@ class SampledText:
 
     def _show(self, text: str) -> None:
         """Let through what cannot become a part of a stop text any more."""
-        text, is_stopped = self._matcher.push(text)
+        text, is_stopped = self._stops.push(text)
         self._emit(text)
         if is_stopped:
             self.finish_reason = "stop"

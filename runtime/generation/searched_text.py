@@ -34,6 +34,9 @@ class SearchedText:
         prefill_s: seconds that its source took, with those that were encoded together.
     """
 
+    forced = ()
+    """A search asks the model for every token."""
+
     def __init__(
         self, request: Request, options: BeamOptions, *, n_best: int, tokenizer: Tokenizer | None
     ) -> None:

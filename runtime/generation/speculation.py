@@ -30,6 +30,10 @@ class Text(Protocol):
     def next_tokens(self) -> Sequence[int]:
         """Its newest token."""
 
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that come after that one, whatever the model says; often none."""
+
 
 class Speculation:
     """The drafts of one text.
@@ -62,7 +66,10 @@ class Speculation:
         begun_at = time.perf_counter()
         self._drafter.extend(self._new)
         room = min(text.request.limit - self._count, runner.wide_tokens) - 1
-        draft = self._drafter.propose(min(self._pace.choose(), room)) if room > 0 else []
+        draft = list(text.forced[: max(room, 0)])
+        is_guessed = not draft and room > 0
+        if is_guessed:
+            draft = self._drafter.propose(min(self._pace.choose(), room))
         drafted_at = time.perf_counter()
         length, tokens = runner.slots.lengths[row], [text.next_tokens[0], *draft]
         logits_SV = runner.wide_step(row, tokens)
@@ -80,10 +87,11 @@ class Speculation:
         runner.slots.rewind(length + 1 + right, row=row)
         text.drafted_tokens += len(draft)
         text.accepted_tokens += right
-        self._pace.learn(
-            drafted=len(draft),
-            right=right,
-            draft_s=drafted_at - begun_at,
-            size=len(tokens),
-            seconds=computed_at - drafted_at,
-        )
+        if is_guessed or not draft:  # what is forced says nothing of guesses
+            self._pace.learn(
+                drafted=len(draft),
+                right=right,
+                draft_s=drafted_at - begun_at,
+                size=len(tokens),
+                seconds=computed_at - drafted_at,
+            )

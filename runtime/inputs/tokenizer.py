@@ -168,6 +168,16 @@ class Tokenizer:
             [self._checked(token) for token in ids], skip_special_tokens=skip_special_tokens
         )
 
+    def special_ids(self) -> list[int]:
+        """The ids of special tokens, ascending."""
+        added = self._library.get_added_tokens_decoder()
+        return sorted(token for token, content in added.items() if content.special)
+
+    def to_json(self) -> str:
+        """A tokenizer.json of it, for another library."""
+        text: str = self._library.to_str()
+        return text
+
     def stream(self, *, skip_special_tokens: bool = True) -> TokenStream:
         """Return a stream whose pieces, joined, are what `decode` gives for all its tokens.
 

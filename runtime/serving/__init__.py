@@ -1,1 +1,1 @@
-"""One loaded model, many requests."""
+"""One loaded model for many requests: from any thread, and from asyncio."""

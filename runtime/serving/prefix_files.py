@@ -112,7 +112,8 @@ class PrefixFiles:
                 return
             self._pending += size
         self._known.add(key)
-        self._writer.submit(self._write, list(keys), ids, states, after, size)
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+            self._writer.submit(self._write, list(keys), ids, states, after, size)
 
     def touch(self, keys: list[bytes]) -> None:
         """Make the files of a chain the most recent ones, the first of them most of all."""
@@ -170,5 +171,6 @@ def _remove(path: Path) -> None:
 
 def _no_folder(folder: Path, got: str) -> InputError:
     return InputError(
-        f"cache_dir: expected a folder that can be written to, got {folder}: {got}. Choose another."
+        f"cache_folder: expected a folder that can be written to, got {folder}: {got}. "
+        "Choose another."
     )

@@ -27,7 +27,13 @@ from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.machine.processor import processor_features
 from ortolan.runtime.serving.prefix_files import PrefixFiles
 
-__all__ = ["PrefixCache", "PrefixCounts"]
+__all__ = ["CACHE_BYTES", "FOLDER_BYTES", "PrefixCache", "PrefixCounts"]
+
+CACHE_BYTES = 1 << 28
+"""256 MiB: 4,096 tokens of a model of 1B parameters."""
+
+FOLDER_BYTES = 1 << 32
+"""4 GiB: 65,536 tokens of such a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +101,9 @@ class PrefixCache:
         engine: Engine,
         *,
         exact: bool,
-        most_bytes: int,
+        most_bytes: int = CACHE_BYTES,
         folder: str | os.PathLike[str] | None = None,
-        most_file_bytes: int = 1 << 32,
+        most_file_bytes: int = FOLDER_BYTES,
     ) -> None:
         computed_by = (engine.identity, onnxruntime_version(), *processor_features(), exact, GRID)
         self._root = _hash(repr(computed_by).encode())

@@ -31,6 +31,7 @@ ABSENT = {
     "cpu": ("jinja2", "torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
     "chat": ("torch", "onnx", "safetensors", "transformers", "matplotlib", "PIL", "sklearn"),
     "vision": ("torch", "onnx", "safetensors", "matplotlib", "sklearn", "num2words"),
+    "grammar": ("torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
     "plot": ("torch", "onnx", "safetensors", "sklearn", "num2words"),
     "export": ("transformers", "matplotlib", "PIL", "sklearn", "num2words"),
     "train": ("transformers", "onnx", "onnxruntime", "sklearn", "num2words", "sacrebleu"),
@@ -184,6 +185,18 @@ def test_plot_draws_attention(environments: Path, tmp_path: Path, ortolan: Ortol
     run(program, "attention", tmp_path / "bundle", "I live in Paris.", "-o", picture)
     with Image.open(picture) as drawn:
         assert min(drawn.size) > 100
+
+
+def test_grammar_holds_a_text_to_an_expression(
+    environments: Path, tmp_path: Path, ortolan: Ortolan
+) -> None:
+    ortolan("export", MODELS / "pythonic", tmp_path / "bundle")
+    program = installed("grammar", environments) / "ortolan"
+    printed = run(program, "run", tmp_path / "bundle", "x = ", "--regex", "[0-9]{4}")
+    assert printed.splitlines()[0].isdigit()
+    program = installed("cpu", environments) / "ortolan"
+    said = run(program, "run", tmp_path / "bundle", "x = ", "--regex", "[0-9]{4}", code=2)
+    assert 'pip install "ortolan[grammar]"' in said
 
 
 def test_vision_names_an_image(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:

@@ -16,6 +16,7 @@ from ortolan.errors import OrtolanError
 COMMANDS = {
     "attention": "Draw what each token attends to.",
     "bench": "Measure the speed of prompt processing and generation.",
+    "chat": "Hold a conversation.",
     "classify": "Classify texts or images.",
     "doctor": "Show what this machine has, what is missing and how to get it.",
     "embed": "Print a vector for each text.",

@@ -13,8 +13,10 @@ from ortolan.cli.output import print_json
 from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
-    from ortolan.runtime import Completion, Sampling, TextStream
+    from ortolan.runtime import Completion, Grammar, Sampling, TextStream
     from ortolan.runtime.generation.drafts import Draft
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 @options.sampling
 @options.stop
 @click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
+@click.option("--json-schema", type=_FILE, help="Write JSON that is valid by this schema.")
+@click.option("--regex", help="Write a text that this expression matches.")
+@click.option("--lark", type=_FILE, help="Write a text of this grammar.")
 @click.option(
     "--draft",
     metavar="lookup|BUNDLE",
@@ -45,6 +50,9 @@ def command(
     sampling: "Sampling | None",
     stop: tuple[str, ...],
     ignore_eos: bool,
+    json_schema: Path | None,
+    regex: str | None,
+    lark: Path | None,
     draft: str | None,
     beams: int | None,
     n_best: int | None,
@@ -73,6 +81,7 @@ def command(
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
     _check_options(model, search | begins)
+    request |= {"grammar": _grammar(json_schema, regex, lark)}
     request |= begins | _draft(draft, device=device, threads=threads)
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # of a line from standard input: no part of the source
@@ -81,6 +90,19 @@ def command(
         _print_object(text, completion, model)
     else:
         _print_end(completion, is_streamed=not search)
+
+
+def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> "Grammar | None":
+    """The grammar that was asked for, if any."""
+    from ortolan.runtime import Grammar, InputError
+
+    if sum(given is not None for given in (json_schema, regex, lark)) > 1:
+        raise InputError("grammar: expected one of --json-schema, --regex and --lark, got more.")
+    if json_schema is not None:
+        return Grammar.json_schema(json_schema.read_text(encoding="utf-8"))
+    if regex is not None:
+        return Grammar.regex(regex)
+    return None if lark is None else Grammar.lark(lark.read_text(encoding="utf-8"))
 
 
 def _draft(named: str | None, *, device: str, threads: int | None) -> dict[str, "Draft"]:

@@ -19,7 +19,8 @@ def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> in
     Every file is hashed. Each weight is computed with by itself, and the model from end to end: a
     decoder in one call, in chunks, and token by token; an encoder with one input at a time and in
     padded batches. The exit status is 0 for PASS, and for AMBIGUOUS, where only nearly tied tokens
-    or labels changed places; 1 for FAIL. Quality is how far the exported model is from the trained
+    or labels changed places; 1 for FAIL. A decoder also has to give each text the same, to the bit,
+    alone and among others. Quality is how far the exported model is from the trained
     one, and no part of the verdict.
     """
     import msgspec
@@ -41,6 +42,7 @@ def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> in
     print_table(
         [
             ("device", report.device_summary),
+            *([("exact", report.exact.summary)] if report.exact else []),
             ("quality", report.quality.summary),
             ("compared", f"{report.output} of the {report.kind}: {phases}"),
             *([("near ties", f"{report.near_ties}")] if report.near_ties else []),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.test_import import run
-from tests.runtime.tiny_decoder import tokenizer_json, write_bundle
+from tests.runtime.tiny_decoder import CONTEXT, tokenizer_json, write_bundle
 
 from ortolan.runtime import Decoder, load
 from ortolan.runtime.bundle.manifest import Tokens
@@ -23,7 +23,11 @@ BOS, EOS = 95, 96
 
 
 def made(
-    folder: Path, others: dict[str, bytes] | None = None, *, tokens: Tokens | None = None
+    folder: Path,
+    others: dict[str, bytes] | None = None,
+    *,
+    tokens: Tokens | None = None,
+    context_length: int = CONTEXT,
 ) -> Decoder:
     files = {"chat_template.jinja": TEMPLATE.encode()} if others is None else others
     bundle = write_bundle(
@@ -31,6 +35,7 @@ def made(
         tokenizer=tokenizer_json(),
         tokens=Tokens(eos=(EOS,)) if tokens is None else tokens,
         others=files,
+        context_length=context_length,
     )
     return load(bundle.path, Decoder)
 

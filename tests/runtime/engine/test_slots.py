@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import State
-from ortolan.runtime.engine.slots import CAPACITY_STEP, Buffer, Encoded, Slots
+from ortolan.runtime.engine.buffers import Buffer
+from ortolan.runtime.engine.slots import CAPACITY_STEP, Encoded, Slots
 from ortolan.runtime.errors import ContextLengthError, InputError
 
 KEY = State(

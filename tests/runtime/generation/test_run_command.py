@@ -1,6 +1,7 @@
 """`ortolan run` on the bundle of an encoder-decoder."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,3 +136,34 @@ def fails(done: Done, said: str) -> None:
     assert done.err.startswith("ortolan: ")
     assert done.err.count("\n") == 1
     assert said in done.err
+
+
+# --- grammars -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "bundle"
+    return tiny_decoder.write_bundle(folder, tokenizer=tiny_decoder.tokenizer_json()).path
+
+
+def test_a_text_follows_the_grammar_that_is_asked_for(
+    run: Run, decoder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "schema.json").write_text('{"enum": [[1, 2]]}')
+    (tmp_path / "text.lark").write_text('start: "a" start | "b"')
+    schema = run(decoder, "x", "-n", "99", "--json-schema", tmp_path / "schema.json")
+    assert json.loads(schema.out) == [1, 2]
+    assert re.fullmatch(r"[0-9]{4}\n", run(decoder, "x", "--regex", "[0-9]{4}").out)
+    assert re.fullmatch(
+        r"a*b?\n", run(decoder, "x", "-n", "9", "--lark", tmp_path / "text.lark").out
+    )
+
+
+def test_a_grammar_that_is_none_fails_in_one_line(run: Run, decoder: Path, tmp_path: Path) -> None:
+    done = run(decoder, "x", "--regex", "(")
+    assert (done.status, done.out) == (2, "")
+    assert "grammar: expected one that can be followed" in done.err
+    (tmp_path / "text.lark").write_text('start: "a"')
+    both = run(decoder, "x", "--regex", "a", "--lark", tmp_path / "text.lark")
+    assert "expected one of --json-schema" in both.err

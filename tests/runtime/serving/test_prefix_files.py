@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_costs_nothing_but_a_warning(
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cache_dir: expected a folder that can be written to"):
+    with pytest.raises(InputError, match="cache_folder: expected a folder that can be written to"):
         PrefixFiles(tmp_path / place, most_bytes=SIZE)
 
 

@@ -13,20 +13,20 @@ from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.loading import load
 from ortolan.runtime.serving import prefixes
 from ortolan.runtime.serving.prefixes import PrefixCache, PrefixCounts
 
-KINDS = ("fp32", "int4", "recurrent")
+KINDS = ("fp32", "int4", "int8-prefill", "recurrent")
 PLENTY = 1 << 30
 LIMIT = 4
-
-Result = tuple[tuple[int, ...], list[NDArray[np.float32]]]
-"""The new tokens, and the logits of each."""
 
 
 class RecordedText(SampledText):
@@ -51,6 +51,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
         "recurrent": write_bundle(folder / "recurrent", recurrent=True).path,
         # its kernel takes rows in pairs
         "int4": packed_bundles.write(folder / "int4", "int4", group=64).path,
+        "int8-prefill": packed_bundles.write(folder / "int8", "int8-prefill", group=64).path,
     }
     return {kind: Engine(open_bundle(path), threads=1) for kind, path in bundles.items()}
 
@@ -158,7 +159,16 @@ def test_prompts_share_what_they_have_in_common_in_whole_blocks(
     )
 
 
-@settings(max_examples=25, deadline=None)
+def test_prompts_that_come_together_share_what_the_first_of_them_computes(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
+) -> None:
+    prompts = [[*random_ids(256), token] for token in range(2)]
+    texts = generated(engines["fp32"], prompts, new_cache())
+    assert [text.cached_tokens for text in texts] == [0, 256]
+    assert_same(texts, generated(engines["fp32"], prompts, None))
+
+
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_prompts_with_any_budget_give_what_they_give_cold_within_the_budget(
@@ -171,9 +181,10 @@ def test_any_prompts_with_any_budget_give_what_they_give_cold_within_the_budget(
     most_bytes = int(blocks * block_bytes(engines[kind]))
     cache = PrefixCache(engines[kind], exact=True, most_bytes=most_bytes)
     parts = st.lists(st.integers(0, 2), min_size=1, max_size=4)
-    for prompt in data.draw(st.lists(parts, min_size=1, max_size=8), "prompts"):
-        (text,) = generated(engines[kind], [ids_of(prompt)], cache)
-        assert_same([text], [alone(kind, tuple(prompt))])
+    together = st.lists(parts, min_size=1, max_size=3)  # more than there are slots
+    for asked in data.draw(st.lists(together, min_size=1, max_size=4), "prompts"):
+        texts = generated(engines[kind], [ids_of(prompt) for prompt in asked], cache)
+        assert_same(texts, [alone(kind, tuple(prompt)) for prompt in asked])
         assert cache.counts.bytes <= most_bytes
         assert_chains_are_whole(cache)
 
@@ -292,3 +303,30 @@ def test_a_whole_context_of_blocks_is_known(
     text = generated(engines["fp32"], [prompt], cache)
     assert_same(text, cold)
     assert text[0].cached_tokens == (CONTEXT - LIMIT - 1) // GRID * GRID
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_service_finds_what_an_earlier_one_kept_in_a_folder(
+    engines: dict[str, Engine], tmp_path: Path, kind: str
+) -> None:
+    model, prompt = load(engines[kind]._bundle.path, Decoder, threads=1), random_ids(300)
+    with model.serve(cache_bytes=0) as service:
+        cold = service.submit(prompt, max_new_tokens=9).completion()
+    found = []
+    for _ in range(2):
+        with model.serve(cache_folder=tmp_path / "kept") as service:
+            completion = service.submit(prompt, max_new_tokens=9).completion()
+            found.append((completion.timings.cached_tokens, service.stats().cache.read))
+        assert completion.tokens == cold.tokens
+    assert found == [(0, 0), (256, 2)]
+
+
+def test_a_service_without_room_in_its_folder_keeps_nothing_there(
+    engines: dict[str, Engine], tmp_path: Path
+) -> None:
+    model = load(engines["fp32"]._bundle.path, Decoder, threads=1)
+    with model.serve(cache_folder=tmp_path, cache_folder_bytes=0) as service:
+        service.submit(random_ids(300), max_new_tokens=1).completion()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="cache_folder_bytes"):
+        model.serve(cache_folder_bytes=-1)

@@ -1,0 +1,84 @@
+"""Time to the first token of a question after a system prompt: cold, and with a prefix cache.
+
+    ortolan export CHECKPOINT BUNDLE --precision int4
+    python benchmarks/prefix.py BUNDLE [--system 1024] [--question 16] [--rounds 7] [--threads 2]
+
+Three services take turns in one process, in every other round in reverse: `cold` computes
+everything, `memory` copies the blocks of the system prompt, `files` reads them from a folder whose
+files the system has in memory, as the first request to a new process does. Each must give the
+same tokens.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ortolan
+
+NEW_TOKENS = 8
+
+
+def prompts(vocab_size: int, system: int, question: int, count: int) -> Iterator[list[int]]:
+    """The same system prompt each time, and another question."""
+    random = np.random.default_rng(0)
+    ids = random.integers(0, vocab_size, system).tolist()
+    for _ in range(count):
+        yield [*ids, *random.integers(0, vocab_size, question).tolist()]
+
+
+def print_first_tokens(model: ortolan.Decoder, asked: list[list[int]], folder: str) -> None:
+    """One row for each way; the first prompt fills the caches."""
+    ways: dict[str, dict[str, Any]] = {
+        "cold": {"cache_bytes": 0},
+        "memory": {"cache_bytes": 1 << 32},
+        "files": {"cache_bytes": 0, "cache_folder": folder},
+    }
+    with model.serve(slots=2, **ways["files"]) as service:  # at its end all is written
+        service.submit(asked[0], max_new_tokens=1).completion()
+    services = {way: model.serve(slots=2, **options) for way, options in ways.items()}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for number, prompt in enumerate(asked):
+        answers = []
+        for way in ways if number % 2 else reversed(ways):
+            done = services[way].submit(prompt, max_new_tokens=NEW_TOKENS).completion()
+            answers.append(done.tokens)
+            if number > 0:
+                seconds[way].append(done.timings.time_to_first_token_s)
+        if len(set(answers)) > 1:
+            raise SystemExit(f"round {number}: expected equal tokens, got {answers}")
+    print("| way | tokens known | first token, ms | of cold | range, ms |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    cold = statistics.median(seconds["cold"])
+    for way, taken in seconds.items():
+        middle, known = statistics.median(taken), services[way].stats().cached_tokens
+        print(
+            f"| {way} | {known // (len(asked) - (way == 'memory'))} | {1e3 * middle:.0f} "
+            f"| {middle / cold:.1%} | {1e3 * min(taken):.0f}-{1e3 * max(taken):.0f} |"
+        )
+        services[way].close()
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--system", type=int, default=1024)
+    parser.add_argument("--question", type=int, default=16)
+    parser.add_argument("-r", "--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    model = ortolan.load(args.bundle, ortolan.Decoder, threads=args.threads)
+    asked = prompts(model.manifest.vocab_size, args.system, args.question, args.rounds + 1)
+    with tempfile.TemporaryDirectory() as folder:
+        print_first_tokens(model, list(asked), folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

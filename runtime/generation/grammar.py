@@ -1,0 +1,284 @@
+"""What a generated text may be: a JSON schema, a regular expression or a context-free grammar.
+
+A `Grammar` says it, whatever the model. A `GrammarCompiler` belongs to a model and makes a
+`GrammarMatcher` for each text: it rules out the tokens that would leave the grammar, follows the
+chosen ones, and sees when the text is complete. Bytes that leave no choice come as tokens in the
+way the tokenizer would cut them.
+
+The parser is llguidance, which never raises: its errors are asked for after each call.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.errors import GrammarError, MissingExtraError
+from ortolan.runtime.generation.grammar_limits import (
+    COMPILED_GRAMMARS,
+    PARSER_LIMITS,
+    check_grammar,
+)
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+__all__ = ["Grammar", "GrammarCompiler", "GrammarMatcher"]
+
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
+"""Between the parts of a JSON text: bounded, since models run on in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a text may be, checked. Needs `ortolan[grammar]`.
+
+    Attributes:
+        source: as llguidance takes it; equal sources are one grammar.
+    """
+
+    source: str
+
+    @classmethod
+    def json_schema(
+        cls, schema: str | Mapping[str, Any] | bool, *, whitespace: bool = True
+    ) -> "Grammar":
+        """Texts that are JSON and valid by a schema, its properties in the order written there.
+
+        Args:
+            schema: as an object, or as JSON. What is not supported is refused: `not`, `oneOf` of
+                alternatives that overlap, remote references, and some formats.
+            whitespace: whether there may be any between the parts, as most models write it.
+
+        Raises:
+            GrammarError: it is no schema, or one that is not supported or too complex.
+            MissingExtraError: llguidance is not installed.
+        """
+        text = _as_json(schema)
+        check_grammar(text)
+        pattern = _WHITESPACE if whitespace else ""
+        try:
+            source = _llguidance().LLMatcher.grammar_from_json_schema(
+                text, overrides={"whitespace_pattern": pattern}
+            )
+        except ValueError as error:
+            raise _invalid(str(error)) from None
+        return _valid(cls(source))
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Grammar":
+        """Texts that a regular expression matches from beginning to end.
+
+        Args:
+            pattern: in the syntax of Rust's `regex`; no look-around, no back references.
+
+        Raises:
+            GrammarError: it is none, or too complex.
+            MissingExtraError: llguidance is not installed.
+        """
+        check_grammar(pattern)
+        return _valid(cls(_llguidance().LLMatcher.grammar_from_regex(pattern)))
+
+    @classmethod
+    def lark(cls, text: str) -> "Grammar":
+        """Texts of a context-free grammar.
+
+        Args:
+            text: in llguidance's variant of Lark's syntax; the rule `start` is the whole text.
+
+        Raises:
+            GrammarError: it is none, or too complex.
+            MissingExtraError: llguidance is not installed.
+        """
+        check_grammar(text)
+        return _valid(cls(_llguidance().LLMatcher.grammar_from_lark(text)))
+
+
+class GrammarMatcher:
+    """Where one text stands in its grammar."""
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int, eos: Collection[int]) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos = list(eos)
+        self._forced: list[int] = []
+        self._bits: bytes | None = None
+        self._look()
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text so far is one of the grammar."""
+        return self._matcher.is_accepting()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is, and nothing can follow."""
+        return self._matcher.is_stopped()
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """The tokens that come next where there is no choice of text; often none."""
+        return tuple(self._forced)
+
+    def rule_out(
+        self, logits_V: NDArray[np.float32], ends: Collection[int], *, may_end: bool = True
+    ) -> None:
+        """Overwrite the logits of tokens that may not come next with -inf.
+
+        Args:
+            logits_V: `(V,)`.
+            ends: ids that end a text; they may come where the grammar lets it end.
+            may_end: whether something else lets it.
+        """
+        if self._bits is None:
+            self._bits = self._matcher.compute_bitmask()
+        packed = np.frombuffer(self._bits, np.uint8)
+        ruled_out = np.unpackbits(~packed, count=self._vocab_size, bitorder="little").view(bool)
+        ruled_out[self._eos] = True
+        ruled_out[list(ends)] = not (may_end and self.may_end)
+        np.copyto(logits_V, -np.inf, where=ruled_out)
+
+    def accept(self, token: int) -> None:
+        """Follow a token.
+
+        Raises:
+            GrammarError: it leaves the grammar; no token can follow it; or following the
+                grammar took too much work.
+        """
+        self._matcher.consume_token(token)
+        self._check()
+        self._bits = None
+        self._forced = self._forced[1:] if self._forced[:1] == [token] else []
+        if not self._forced:
+            self._look()
+
+    def _look(self) -> None:
+        """Find out what may come next, as soon as it can be known."""
+        self._check()
+        self._bits = None
+        self._forced = [] if self.is_complete else self._matcher.compute_ff_tokens()
+        if not self._forced:
+            self._bits = self._matcher.compute_bitmask()
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise _lost(self._matcher)
+
+
+class GrammarCompiler:
+    """Makes matchers for the texts of one model. Threads may share it.
+
+    The vocabulary is read when the first grammar comes: that takes memory and some time, 100 MB
+    for 128,000 tokens.
+
+    Args:
+        manifest: of the bundle.
+        tokenizer: of the bundle.
+    """
+
+    def __init__(self, manifest: Manifest, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = manifest.vocab_size
+        self._eos = manifest.tokens.eos
+        self._lock = Lock()
+        self._vocabulary: LLTokenizer | None = None
+        # a list of prompts, or a service, asks for the same one again and again
+        self._compiled = lru_cache(COMPILED_GRAMMARS)(self._compiled_anew)
+
+    def matcher(self, grammar: Grammar) -> GrammarMatcher:
+        """A matcher at the beginning of a text.
+
+        Raises:
+            GrammarError: the grammar is too complex, no token can begin a text of it, or the
+                bundle's tokenizer is of a kind that grammars do not work with.
+            MissingExtraError: llguidance is not installed.
+        """
+        with self._lock:
+            copy = self._compiled(grammar).deep_copy()
+        return GrammarMatcher(copy, self._vocab_size, self._eos)
+
+    def _compiled_anew(self, grammar: Grammar) -> "LLMatcher":
+        if self._vocabulary is None:
+            self._vocabulary = self._read_vocabulary()
+        matcher: LLMatcher = _llguidance().LLMatcher(
+            self._vocabulary, grammar.source, log_level=0, limits=_limits()
+        )
+        if matcher.is_error():
+            raise _invalid(matcher.get_error())
+        return matcher
+
+    def _read_vocabulary(self) -> "LLTokenizer":
+        # llguidance wants an end of text even where the model has none; matchers rule it out
+        ends = list(self._eos) or self._tokenizer.special_ids()[:1]
+        try:
+            vocabulary: LLTokenizer = _llguidance().LLTokenizer(
+                self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=ends
+            )
+        except ValueError as error:
+            raise GrammarError(
+                "grammar: expected a tokenizer of bytes or of SentencePiece's pieces with bytes, "
+                f"got another ({error!s:.200}). Grammars do not work with this bundle."
+            ) from None
+        return vocabulary
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise MissingExtraError(
+            "grammar: expected the package llguidance, got none. "
+            'Run: pip install "ortolan[grammar]"'
+        ) from error
+    return llguidance
+
+
+def _limits() -> "LLParserLimits":
+    limits: LLParserLimits = _llguidance().LLParserLimits(**PARSER_LIMITS)
+    return limits
+
+
+def _as_json(schema: Any) -> str:
+    """A schema as the JSON of an object, whichever way it was given."""
+    try:
+        plain = json.loads(schema) if isinstance(schema, str) else schema
+        plain = {} if plain is True else plain  # both say that anything is valid
+        if isinstance(plain, Mapping):
+            return json.dumps(dict(plain), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _invalid(f"a schema that is no JSON ({error})") from None
+    raise _invalid(f"a schema that is no object but {plain!r:.40}")
+
+
+def _valid(grammar: Grammar) -> Grammar:
+    """The grammar, when llguidance takes it."""
+    complaint = _llguidance().LLMatcher.validate_grammar(grammar.source, limits=_limits())
+    if complaint and not complaint.startswith("WARNING"):
+        raise _invalid(complaint)
+    return grammar
+
+
+def _invalid(complaint: str) -> GrammarError:
+    return GrammarError(
+        f"grammar: expected one that can be followed, got: {complaint.strip():.500}"
+    )
+
+
+def _lost(matcher: "LLMatcher") -> GrammarError:
+    if matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
+        return GrammarError(
+            "grammar: expected less work for a token, got a grammar that is too complex here. "
+            "Make it simpler."
+        )
+    return GrammarError(
+        "grammar: expected a token of the vocabulary that continues the text, got "
+        f"{matcher.get_error().split('<non-verbose')[0].strip():.300}. Change the grammar."
+    )

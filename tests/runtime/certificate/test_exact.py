@@ -1,0 +1,55 @@
+"""`verify` tries whether texts are the same alone and among others."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tests.runtime import packed_bundles
+
+from ortolan.runtime.certificate import verify
+from ortolan.runtime.certificate.exact import check_exact
+from ortolan.runtime.certificate.fields import ExactReport
+from ortolan.runtime.certificate.files import read
+from ortolan.runtime.engine.session import Engine
+
+
+def tried(path: Path, kind: str) -> ExactReport | None:
+    bundle = packed_bundles.write(path / kind, kind, group=64)
+    return check_exact(Engine(bundle, threads=1), read(bundle))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+def test_texts_are_the_same_alone_and_among_others(tmp_path: Path, kind: str) -> None:
+    assert tried(tmp_path, kind) == ExactReport(comparisons=14, different=())
+
+
+def test_rows_that_depend_on_their_number_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "rows_multiple", 1)
+    report = tried(tmp_path, "int4")
+    assert report is not None
+    assert report.different == ("rows",)
+    assert report.summary == "rows differ from the same text alone"
+
+
+def test_parts_that_matter_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "parts_matter", property(lambda _: False))
+    report = tried(tmp_path, "int8-prefill")
+    assert report is not None
+    assert report.different == ("parts", "restored")
+
+
+def test_experts_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
+    assert tried(tmp_path, "fp32") is None
+
+
+def test_a_device_that_differs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = packed_bundles.write(tmp_path / "bundle", "fp32").path
+    assert verify(path).verdict == "PASS"
+    replay = import_module("ortolan.runtime.certificate.replay")
+    different = ExactReport(comparisons=1, different=("rows",))
+    monkeypatch.setattr(replay, "check_exact", lambda *_: different)
+    report = verify(path)
+    assert report.verdict == "FAIL"

@@ -1,0 +1,137 @@
+"""Grammars that are wrong or hostile: each ends in a typed error, or in a text, and soon."""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime import tiny_tokenizers
+
+from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.errors import GrammarError
+from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler
+
+LONGEST_S = 5.0
+
+
+def strings(*patterns: str) -> dict[str, Any]:
+    return {"allOf": [{"type": "string", "pattern": pattern} for pattern in patterns]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("{", "no JSON"),
+        ("5", "no object but 5"),
+        (False, "no object but False"),
+        ({"enum": []}, "Unsatisfiable"),
+        ({"type": "foo"}, "Invalid type: foo"),
+        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"type": "string", "format": "nonsense"}, "Unknown format"),
+        ({"not": {}}, "Unimplemented keys"),
+        ({"$ref": "http://127.0.0.1/schema"}, "retrieving it failed"),
+        ({"type": "object", "properties": {1j: {}}}, "no JSON"),
+        ("[" * 60_000, "recursion depth"),
+        ({"enum": ["a value"] * 10_000}, "at most 65536 bytes"),
+        (strings(*[f"x{{{i}}}y" for i in range(30)]), "at most 16 patterns"),
+        ({"type": "integer", "multipleOf": 1_000_003}, "multipleOf of at most"),
+        ({"type": "number", "multipleOf": 1.000003}, "multipleOf of at most"),
+        ('{"type": "integer", "multiple\\u004ff": 1e300}', "multipleOf of at most"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused_at_once(schema: Any, said: str) -> None:
+    with pytest.raises(GrammarError, match=said):
+        Grammar.json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "said"),
+    [
+        (Grammar.regex, "(", "unclosed group"),
+        (Grammar.regex, "(?=a)b", "look-around"),
+        (Grammar.regex, 5, "expected text, got int"),
+        (Grammar.regex, "(" * 9_000 + ")" * 9_000, "regex"),
+        (Grammar.lark, "start: foo", 'unknown name: "foo"'),
+        (Grammar.lark, "start: " + "(" * 9_000 + '"a"' + ")" * 9_000, "nested"),
+        (Grammar.lark, "start: T\nT: " + " & ".join(["/a*/"] * 30), "at most 16 patterns"),
+    ],
+)
+def test_a_text_that_is_no_grammar_is_refused_at_once(
+    make: Callable[[Any], Grammar], text: Any, said: str
+) -> None:
+    with pytest.raises(GrammarError, match=said):
+        make(text)
+
+
+def test_an_ampersand_in_a_text_is_none_between_patterns() -> None:
+    Grammar.lark("start: " + " ".join(['"&"'] * 40))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {} if depth == 0 else {"type": "array", "items": nested(depth - 1)}
+
+
+HOSTILE: dict[str, Callable[[], Grammar]] = {
+    "deep": lambda: Grammar.json_schema(nested(100)),
+    "repeated": lambda: Grammar.regex("((((a{100}){100}){100}){100})"),
+    "many items": lambda: Grammar.json_schema({"type": "array", "minItems": 10**9}),
+    "long strings": lambda: Grammar.json_schema({"type": "string", "minLength": 10**7}),
+    "conjunction": lambda: Grammar.json_schema(strings(*[f"a.{{{i}}}b" for i in range(16)])),
+    "multiples": lambda: Grammar.json_schema({"type": "integer", "multipleOf": 49_999}),
+    "reference to itself": lambda: Grammar.json_schema({"$ref": "#"}),
+    "alternatives of alternatives": lambda: Grammar.json_schema(
+        {
+            "allOf": [
+                {"anyOf": [{"properties": {f"p{i}{j}": {"type": "integer"}}} for j in range(8)]}
+                for i in range(8)
+            ]
+        }
+    ),
+    "many properties": lambda: Grammar.json_schema(
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(2_000)}}
+    ),
+    "ambiguous": lambda: Grammar.lark('start: s\ns: s s s | s s | "a"? "a"?'),
+    "many rules": lambda: Grammar.lark(
+        "start: "
+        + " ".join(f"r{i}" for i in range(2_000))
+        + "\n"
+        + "\n".join(f'r{i}: "a"*' for i in range(2_000))
+    ),
+    "references": lambda: Grammar.json_schema(
+        json.dumps(
+            {
+                "$defs": {
+                    f"a{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/a{i + 1}"}] * 9}
+                    for i in range(40)
+                }
+                | {"a40": {}},
+                "$ref": "#/$defs/a0",
+            }
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_ends_soon_in_a_text_or_an_error(name: str) -> None:
+    tokenizer = tiny_tokenizers.ours("byte_level")
+
+    class Stub:
+        vocab_size = tokenizer.vocab_size
+        tokens = Tokens()
+
+    manifest: Any = Stub
+    begun_at = time.monotonic()
+    with suppress(GrammarError):
+        matcher = GrammarCompiler(manifest, tokenizer).matcher(HOSTILE[name]())
+        random = np.random.default_rng(0)
+        for _ in range(40):
+            if matcher.is_complete:
+                break
+            logits_V = np.zeros(tokenizer.vocab_size, np.float32)
+            matcher.rule_out(logits_V, [])
+            matcher.accept(int(random.choice(np.flatnonzero(logits_V == 0))))
+    assert time.monotonic() - begun_at < LONGEST_S

@@ -1,0 +1,84 @@
+"""Models to serve, requests to make, and what each gives alone."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from tests.runtime import packed_bundles
+from tests.runtime.tiny_decoder import BOS, EOS, VOCABULARY, tokenizer_json, write_bundle
+
+from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.decoder import Decoder
+from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.loading import load
+from ortolan.runtime.serving.service import Service
+from ortolan.runtime.serving.ticket import Ticket
+
+KINDS = ("fp32", "recurrent", "int4", "int8-prefill")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a request is made from. A text that is cancelled in between is not compared whole."""
+
+    prompt: int
+    limit: int
+    seed: int
+    temperature: float
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompts of one seed begin alike."""
+        random = np.random.default_rng(self.seed)
+        chosen: list[int] = random.integers(0, VOCABULARY, 400)[: self.prompt].tolist()
+        return chosen
+
+    def submit(self, service: Service, *, priority: int = 0) -> Ticket:
+        return service.submit(
+            self.ids,
+            priority=priority,
+            max_new_tokens=self.limit,
+            sampling=Sampling(temperature=self.temperature, seed=self.seed),
+        )
+
+
+def write_texts(folder: Path, *, poisoned: int | None = None) -> Decoder:
+    """A model with a tokenizer."""
+    path = write_bundle(
+        folder,
+        poisoned=poisoned,
+        tokenizer=tokenizer_json(),
+        tokens=Tokens(bos=BOS, eos=(EOS,)),
+    ).path
+    return load(path, Decoder, threads=1)
+
+
+def write_models(folder: Path) -> dict[str, Decoder]:
+    """A model of each kind; kernels take rows in pairs where groups are longer than 32."""
+    return {
+        kind: load(packed_bundles.write(folder / kind, kind, group=64).path, Decoder, threads=1)
+        for kind in KINDS
+    }
+
+
+def alone_in(models: dict[str, Decoder]) -> Callable[[str, Asked], Completion]:
+    """What a request gives in a service of its own."""
+
+    @cache
+    def run(kind: str, asked: Asked) -> Completion:
+        with models[kind].serve(slots=2, cache_bytes=0) as service:
+            return asked.submit(service).completion()
+
+    return run
+
+
+def settle(service: Service) -> None:
+    """Wait until nothing is left to do."""
+    until = time.monotonic() + 10
+    while service.stats().running + service.stats().waiting:
+        assert time.monotonic() < until
+        time.sleep(0.001)

@@ -1,0 +1,103 @@
+"""Services that end, rest, or are in a process that was forked."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.runtime.serving.served import settle, write_texts
+
+from ortolan.runtime.decoder import Decoder
+from ortolan.runtime.errors import ServiceClosedError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return write_texts(tmp_path_factory.mktemp("closing") / "bundle")
+
+
+def test_closing_finishes_what_was_taken(model: Decoder) -> None:
+    with model.serve(slots=2) as service:
+        tickets = [service.submit("abc", max_new_tokens=9, ignore_eos=True) for _ in range(7)]
+    assert all(ticket.done for ticket in tickets)
+    assert [len(ticket.completion().tokens) for ticket in tickets] == [9] * 7
+    with pytest.raises(ServiceClosedError, match="was closed"):
+        service.submit("abc")
+    service.close()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.02])
+def test_closing_by_a_deadline_cancels(model: Decoder, timeout: float) -> None:
+    service = model.serve(slots=2)
+    tickets = [service.submit("a" * 40, ignore_eos=True) for _ in range(9)]
+    service.close(timeout)
+    assert all(ticket.completion().finish_reason == "cancelled" for ticket in tickets)
+
+
+def test_a_block_that_raises_cancels(model: Decoder) -> None:
+    tickets = []
+
+    def fail() -> None:
+        with model.serve(slots=2) as service:
+            tickets.append(service.submit("abc", ignore_eos=True))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    (ticket,) = tickets
+    assert ticket.completion().finish_reason == "cancelled"
+
+
+def test_an_idle_service_takes_no_time(model: Decoder) -> None:
+    with model.serve(slots=2) as service:
+        service.submit("abc", max_new_tokens=5).completion()
+        settle(service)
+        time.sleep(0.02)
+        before = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - before < 0.01
+
+
+PROGRAM = """
+import os, sys
+from ortolan.runtime.loading import load
+from ortolan.runtime.decoder import Decoder
+
+service = load(sys.argv[1], Decoder, threads=1).serve(slots=2)
+ticket = service.submit("abc", ignore_eos=True)
+next(ticket)
+"""
+
+FORK = """
+child = os.fork()
+if child == 0:
+    asked = lambda: service.submit("a"), ticket.completion, ticket.cancel, lambda: next(ticket)
+    for ask in asked:
+        try:
+            ask()
+        except Exception as error:
+            print(type(error).__name__, flush=True)
+    service.close()
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print(len(service.submit("abc", max_new_tokens=3, ignore_eos=True).completion().tokens))
+"""
+
+
+def run_program(model: Decoder, program: str) -> list[str]:
+    path = str(model.bundle.path)
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_program_ends_that_closes_nothing(model: Decoder) -> None:
+    assert run_program(model, PROGRAM + "print('end')") == ["end"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_is_refused_and_exits(model: Decoder) -> None:
+    assert run_program(model, PROGRAM + FORK) == ["ForkedError"] * 4 + ["3"]

@@ -1,0 +1,121 @@
+"""A request gives the same, to the bit, alone and among others, whatever they are."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.runtime.serving.served import KINDS, Asked, alone_in, write_models
+
+from ortolan.runtime.decoder import Decoder
+from ortolan.runtime.engine.runner import GRID
+from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.serving.ticket import Ticket
+
+Alone = Callable[[str, Asked], Completion]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
+    return write_models(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def alone(models: dict[str, Decoder]) -> Alone:
+    return alone_in(models)
+
+
+def assert_same(ticket: Ticket, expected: Completion) -> None:
+    """Of a cancelled text as far as it came."""
+    completion = ticket.completion(timeout=60)
+    if completion.finish_reason == "cancelled":
+        assert completion.tokens == expected.tokens[: len(completion.tokens)]
+    else:
+        assert completion.tokens == expected.tokens
+
+
+requests = st.builds(
+    Asked,
+    prompt=st.integers(1, 40) | st.sampled_from([GRID - 1, GRID, GRID + 1, 2 * GRID + 44]),
+    limit=st.integers(1, 12),
+    seed=st.integers(0, 4),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_come_and_go_at_any_time_give_what_they_give_alone(
+    models: dict[str, Decoder], alone: Alone, kind: str
+) -> None:
+    class Requests(RuleBasedStateMachine):
+        @initialize(
+            slots=st.sampled_from([2, 8]),
+            chunk=st.sampled_from([32, None]),
+            cache_bytes=st.sampled_from([0, 1 << 20]),
+        )
+        def start(self, slots: int, chunk: int | None, cache_bytes: int) -> None:
+            chunk = None if kind in ("recurrent", "int8-prefill") else chunk
+            self.service = models[kind].serve(slots=slots, chunk=chunk, cache_bytes=cache_bytes)
+            self.asked: dict[Ticket, Asked] = {}
+
+        @rule(asked=requests, priority=st.integers(0, 2))
+        def submit(self, asked: Asked, priority: int) -> None:
+            self.asked[asked.submit(self.service, priority=priority)] = asked
+
+        @rule(seconds=st.floats(0, 0.003))
+        def go_on(self, seconds: float) -> None:
+            time.sleep(seconds)
+
+        @precondition(lambda self: self.asked)
+        @rule(data=st.data())
+        def cancel(self, data: st.DataObject) -> None:
+            data.draw(st.sampled_from(list(self.asked))).cancel()
+
+        def teardown(self) -> None:
+            if not hasattr(self, "service"):
+                return
+            self.service.close()
+            for ticket, asked in self.asked.items():
+                assert_same(ticket, alone(kind, asked))
+            assert self.service.stats().running == self.service.stats().waiting == 0
+
+    machine = Requests.TestCase
+    machine.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+    machine().runTest()
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int4"])
+def test_many_threads_get_what_each_gets_alone(
+    models: dict[str, Decoder], alone: Alone, kind: str
+) -> None:
+    asked = [
+        Asked(prompt=1 + 9 * number % 140, limit=1 + number % 7, seed=number % 5, temperature=1.0)
+        for number in range(40)
+    ]
+    with models[kind].serve(slots=8) as service, ThreadPoolExecutor(12) as threads:
+        got = list(threads.map(lambda each: each.submit(service).completion(), asked))
+    assert [each.tokens for each in got] == [alone(kind, each).tokens for each in asked]
+
+
+def test_lists_of_generate_give_what_the_service_gives(
+    models: dict[str, Decoder], alone: Alone
+) -> None:
+    asked = [Asked(prompt=5 + seed, limit=9, seed=seed, temperature=0.0) for seed in range(3)]
+    got = models["int4"].generate([each.ids for each in asked], max_new_tokens=9)
+    assert [each.tokens for each in got] == [alone("int4", each).tokens for each in asked]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_beginning_that_is_known_changes_nothing(
+    models: dict[str, Decoder], alone: Alone, kind: str
+) -> None:
+    asked = [Asked(prompt=300 - cut, limit=5, seed=1, temperature=1.0) for cut in (0, 0, 20, 170)]
+    with models[kind].serve(slots=2) as service:
+        got = [each.submit(service).completion() for each in asked]
+        stats = service.stats()
+    assert [each.timings.cached_tokens for each in got] == [0, 256, 256, 128]
+    assert (stats.cached_tokens, stats.prompt_tokens) == (640, 1010)
+    assert [each.tokens for each in got] == [alone(kind, each).tokens for each in asked]
