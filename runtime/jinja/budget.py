@@ -1,6 +1,6 @@
 """What a rendering may cost: steps that it takes, and characters that it makes."""
 
-from collections.abc import Iterable, Iterator, Mapping, MappingView
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -25,7 +25,18 @@ GROWTH = 64
 MAX_INTEGER_BITS = 256
 """Templates count messages. Repeated squaring would fill the memory after some forty steps."""
 
-_DATA = (str, int, float, type(None), Undefined, Mapping, list, tuple, MappingView, range)
+_SCALARS = (str, int, float, type(None), Undefined)
+
+_LISTS: tuple[type, ...] = (
+    list,
+    tuple,
+    range,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+
+_DATA = (*_SCALARS, dict, *_LISTS)
 
 
 class Budget:
@@ -99,7 +110,7 @@ class Budget:
             return iter(self.made([*value]))
         if isinstance(value, str):
             self.text(len(value))
-        elif isinstance(value, list | tuple | Mapping):
+        elif isinstance(value, list | tuple | dict):
             self.step(len(value))
         elif isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
             raise ChatTemplateError(
@@ -120,17 +131,17 @@ def count_values(value: Any) -> tuple[int, int]:
 
 def _nested(value: Any) -> Iterator[Any]:
     """A value and all values in it, in memory that grows with their depth alone."""
-    open_ = [iter((value,))]
+    open_: list[Iterator[Any]] = [iter((value,))]
     while open_:
         for each in open_[-1]:
             yield each
-            inside: Iterable[Any] = ()
-            if isinstance(each, Mapping):
-                inside = chain(each.keys(), each.values())
-            elif isinstance(each, list | tuple | MappingView | range):
-                inside = each
-            if inside:
-                open_.append(iter(inside))
+            if isinstance(each, _SCALARS):
+                continue
+            if isinstance(each, dict):
+                open_.append(chain(each.keys(), each.values()))
+                break
+            if isinstance(each, _LISTS):
+                open_.append(iter(each))
                 break
         else:
             open_.pop()

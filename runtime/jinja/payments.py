@@ -61,13 +61,13 @@ METHODS: Mapping[type, frozenset[str]] = {
     tuple: frozenset(["count", "index"]),
 }
 # fmt: on
-"""What a template may call. Python's own objects have more, and grow by it: `center`, `to_bytes`."""
+"""What a template may call. Python has more, some of which makes much of little: `to_bytes`."""
 
 _PIECES = frozenset(["title", "wordcount", "split", "rsplit", "splitlines"])
 """A piece takes as much memory as some dozens of characters."""
 
 
-def filters() -> dict[str, Callable[..., Any]]:
+def filters() -> dict[str, Any]:
     """Jinja's filters, paid by the budget of the environment, and `tojson` of transformers."""
     paid = _OF_ITEMS | _OF_TEXT | _OF_ALL | _SORTING
     return {
@@ -78,7 +78,7 @@ def filters() -> dict[str, Callable[..., Any]]:
     }
 
 
-def tests() -> dict[str, Callable[..., Any]]:
+def tests() -> dict[str, Any]:
     """Jinja's tests, those paid that look into a value."""
     of_text = {"in", "lower", "upper"}
     paid = [
@@ -102,7 +102,7 @@ def pay_operator(budget: Budget, sign: str, left: Any, right: Any) -> None:
         _pay_format(budget, left, right)
     elif sign == "**" and (abs(left) >= 1 << MAX_POWER or abs(right) > MAX_POWER):
         raise OverflowError("numbers too large for a power")
-    elif sign == "-":
+    elif sign == "-" and not isinstance(left, int | float):  # what keys() gives, as a set
         budget.walk((left, right))
 
 
@@ -114,9 +114,8 @@ def pay_method(budget: Budget, value: Any, name: str, /, *args: Any, **named: An
     """
     budget.walk((args, named))
     if isinstance(value, str):
-        pay = _TEXT_METHODS.get(name, _pay_search)
         _pay_text(budget, name, value)
-        pay(budget, value, *args, **named)
+        _TEXT_METHODS.get(name, _pay_search)(budget, value, *args, **named)
     elif name in {"count", "index"}:
         budget.walk(value)
 
@@ -148,7 +147,8 @@ def _paid_filter(name: str) -> Callable[..., Any]:
 def _refused_filter(name: str) -> Callable[..., Any]:
     def refused(*_: Any, **__: Any) -> Any:
         raise ChatTemplateError(
-            f"chat template: expected filters of chat templates, got {name!r}. Use another template."
+            f"chat template: expected filters that chat templates use, got {name!r}. "
+            "Use another template."
         )
 
     return refused

@@ -108,7 +108,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.walk(argument)
         return super().getitem(obj, argument)
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         """What a macro or a block wrote."""
         parts = [*parts]
         self.budget.text(sum(map(len, parts)))
@@ -175,7 +175,8 @@ class _Payments(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        node.expr = _around("hashed", node.expr)
+        if any(operand.op in {"in", "notin"} for operand in node.ops):
+            node.expr = _around("hashed", node.expr)
         return node
 
     def visit_Operand(self, node: nodes.Operand) -> nodes.Node:  # noqa: N802
@@ -209,7 +210,9 @@ def _own(method: str, *args: nodes.Expr) -> nodes.Call:
 
 
 def _around(method: str, node: nodes.Expr) -> nodes.Expr:
-    return node if isinstance(node, nodes.Const) else _own(method, node)
+    items = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
+    constant = all(isinstance(item, nodes.Const) for item in items)
+    return node if constant else _own(method, node)
 
 
 class _Namespace(Namespace):

@@ -11,7 +11,8 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import safe_range
 
-from ortolan.runtime.errors import ChatTemplateError, OrtolanError
+from ortolan.errors import OrtolanError
+from ortolan.runtime.errors import ChatTemplateError
 from ortolan.runtime.jinja.budget import Budget, count_values
 from ortolan.runtime.jinja.sandbox import Sandbox, namespace, paid
 from ortolan.runtime.limits import MAX_TEMPLATE_BYTES, MAX_TEMPLATE_TOKENS
