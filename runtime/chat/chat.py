@@ -9,10 +9,11 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.formats import Format, format_of
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.parser import ReplyParser
-from ortolan.runtime.chat.template_file import open_chat_template
+from ortolan.runtime.chat.template import ChatTemplate
+from ortolan.runtime.chat.template_file import read_chat_template
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.prompts import PromptReader
-from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 __all__ = ["Chat", "Question"]
 
@@ -46,7 +47,10 @@ class Chat:
     """
 
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer | None) -> None:
-        self.template = open_chat_template(bundle, tokenizer)
+        if tokenizer is None:
+            raise no_tokenizer("chat")
+        source, special_tokens = read_chat_template(bundle, tokenizer)
+        self.template = ChatTemplate(source, tokenizer, special_tokens)
         self._manifest = bundle.manifest
         self._tokenizer = self.template.tokenizer
         self._reader = cache(self._made_reader)

@@ -27,7 +27,7 @@ MAX_INTEGER_BITS = 256
 
 _SCALARS = (str, int, float, type(None), Undefined)
 
-_LISTS: tuple[type, ...] = (
+_LISTS: tuple[type[Any], ...] = (
     list,
     tuple,
     range,
@@ -36,7 +36,7 @@ _LISTS: tuple[type, ...] = (
     type({}.items()),
 )
 
-_DATA = (*_SCALARS, dict, *_LISTS)
+_DATA: tuple[type[Any], ...] = (*_SCALARS, dict, *_LISTS)
 
 
 class Budget:

@@ -114,8 +114,9 @@ def pay_method(budget: Budget, value: Any, name: str, /, *args: Any, **named: An
     """
     budget.walk((args, named))
     if isinstance(value, str):
+        pay: Callable[..., None] = _TEXT_METHODS.get(name) or _pay_search
         _pay_text(budget, name, value)
-        _TEXT_METHODS.get(name, _pay_search)(budget, value, *args, **named)
+        pay(budget, value, *args, **named)
     elif name in {"count", "index"}:
         budget.walk(value)
 

@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
+from ortolan.runtime.errors import ChatTemplateError
 from ortolan.runtime.jinja.budget import Budget
 from ortolan.runtime.jinja.payments import METHODS, filters, pay_method, pay_operator, tests
 
@@ -167,29 +168,36 @@ class _Payments(NodeTransformer):
             node.test = nodes.And(tick, node.test)
         return node
 
-    visit_For = visit_Macro = visit_CallBlock = _body  # noqa: N815 - names of Jinja
+    def _refused(self, node: nodes.Node) -> None:
+        raise ChatTemplateError(
+            "chat template: expected one without others, got the statement "
+            f"{type(node).__name__.lower()!r}. Use another template."
+        )
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+    visit_For = visit_Macro = visit_CallBlock = _body
+    visit_Block = visit_Extends = visit_Include = visit_Import = visit_FromImport = _refused
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _own("joined", *node.nodes)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         if any(operand.op in {"in", "notin"} for operand in node.ops):
             node.expr = _around("hashed", node.expr)
         return node
 
-    def visit_Operand(self, node: nodes.Operand) -> nodes.Node:  # noqa: N802
+    def visit_Operand(self, node: nodes.Operand) -> nodes.Node:
         self.generic_visit(node)
         node.expr = _around("compared", node.expr)
         return node
 
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
         node.key = _around("hashed", node.key)
         return node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         return _own("sliced", node) if isinstance(node.arg, nodes.Slice) else node
 
@@ -198,6 +206,7 @@ def paid(template: nodes.Template) -> nodes.Template:
     """A parsed template that pays for each body it runs, and for what no method is asked for.
 
     Raises:
+        ChatTemplateError: it needs other templates, or blocks of them.
         RecursionError: it is nested too deeply.
     """
     made: nodes.Template = _Payments().visit(template)

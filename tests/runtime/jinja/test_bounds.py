@@ -88,7 +88,7 @@ HOSTILE = {
     "{% endfor %}",
     "colliding_numbers": "{{ range(0, 9_999 * (2 ** 61 - 1), 2 ** 61 - 1) | unique | list }}",
     "recursive_loop": "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-    "block_of_itself": "{% block a %}{{ self.a() }}{% endblock %}",
+    "includes": "".join(f"{{%set a{i}=1%}}" for i in range(1_000)) + "{%include 'b'%}" * 1_000,
     "setting": "{% autoescape 'x' * 10 ** 12 %}{% endautoescape %}",
     "loops_in_loops": "{% for a in [1] %}" * 25 + "{% endfor %}" * 25,
     "namespace_of_itself": "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",

@@ -151,10 +151,9 @@ CASES = {
         "{{ '<a>' + ('<b>'|safe) }}{{ '<a>' ~ ('<b>'|safe) }}{{ '<b>'|e }}{{ x|tojson|safe }}"
         "{% autoescape true %}{{ '<a>' }}{{ '<b>'|safe }}{% endautoescape %}"
     ),
-    "recursive_loops_and_blocks": (
+    "recursive_loops": (
         "{% for i in [1, [2, [3]]] recursive %}{% if i is sequence %}({{ loop(i) }})"
         "{% else %}{{ i }}{{ loop.depth }}{% endif %}{% endfor %}"
-        "{% block a %}block{{ x.a }}{% endblock %}"
     ),
     "comparisons": (
         "{{ x.b == [1, 2, 3] }}{{ x.l[0] in x.l }}{{ (1, 2) in {(1, 2): 3} }}"
@@ -207,8 +206,11 @@ def test_values_are_as_they_were() -> None:
         ("{{ 1 | frob }}", "wrong in line 1: No filter named 'frob'"),
         ("{{ '<b>' | urlize }}", "filters that chat templates use, got 'urlize'"),
         ("{{ 'a'.center(9) }}", "a call of a builtin_function_or_method center"),
-        ("{% include 'other' %}", "no loader"),
-        ("{% import 'other' as other %}", "no loader"),
+        ("{% include 'other' %}", "the statement 'include'"),
+        ("{% import 'other' as other %}", "the statement 'import'"),
+        ("{% from 'other' import one %}", "the statement 'fromimport'"),
+        ("{% extends 'other' %}", "the statement 'extends'"),
+        ("{% block a scoped %}{% endblock %}", "the statement 'block'"),
         ("{{ namespace }}", "expected data, got a function"),
         ("{{ [nothing] | tojson }}", "not JSON serializable"),
         ("{% set a.b = 1 %}", "non-namespace object"),
