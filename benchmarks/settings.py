@@ -92,6 +92,7 @@ SETTINGS = (
     ),
     ours("", "int8", precision="int8"),
     ours("", "int4"),
+    ours("auto", "KL 0.05", "--max-kl", "0.05", precision="auto"),
     ours("split", "int4", "--graphs", "split", "--prefill-precision", "int8"),
     *groups("rtn", "--method", "rtn", "--head-bits", "8"),
     *groups("hqq", "--method", "hqq", "--head-bits", "8"),
