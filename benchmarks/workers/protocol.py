@@ -9,6 +9,8 @@
     worker:  {"outputs": ["Un", "Deux"], "seconds": 0.2, "peak_bytes": 123456789}
     driver:  {"texts": [[5, 17], [8, 9]], "folder": "/tmp"}
     worker:  {"path": "/tmp/vectors-4711.npy", "seconds": 0.2, "peak_bytes": 123456789}
+    driver:  {"streams": [[5, 17], [8, 9]], "new_tokens": 128}
+    worker:  {"tokens": [[...], [...]], "seconds": 1.7, "peak_bytes": 123456789}
 
 A worker is started as `python -m workers.NAME MODEL THREADS [OPTION=VALUE ...]`, loads the model
 once, and serves until its stdin closes. This module runs in the environment of each peer, so it
@@ -67,12 +69,15 @@ class Engine:
             end token.
         logits: ids -> the logits after each of them, `(len(ids), vocab)`.
         translate: (texts, beams, most new tokens) -> the best text for each.
+        together: (prompts, number of new tokens of each) -> the tokens of each, greedily and past
+            any end token, all computed at once.
         encode: texts of one length -> the vectors of their tokens, `(texts, tokens, width)`.
     """
 
     generate: Callable[[list[int], int], Generated] | None = None
     logits: Callable[[list[int]], NDArray[np.float32]] | None = None
     translate: Callable[[list[str], int, int], list[str]] | None = None
+    together: Callable[[list[list[int]], int], list[list[int]]] | None = None
     encode: Callable[[list[list[int]]], NDArray[np.float32]] | None = None
 
 
@@ -120,6 +125,11 @@ def answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
             outputs = [row for part in parts for row in engine.translate(part, beams, most)]
             seconds = time.perf_counter() - begun
             return {"outputs": outputs, "seconds": seconds, "peak_bytes": peak_bytes()}
+        case {"streams": prompts, "new_tokens": new_tokens} if engine.together:
+            begun = time.perf_counter()
+            tokens = engine.together(prompts, new_tokens)
+            seconds = time.perf_counter() - begun
+            return {"tokens": tokens, "seconds": seconds, "peak_bytes": peak_bytes()}
         case {"texts": texts, "folder": folder} if engine.encode:
             begun = time.perf_counter()
             vectors = engine.encode(texts)

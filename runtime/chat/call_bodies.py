@@ -13,7 +13,15 @@ from typing import Any
 
 from ortolan.runtime.chat.messages import is_name
 
-__all__ = ["Body", "ToolCall", "json_calls", "named_calls", "python_calls", "xml_calls"]
+__all__ = [
+    "Body",
+    "ToolCall",
+    "json_calls",
+    "named_calls",
+    "pair_calls",
+    "python_calls",
+    "xml_calls",
+]
 
 MAX_PYTHON = 16_384
 """Characters of calls in Python; its parser is not made for hostile ones."""
@@ -48,6 +56,7 @@ _NAMES, _ARGUMENTS, _IDS = (
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
+_PAIR = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
 _NAMED = re.compile(
     r"\s*(?:function<｜tool▁sep｜>)?([\w.:/-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?"
     r"(?:\[ARGS\]|<｜tool▁sep｜>)?\s*(?:```json)?\s*(\{.*\})\s*(?:```)?\s*",
@@ -74,13 +83,30 @@ def xml_calls(text: str, schemas: Schemas) -> list[ToolCall]:
     """`<function=name><parameter=key>value</parameter></function>`."""
     calls = []
     for name, body in _FUNCTION.findall(text):
-        properties = schemas.get(name, {}).get("properties", {})
+        properties = _properties(schemas, name)
+        closed, end, _ = body.rpartition("</parameter>")  # so that every search finds an end
         arguments = {
             key: _typed(value.removeprefix("\n").removesuffix("\n"), properties.get(key))
-            for key, value in _PARAMETER.findall(body)
+            for key, value in _PARAMETER.findall(closed + end)
         }
         calls.append(ToolCall(name=name, arguments=arguments))
     return _checked(calls)
+
+
+def pair_calls(text: str, schemas: Schemas) -> list[ToolCall]:
+    """`name<arg_key>key</arg_key><arg_value>value</arg_value>` of GLM."""
+    name, mark, rest = text.partition("<arg_key>")
+    rest, name = mark + rest, name.strip()
+    properties = _properties(schemas, name)
+    arguments: dict[str, Any] = {}
+    at = 0
+    while found := _PAIR.match(rest, at):
+        key, value = found[1].strip(), found[2]
+        arguments[key] = _typed(value, properties.get(key))
+        at = found.end()
+    if at < len(rest):
+        raise ValueError("no pairs of keys and values")
+    return _checked([ToolCall(name=name, arguments=arguments)])
 
 
 def python_calls(text: str, _: Schemas) -> list[ToolCall]:
@@ -136,6 +162,12 @@ def _object(value: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("no object of arguments")
     return found
+
+
+def _properties(schemas: Schemas, name: str) -> Mapping[str, Any]:
+    schema = schemas.get(name)
+    found = schema.get("properties") if isinstance(schema, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _typed(text: str, schema: Any) -> Any:

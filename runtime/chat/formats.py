@@ -6,7 +6,14 @@ calls in the same format.
 
 from dataclasses import dataclass
 
-from ortolan.runtime.chat.call_bodies import Body, json_calls, named_calls, python_calls, xml_calls
+from ortolan.runtime.chat.call_bodies import (
+    Body,
+    json_calls,
+    named_calls,
+    pair_calls,
+    python_calls,
+    xml_calls,
+)
 
 __all__ = ["CallFormat", "Format", "Reasoning", "format_of"]
 
@@ -69,6 +76,7 @@ REASONING = (
 
 CALLS = (
     CallFormat(mark="<function=", open="<tool_call>", close="</tool_call>", body=xml_calls),
+    CallFormat(mark="<arg_key>", open="<tool_call>", close="</tool_call>", body=pair_calls),
     CallFormat(mark="<tool_call>", open="<tool_call>", close="</tool_call>", body=json_calls),
     CallFormat(  # Mistral from tekken v11 on
         mark="[ARGS]", open="[TOOL_CALLS]", body=named_calls, inside=("[ARGS]", "[CALL_ID]")

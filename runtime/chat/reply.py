@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ortolan.runtime.chat.call_bodies import ToolCall
 from ortolan.runtime.chat.parser import Piece, ReplyParser
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation.completion import Completion
-from ortolan.runtime.generation.text_stream import TextStream
+
+if TYPE_CHECKING:
+    from ortolan.runtime.generation.completion import Completion
+    from ortolan.runtime.generation.text_stream import TextStream
 
 __all__ = ["Reply", "ReplyStream", "reply_of"]
 
@@ -28,7 +30,7 @@ class Reply:
     content: str
     reasoning: str
     tool_calls: tuple[ToolCall, ...]
-    completion: Completion
+    completion: "Completion"
 
     @property
     def message(self) -> dict[str, Any]:
@@ -52,7 +54,7 @@ class ReplyStream(Iterator[Piece]):
         at_end: called with the reply, once, after the last piece.
     """
 
-    def __init__(self, text: TextStream, parser: ReplyParser) -> None:
+    def __init__(self, text: "TextStream", parser: ReplyParser) -> None:
         self.at_end: Callable[[Reply], None] | None = None
         self._stream = text
         self._parser = parser
@@ -109,7 +111,7 @@ class ReplyStream(Iterator[Piece]):
         self.close() if kind is None else self._stream.close()
 
 
-def reply_of(pieces: list[Piece], completion: Completion) -> Reply:
+def reply_of(pieces: list[Piece], completion: "Completion") -> Reply:
     """Put the pieces of a reply together."""
     return Reply(
         content="".join(piece.content for piece in pieces),

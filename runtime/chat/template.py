@@ -112,7 +112,12 @@ class ChatTemplate:
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The control token that the template writes after an answer; None where there is none."""
+        """The control token that the template writes after an answer; None where there is none.
+
+        Of a model that writes several channels in one answer each ends alike, so there is none.
+        """
+        if "<|channel|>" in self.source:
+            return None
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
         try:
             text = self.prompt(messages, add_generation_prompt=False).text

@@ -1,4 +1,4 @@
-"""Opens the chat template that lies in a bundle."""
+"""Reads the chat template that lies in a bundle."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,30 +6,28 @@ from typing import Any
 import msgspec
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.errors import ChatTemplateError
-from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["open_chat_template"]
+__all__ = ["read_chat_template"]
 
 TEMPLATE = "chat_template.jinja"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-def open_chat_template(bundle: Bundle, tokenizer: Tokenizer | None) -> ChatTemplate:
-    """The chat template of a bundle.
+def read_chat_template(
+    bundle: Bundle, tokenizer: Tokenizer
+) -> tuple[str | dict[str, str], dict[str, str]]:
+    """The chat template of a bundle, and the special tokens that it knows by name.
 
     Case 1: chat_template.jinja.
     Case 2: in tokenizer_config.json, one template.
     Case 3: there, several by name.
 
     Raises:
-        ChatTemplateError: there is none, or it is no template.
-        TokenizerError: the bundle has no tokenizer.
+        ChatTemplateError: there is none.
     """
-    if tokenizer is None:
-        raise no_tokenizer("chat")
     names = {file.name for file in bundle.manifest.files}
     config = _object(bundle.read(TOKENIZER_CONFIG)) if TOKENIZER_CONFIG in names else {}
     source: Any = config.get("chat_template")
@@ -49,7 +47,7 @@ def open_chat_template(bundle: Bundle, tokenizer: Tokenizer | None) -> ChatTempl
         for name, token in own.items()
         if token is not None and not config
     }
-    return ChatTemplate(source, tokenizer, special | _special_tokens(config))
+    return source, special | _special_tokens(config)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortolan.runtime.generation.constraints import Constraints
-from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.limits import MAX_SEED
+
+if TYPE_CHECKING:
+    from ortolan.runtime.generation.grammar import Grammar
 
 __all__ = ["Request", "numbered"]
 
@@ -41,7 +43,7 @@ class Request:
     eos: frozenset[int] = frozenset()
     stop: Sequence[str] = ()
     logprobs: int | None = None
-    grammar: Grammar | None = None
+    grammar: "Grammar | None" = None
     constraints: Constraints = _UNCONSTRAINED
     cancelled: Callable[[], bool] | None = None
 

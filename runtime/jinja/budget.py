@@ -1,7 +1,10 @@
-"""What a rendering may cost: steps of the evaluator, and characters that it makes."""
+"""What a rendering may cost: steps that it takes, and characters that it makes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
+
+from jinja2 import Undefined
 
 from ortolan.runtime.errors import ChatTemplateError
 
@@ -22,9 +25,22 @@ GROWTH = 64
 MAX_INTEGER_BITS = 256
 """Templates count messages. Repeated squaring would fill the memory after some forty steps."""
 
+_SCALARS = (str, int, float, type(None), Undefined)
+
+_LISTS: tuple[type[Any], ...] = (
+    list,
+    tuple,
+    range,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+
+_DATA: tuple[type[Any], ...] = (*_SCALARS, dict, *_LISTS)
+
 
 class Budget:
-    """What is left; each operation says what it costs before it does something large.
+    """What is left; each operation pays before it does something large.
 
     Args:
         values: how many the template is given, nested ones included.
@@ -51,7 +67,7 @@ class Budget:
             )
 
     def text(self, length: int) -> None:
-        """Take the characters of a string that is about to be made.
+        """Take the characters of a string that is about to be made, or read to its end.
 
         Raises:
             ChatTemplateError: there are not as many left.
@@ -63,50 +79,69 @@ class Budget:
                 "ones. Use another template."
             )
 
-    def integer(self, value: Any) -> Any:
-        """Pass a number on.
+    def walk(self, value: Any, times: int = 1) -> int:
+        """Pay for going through all of a value, that many times; returns its characters.
+
+        Lists that hold one list twice are small in memory and can be endless to go through.
 
         Raises:
-            ChatTemplateError: it is an integer that grows out of hand.
+            ChatTemplateError: there is too much of it, or a function or the like in it.
         """
-        if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+        characters = 0
+        for each in _nested(value):
+            self.step(times)
+            if isinstance(each, str):
+                characters += len(each)
+                self.text(times * len(each))
+            elif not isinstance(each, _DATA):
+                raise ChatTemplateError(
+                    f"chat template: expected data, got a {type(each).__name__.lower()}. "
+                    "Use another template."
+                )
+        return characters
+
+    def made(self, value: Any) -> Any:
+        """Pay for a value that was made, and pass it on; what a generator gives is made here.
+
+        Raises:
+            ChatTemplateError: it is too long, or an integer that grows out of hand.
+        """
+        if isinstance(value, Iterator):
+            return iter(self.made([*value]))
+        if isinstance(value, str):
+            self.text(len(value))
+        elif isinstance(value, list | tuple | dict):
+            self.step(len(value))
+        elif isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
             raise ChatTemplateError(
                 f"chat template: expected integers of at most {MAX_INTEGER_BITS} bits, got one of "
                 f"{value.bit_length()}. Use another template."
             )
         return value
 
-    def walk(self, value: Any) -> None:
-        """Take a step for each value inside a value, before something goes through all of them.
-
-        Lists that hold one list twice are small in memory and can be endless to go through.
-
-        Raises:
-            ChatTemplateError: there are too many.
-        """
-        waiting = [value]
-        while waiting:
-            self.step()
-            each = waiting.pop()
-            if isinstance(each, str):
-                self.text(len(each))
-            elif isinstance(each, Mapping):
-                waiting += [*each.keys(), *each.values()]
-            elif isinstance(each, list | tuple):
-                waiting += each
-
 
 def count_values(value: Any) -> tuple[int, int]:
     """How many values there are in plain data, and how many characters in its strings."""
     values = characters = 0
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
+    for each in _nested(value):
         values += 1
-        if isinstance(each, str):
-            characters += len(each)
-        elif isinstance(each, Mapping):
-            waiting += [*each.keys(), *each.values()]
-        elif isinstance(each, list | tuple):
-            waiting += each
+        characters += len(each) if isinstance(each, str) else 0
     return values, characters
+
+
+def _nested(value: Any) -> Iterator[Any]:
+    """A value and all values in it, in memory that grows with their depth alone."""
+    open_: list[Iterator[Any]] = [iter((value,))]
+    while open_:
+        for each in open_[-1]:
+            yield each
+            if isinstance(each, _SCALARS):
+                continue
+            if isinstance(each, dict):
+                open_.append(chain(each.keys(), each.values()))
+                break
+            if isinstance(each, _LISTS):
+                open_.append(iter(each))
+                break
+        else:
+            open_.pop()

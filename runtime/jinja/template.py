@@ -3,35 +3,36 @@
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cache
+from traceback import walk_tb
+from types import CodeType, FrameType
 from typing import Any
 
-from jinja2 import TemplateSyntaxError, UndefinedError, nodes
+import jinja2
+from jinja2.sandbox import safe_range
 
+from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import ChatTemplateError
 from ortolan.runtime.jinja.budget import Budget, count_values
-from ortolan.runtime.jinja.evaluator import Evaluator
-from ortolan.runtime.jinja.syntax import environment
-from ortolan.runtime.jinja.values import Function, Namespace, Scope
+from ortolan.runtime.jinja.sandbox import Sandbox, namespace, paid
 from ortolan.runtime.limits import MAX_TEMPLATE_BYTES, MAX_TEMPLATE_TOKENS
 
 __all__ = ["Template"]
 
-MAX_RANGE = 10_000
-"""Numbers of a `range`, each a step."""
-
 MAX_DATE_FORMAT = 64
 """Characters of the format of a date."""
-
-
-_MISTAKES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, UndefinedError)
-"""What Python and Jinja raise where values are not what an operation takes."""
 
 _DATE_WIDTH = re.compile(r"%[-_0^#+]*\d")
 """A width, which the C library takes before the letter."""
 
+_FILE = "<template>"
+"""What a compiled template calls itself."""
+
+_sandbox = cache(Sandbox)
+
 
 class Template:
-    """A parsed template.
+    """A compiled template.
 
     White space around its statements is trimmed as transformers does it (`trim_blocks`,
     `lstrip_blocks`), and it may use `break`, `continue` and `{% generation %}`, which changes
@@ -46,7 +47,7 @@ class Template:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._body = _parsed(source)
+        self._code = _compiled(source)
 
     def render(
         self, values: Mapping[str, Any], *, functions: Mapping[str, Any], now: datetime
@@ -65,31 +66,38 @@ class Template:
         """
         count, characters = count_values(dict(values))
         budget = Budget(values=count, characters=characters)
-        own = {"dict": dict, "namespace": _namespace, "range": _range, "strftime_now": _tells(now)}
-        globals_ = {name: Function(call) for name, call in {**own, **functions}.items()}
-        evaluator = Evaluator(budget)
+        own = {"dict": _dict, "namespace": namespace, "range": safe_range}
+        given = {**own, "strftime_now": _tells(now), **functions}
+        sandbox = _sandbox().rendering(budget, [*given.values()])
+        template = jinja2.Template.from_code(sandbox, self._code, given)
+        parts = []
         try:
-            return evaluator.render(self._body, Scope(dict(values), Scope(globals_)))
-        except _MISTAKES as error:
-            raise ChatTemplateError(
-                f"chat template: expected line {evaluator.line} to make sense of these messages, "
-                f"got {error}. Change the messages, or use another template."
-            ) from error
+            for part in template.root_render_func(template.new_context(dict(values))):
+                budget.text(len(part))
+                parts.append(part)
+        except OrtolanError:
+            raise
         except RecursionError as error:
             raise ChatTemplateError(
-                f"chat template: expected line {evaluator.line} to be simple, got something nested "
-                "too deeply. Use another template."
+                f"chat template: expected line {_line(template, error)} to be simple, got "
+                "something nested too deeply. Use another template."
             ) from error
+        except Exception as error:  # what Jinja and Python raise has nothing else in common
+            raise ChatTemplateError(
+                f"chat template: expected line {_line(template, error)} to make sense of these "
+                f"messages, got {str(error)[:300]}. Change the messages, or use another template."
+            ) from error
+        return "".join(parts)
 
 
-def _parsed(source: str) -> list[nodes.Node]:
+def _compiled(source: str) -> CodeType:
     size = len(source.encode(errors="surrogatepass"))
     if size > MAX_TEMPLATE_BYTES:
         raise ChatTemplateError(
             f"chat template: expected at most {MAX_TEMPLATE_BYTES} bytes, got {size}. "
             "Use another template."
         )
-    jinja = environment()
+    jinja = _sandbox()
     try:
         for number, _ in enumerate(jinja.lex(source)):
             if number == MAX_TEMPLATE_TOKENS:
@@ -97,31 +105,32 @@ def _parsed(source: str) -> list[nodes.Node]:
                     f"chat template: expected at most {MAX_TEMPLATE_TOKENS} words and signs, got "
                     "more. Use another template."
                 )
-        return jinja.parse(source).body
-    except TemplateSyntaxError as error:
+        return jinja.compile(paid(jinja.parse(source)), filename=_FILE)
+    except jinja2.TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"chat template: expected a Jinja template, got one that is wrong in line "
             f"{error.lineno}: {error.message}. Correct it, or use another."
         ) from error
-    except (RecursionError, ValueError, OverflowError) as error:
+    except (RecursionError, SyntaxError, ValueError, MemoryError) as error:
         raise ChatTemplateError(
             "chat template: expected a Jinja template, got one that is nested too deeply. "
             "Use another."
         ) from error
 
 
-def _namespace(*args: Any, **named: Any) -> Namespace:
-    return Namespace(dict(*args, **named))
+def _line(template: jinja2.Template, error: Exception) -> int:
+    """Where in the template."""
+    lines = [line for frame, line in walk_tb(error.__traceback__) if _is_of_template(frame)]
+    return template.get_corresponding_lineno(lines[-1]) if lines else 1
 
 
-def _range(*bounds: int) -> list[int]:
-    numbers = range(*bounds)
-    if len(numbers) > MAX_RANGE:
-        raise ChatTemplateError(
-            f"chat template: expected a range of at most {MAX_RANGE}, got {len(numbers)}. "
-            "Use another template."
-        )
-    return list(numbers)
+def _is_of_template(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == _FILE
+
+
+def _dict(*args: Any, **named: Any) -> dict[Any, Any]:
+    """A function, since a class has more to reach."""
+    return dict(*args, **named)
 
 
 def _tells(now: datetime) -> Any:

@@ -1,6 +1,7 @@
 """Replies taken apart, in whatever pieces they come."""
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from ortolan.runtime.chat.parser import ReplyParser
 SOURCES = {
     "qwen": "<think> </think> <tool_call>",
     "qwen-coder": "<tool_call> <function=",
+    "glm": "</think> <tool_call> <arg_key>",
     "mistral": "[TOOL_CALLS]",
     "mistral-11": "[TOOL_CALLS] [ARGS] [THINK] [/THINK]",
     "command": "<|START_ACTION|> <|START_THINKING|> <|END_THINKING|>",
@@ -46,6 +48,8 @@ CALLS = {
     '<tool_call>\n{"name": "g.h", "arguments": "{}"}\n</tool_call>',
     "qwen-coder": "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=s>\na b\n"
     "</parameter>\n</function>\n</tool_call>\n<tool_call><function=g.h></function></tool_call>",
+    "glm": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n<arg_key>s</arg_key>\n"
+    "<arg_value>a b</arg_value>\n</tool_call>\n<tool_call>g.h\n</tool_call>",
     "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 1, "s": "a b"}}, {"name": "g.h"}]',
     "mistral-11": '[TOOL_CALLS]f[ARGS]{"n": 1, "s": "a b"}[TOOL_CALLS]g.h[ARGS]{}',
     "command": '<|START_ACTION|>[{"tool_name": "f", "parameters": {"n": 1, "s": "a b"}},\n'
@@ -200,6 +204,23 @@ def test_a_hostile_body_is_text(family: str, body: str) -> None:
     text = f"{calls.open}{body}{calls.close}"
     content, _, found = taken([text], form(family))
     assert (content, found) == (text, ())
+
+
+def test_parameters_that_never_end_take_no_time() -> None:
+    body = "<function=f><parameter=n>1</parameter>" + "<parameter=a>" * 20_000
+    start = time.process_time()
+    _, _, (call,) = taken([f"<tool_call>{body}</tool_call>"], form("qwen-coder"))
+    assert time.process_time() - start < 1
+    assert call.arguments == {"n": 1}
+
+
+@pytest.mark.parametrize("function", [{"parameters": None}, {"parameters": {"properties": [1]}}])
+@pytest.mark.parametrize("family", ["qwen-coder", "glm"])
+def test_a_schema_without_properties_leaves_texts(family: str, function: Any) -> None:
+    parser = ReplyParser(form(family), tools=[{"function": {"name": "f", **function}}])
+    found = [*parser.feed(CALLS[family]), *parser.finish()]
+    assert found[0].tool_call is not None
+    assert found[0].tool_call.arguments == {"n": "1", "s": "a b"}
 
 
 def test_arguments_are_json() -> None:

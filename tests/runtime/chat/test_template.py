@@ -229,11 +229,12 @@ def test_the_end_of_a_turn_is_the_control_token_after_an_answer(family: str) -> 
     ends = {
         "chatml": "<|im_end|>", "qwen2": "<|im_end|>", "qwen3": "<|im_end|>",
         "smollm3": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>",
-        "phi": "<|end|>", "gpt-oss": "<|end|>", "deepseek": "<｜end▁of▁sentence｜>",
+        "phi": "<|end|>", "deepseek": "<｜end▁of▁sentence｜>",
         "granite": "<|end_of_text|>", "command-r": "<|END_OF_TURN_TOKEN|>",
     }  # fmt: skip
     found = ours(family).end_of_turn
-    assert found == library(family).token_to_id(ends.get(family, "</s>"))
+    end = library(family).token_to_id(ends.get(family, "</s>"))
+    assert found == (None if family == "gpt-oss" else end)  # whose channels all end so
 
 
 def test_a_template_that_writes_no_control_token_has_no_end_of_turn() -> None:

@@ -142,6 +142,23 @@ CASES = {
         "{{ '\\n'.join(['a','b']) }}{{ 'a' 'b' }}{{ \"q\\\"q\" }}"
         "{{ 'tab\\tnl\\n\\u00e9' }}{{ 1_000 }}{{ 1e3 }}{{ 0x1f }}"
     ),
+    "what_filters_give": (
+        "{{ x.b|map('string') is sequence }}{{ 'empty' if x.b|select('gt', 9) else 'none' }}"
+        "{% set chosen = x.b|select('odd') %}{{ chosen|join }}{{ chosen|join }}"
+        "{% for i in x.b|map('string') %}{{ loop.length }}{{ loop.last }}{% endfor %}"
+    ),
+    "escaped_text": (
+        "{{ '<a>' + ('<b>'|safe) }}{{ '<a>' ~ ('<b>'|safe) }}{{ '<b>'|e }}{{ x|tojson|safe }}"
+        "{% autoescape true %}{{ '<a>' }}{{ '<b>'|safe }}{% endautoescape %}"
+    ),
+    "recursive_loops": (
+        "{% for i in [1, [2, [3]]] recursive %}{% if i is sequence %}({{ loop(i) }})"
+        "{% else %}{{ i }}{{ loop.depth }}{% endif %}{% endfor %}"
+    ),
+    "comparisons": (
+        "{{ x.b == [1, 2, 3] }}{{ x.l[0] in x.l }}{{ (1, 2) in {(1, 2): 3} }}"
+        "{{ {(1, 2): 3}[(1, 2)] }}{{ 1 < x.n <= 5 != 6 }}{{ x.b[:2] == x.b[::2] }}"
+    ),
     "messages_backwards": (
         "{{ messages[0].role }}{{ messages[-1]['content'] }}{{ (messages|last).role }}"
         "{{ messages[1:]|length }}{{ loop is defined }}{% for m in messages[::-1] %}"
@@ -184,15 +201,19 @@ def test_values_are_as_they_were() -> None:
             "line 2 to make sense of these messages, got 'nothing' is undefined",
         ),
         ("{{ 1 + 'a' }}", "unsupported operand"),
-        ("{{ [1, 2, 3].frob() }}", "'frob' is undefined"),
-        ("{{ 1 is frob }}", "expected a test of Jinja, got 'frob'"),
-        ("{{ 1 | frob }}", "filter 'frob'"),
-        ("{% include 'other' %}", "statement 'Include'"),
-        ("{% import 'other' as other %}", "statement 'Import'"),
-        ("{% for a in b recursive %}{% endfor %}", "recursive"),
-        ("{{ namespace }}", "expected data to write, got a function"),
+        ("{{ [1, 2, 3].frob() }}", "'list object' has no attribute 'frob'"),
+        ("{{ 1 is frob }}", "wrong in line 1: No test named 'frob'"),
+        ("{{ 1 | frob }}", "wrong in line 1: No filter named 'frob'"),
+        ("{{ '<b>' | urlize }}", "filters that chat templates use, got 'urlize'"),
+        ("{{ 'a'.center(9) }}", "a call of a builtin_function_or_method center"),
+        ("{% include 'other' %}", "the statement 'include'"),
+        ("{% import 'other' as other %}", "the statement 'import'"),
+        ("{% from 'other' import one %}", "the statement 'fromimport'"),
+        ("{% extends 'other' %}", "the statement 'extends'"),
+        ("{% block a scoped %}{% endblock %}", "the statement 'block'"),
+        ("{{ namespace }}", "expected data, got a function"),
         ("{{ [nothing] | tojson }}", "not JSON serializable"),
-        ("{% set a.b = 1 %}", "is no namespace"),
+        ("{% set a.b = 1 %}", "non-namespace object"),
         ("{{ 1 / 0 }}", "division by zero"),
     ],
 )

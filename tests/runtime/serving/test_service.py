@@ -22,7 +22,6 @@ from ortolan.runtime.errors import (
 )
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.serving.service import Service
-from ortolan.runtime.serving.ticket import Ticket
 
 POISON = "-"
 """The tokenizer gives each character the id of its place after the space."""
@@ -228,8 +227,10 @@ def test_cancelling_twice_or_too_late_changes_nothing(service: Service) -> None:
 
 
 def test_leaving_a_with_cancels(service: Service) -> None:
+    gate = Gate(service)
     with service.submit("abc", ignore_eos=True) as ticket:
-        next(ticket)
+        assert not ticket.done
+    gate.open()
     assert ticket.completion().finish_reason == "cancelled"
 
 
@@ -289,31 +290,27 @@ def test_an_error_of_the_service_reaches_everybody(
 def test_a_higher_priority_goes_first_and_takes_a_slot(model: Decoder) -> None:
     with model.serve(slots=1, mode="fast") as service:
         gate = Gate(service)
-        ends: list[str] = []
         low, middle, high = (
             service.submit("abcdef", max_new_tokens=40, ignore_eos=True, priority=priority)
             for priority in (0, 1, 2)
         )
-
-        def wait(name: str, ticket: Ticket) -> None:
-            ticket.completion()
-            ends.append(name)
-
-        named = {"low": low, "middle": middle, "high": high}
-        waiting = [threading.Thread(target=wait, args=item) for item in named.items()]
-        for thread in waiting:
-            thread.start()
         gate.open()
-        for thread in waiting:
-            thread.join()
-        assert ends == ["high", "middle", "low"]
-        assert len({ticket.completion().tokens for ticket in named.values()}) == 1
+        done = [ticket.completion() for ticket in (high, middle, low)]
+        first = [each.timings.time_to_first_token_s for each in done]
+        assert first == sorted(first), "though the low one came first"
+        assert len({each.tokens for each in done}) == 1
+        assert len(gate.ticket.completion().tokens) == 1
 
 
 def test_a_long_prompt_does_not_stop_texts_that_run(model: Decoder) -> None:
     with model.serve(slots=2, chunk=2) as service:
         short = service.submit("abc", max_new_tokens=50, ignore_eos=True)
         next(short)
-        long = service.submit("a" * 1000, max_new_tokens=1)
+        long = service.submit(
+            "a" * 1000,
+            max_new_tokens=1,
+            cancel=lambda: short.text.finish_reason is not None,  # asked between its parts
+        )
         assert len(short.completion().tokens) == 50
-        assert not long.done
+        assert long.completion().finish_reason == "cancelled"
+        assert long.completion().tokens == ()

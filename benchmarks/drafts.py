@@ -1,0 +1,120 @@
+"""What drafts by prompt lookup gain: an edit of code, records as JSON, and prose.
+
+    python benchmarks/drafts.py BUNDLE
+    python benchmarks/drafts.py BUNDLE --rounds 5 --threads 2
+
+BUNDLE answers conversations, as SmolLM2-135M-Instruct does. Three ways take turns: without a draft,
+with drafts that never guess (the same kernels as with those that do), and by prompt lookup. Prints
+a table: speed over that without a draft, medians, and which tokens are the same.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import ortolan
+from script import count, exit_status
+
+CODE = '''\
+def load_settings(path, defaults):
+    """Read settings from a file, over defaults."""
+    settings = dict(defaults)
+    with open(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            if "=" not in line:
+                raise ValueError(f"line {number}: expected name=value, got {line!r}")
+            name, value = line.split("=", 1)
+            settings[name.strip()] = value.strip()
+    return settings
+
+
+def save_settings(path, settings):
+    """Write settings to a file, sorted by name."""
+    with open(path, "w") as stream:
+        for name in sorted(settings):
+            stream.write(f"{name} = {settings[name]}\\n")
+'''
+
+RECORDS = [
+    ("Ada Lovelace", "London", 1815), ("Alan Turing", "London", 1912),
+    ("Grace Hopper", "New York", 1906), ("Emmy Noether", "Erlangen", 1882),
+    ("Kurt Goedel", "Brno", 1906), ("Sofia Kovalevskaya", "Moscow", 1850),
+]  # fmt: skip
+
+TASKS = {
+    "code edit": "Rename the variable `settings` to `options` in this code. "
+    f"Repeat the whole code with the new name and nothing else.\n\n```python\n{CODE}```",
+    "JSON": "Write these people as a JSON list of objects with the keys name, city and born.\n\n"
+    + "\n".join(f"- {name}, born in {city} in {year}" for name, city, year in RECORDS),
+    "prose": "Tell a story about a lighthouse keeper who finds a letter in a bottle.",
+}
+
+
+class Never:
+    """Makes no guess: what the kernels of drafts cost by themselves."""
+
+    def begin(self, prompt: Sequence[int]) -> "Never":
+        """Begin with a text."""
+        return self
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take tokens of it."""
+
+    def propose(self, most: int) -> list[int]:
+        """Guess nothing."""
+        return []
+
+
+WAYS = {"without": None, "never": Never(), "lookup": ortolan.PromptLookup()}
+
+
+def main() -> int:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description="Measure what drafts gain.")
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("-n", "--tokens", type=count, default=256, help="at most, of an answer")
+    parser.add_argument("-r", "--rounds", type=count, default=5)
+    parser.add_argument("--threads", type=count, default=2)
+    return exit_status(run, parser.parse_args())
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print a row for each task."""
+    model = ortolan.load(args.bundle, ortolan.Decoder, threads=args.threads)
+    print("| task | tokens | without, tokens/s | never guessing | lookup | guesses right | same |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
+    for task, question in TASKS.items():
+        print(measured(model, task, question, args), flush=True)
+
+
+def measured(model: ortolan.Decoder, task: str, question: str, args: argparse.Namespace) -> str:
+    """Let the ways answer one question in turn, and return a row of the table."""
+    speeds: dict[str, list[float]] = {way: [] for way in WAYS}
+    answers: dict[str, ortolan.Completion] = {}
+    for _ in range(1 + args.rounds):  # the first is for warming up
+        for way, draft in WAYS.items():
+            reply = model.chat(
+                [{"role": "user", "content": question}], draft=draft, max_new_tokens=args.tokens
+            )
+            answers[way] = reply.completion
+            speeds[way].append(reply.completion.timings.tokens_per_second)
+    speed = {way: statistics.median(values[1:]) for way, values in speeds.items()}
+    lookup, never = answers["lookup"], answers["never"]
+    timings = lookup.timings
+    same = "as never guessing" if lookup.tokens == never.tokens else "DIFFERENT"
+    if lookup.tokens == answers["without"].tokens:
+        same += ", as without"
+    return (
+        f"| {task} | {len(lookup.tokens)} | {speed['without']:.1f} "
+        f"| {speed['never'] / speed['without']:.2f}x | {speed['lookup'] / speed['without']:.2f}x "
+        f"| {timings.accepted_tokens} of {timings.drafted_tokens} | {same} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Many texts at once: Ortolan's service and its peers, side by side.
+
+    python benchmarks/streams.py --shape 1b
+    python benchmarks/streams.py --shape 135m --streams 1 4 8 -p 128 -n 128 -r 5
+    python benchmarks/streams.py --shape 135m --peers ortolan-exact,ortolan-fast
+
+So many prompts of one length are given at once, and each gets the same number of new tokens:
+Ortolan's service in both of its modes, several sequences in one context of llama.cpp, and OpenVINO
+GenAI's continuous batching, all with weights in 4 bits. Every request is made twice: for all of the
+tokens, and for the first alone, whose time is that of the prompts; the difference is the time of
+the steps. All stay loaded and take turns. Prints a table with tokens per second of all texts
+together, and how many times that of one text it is; writes it to benchmarks/results/.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import report
+import rounds
+from catalog import LLAMA_CPP, OPENVINO, ORTOLAN, Peer
+from make_checkpoint import SHAPES
+from peers import BUSY, find_checkpoint, make_prompt
+from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say
+from script import count, exit_status, names
+
+PRECISION = "int4"
+
+PEERS: Mapping[str, tuple[Peer, str, tuple[str, ...]]] = {
+    "ortolan-exact": (ORTOLAN, "workers.ortolan_streams", ("mode=exact",)),
+    "ortolan-fast": (ORTOLAN, "workers.ortolan_streams", ("mode=fast",)),
+    "llama.cpp": (LLAMA_CPP, "workers.llama_streams", ()),
+    "openvino-genai": (OPENVINO, "workers.openvino_streams", ()),
+}
+"""By name: whose model, the worker that runs it, and its options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One peer with one number of texts.
+
+    Attributes:
+        prompt_per_s: tokens of all prompts in a second, medians over the rounds.
+        step_per_s: new tokens of all texts in a second, once the prompts are computed.
+        scaling: `step_per_s` over that of the fewest texts.
+        times: how many times as fast the first peer is, in steps.
+        same: tokens of the first text before it differs from what it is among the fewest.
+    """
+
+    peer: str
+    streams: int
+    prompt_per_s: float
+    step_per_s: float
+    scaling: float
+    times: str
+    same: int
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Measure many texts at once, side by side.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--checkpoint", type=Path, help="folder with a Hugging Face checkpoint")
+    source.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead")
+    parser.add_argument("--peers", type=names, help="NAME,NAME: these alone")
+    parser.add_argument("--streams", type=count, nargs="+", default=[1, 4, 8])
+    parser.add_argument("-p", "--prompt-tokens", type=count, default=128)
+    parser.add_argument("-n", "--new-tokens", type=count, default=128)
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("-r", "--rounds", type=count, default=5)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args(arguments)
+    if args.new_tokens < 2:
+        parser.error("-n: expected at least 2, got 1. The first token belongs to the prompt.")
+    for name in args.peers or ():
+        if name not in PEERS:
+            parser.error(f"--peers: expected some of {', '.join(PEERS)}, got {name}.")
+    return args
+
+
+def make_programs(args: argparse.Namespace, checkpoint: Checkpoint) -> list[rounds.Program]:
+    """Prepare every model once, and return who runs it."""
+    made: dict[str, rounds.Program] = {}
+    programs = []
+    for name in args.peers or PEERS:
+        peer, worker, options = PEERS[name]
+        if peer.name not in made:
+            made[peer.name] = program(
+                peer, checkpoint, args.work, precision=PRECISION, threads=args.threads
+            )
+        options = (f"slots={max(args.streams)}", *options)
+        programs.append(replace(made[peer.name], name=name, module=worker, options=options))
+    return programs
+
+
+def make_prompts(args: argparse.Namespace, checkpoint: Path) -> list[list[int]]:
+    """Return a prompt for each text, each another one."""
+    prompt = make_prompt(checkpoint, tokens=args.prompt_tokens, new_tokens=args.new_tokens)
+    return [prompt[number:] + prompt[:number] for number in range(max(args.streams))]
+
+
+def make_requests(
+    prompts: Sequence[list[int]], streams: Sequence[int], new_tokens: int
+) -> list[dict[str, Any]]:
+    """Return for each number of texts what asks for the first tokens, and for all."""
+    return [
+        {"streams": prompts[:texts], "new_tokens": tokens}
+        for texts in streams
+        for tokens in (1, new_tokens)
+    ]
+
+
+def summarize(turns: Sequence[rounds.Turn], *, new_tokens: int, prompt_tokens: int) -> list[Row]:
+    """The rows of the table, by number of texts."""
+    peers = list(dict.fromkeys(turn.peer for turn in turns))
+    texts = sorted({len(turn.request["streams"]) for turn in turns})
+    numbers = sorted({turn.round for turn in turns})
+    seconds = {
+        (turn.peer, len(turn.request["streams"]), turn.request["new_tokens"], turn.round): (
+            turn.answer["seconds"]
+        )
+        for turn in turns
+    }
+    steps = {
+        (peer, many, number): many
+        * (new_tokens - 1)
+        / (seconds[peer, many, new_tokens, number] - seconds[peer, many, 1, number])
+        for peer in peers
+        for many in texts
+        for number in numbers
+    }
+    rows = []
+    for many in texts:
+        for peer in peers:
+            scaling = (steps[peer, many, n] / steps[peer, texts[0], n] for n in numbers)
+            ratios = (steps[peers[0], many, n] / steps[peer, many, n] for n in numbers)
+            rows.append(
+                Row(
+                    peer=peer,
+                    streams=many,
+                    prompt_per_s=median(
+                        many * prompt_tokens / seconds[peer, many, 1, n] for n in numbers
+                    ),
+                    step_per_s=median(steps[peer, many, n] for n in numbers),
+                    scaling=median(scaling),
+                    times="" if peer == peers[0] else str(report.Ratio.of(ratios)),
+                    same=same_tokens(turns, peer, many, new_tokens),
+                )
+            )
+    return rows
+
+
+def same_tokens(turns: Sequence[rounds.Turn], peer: str, many: int, new_tokens: int) -> int:
+    """How long the first text of many is what it is among the fewest."""
+    first = {
+        len(turn.request["streams"]): turn.answer["tokens"][0]
+        for turn in turns
+        if turn.peer == peer and turn.request["new_tokens"] == new_tokens
+    }
+    pairs = zip(first[min(first)], first[many], strict=True)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), new_tokens)
+
+
+def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
+    """The table as text."""
+    machine, first = setting["machine"], rows[0].peer
+    sizes = f"{setting['prompt_tokens']} + {setting['new_tokens']} tokens"
+    return "\n\n".join(
+        [
+            f"# {setting['checkpoint']}, {PRECISION}, {sizes} a text, {setting['threads']} threads",
+            f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds. Tokens "
+            "per second are those of all texts together; `scaling` is how many times those of the "
+            f"fewest texts they are, `times` how many times as fast {first} is in steps, `same` "
+            "how many tokens of the first text are what they are among the fewest.",
+            report.table(
+                ["texts", "", "prompts/s", "steps/s", "scaling", f"{first}, times", "same"],
+                [
+                    [
+                        *(f"{row.streams}", row.peer, f"{row.prompt_per_s:.0f}"),
+                        *(f"{row.step_per_s:.1f}", f"{row.scaling:.2f}", row.times, f"{row.same}"),
+                    ]
+                    for row in rows
+                ],
+            ),
+            report.with_versions(setting["versions"]),
+        ]
+    )
+
+
+def side_by_side(args: argparse.Namespace) -> None:
+    """Prepare every peer, let them take turns, print and write the result."""
+    checkpoint = find_checkpoint(args)
+    prompts = make_prompts(args, checkpoint.path)
+    programs = make_programs(args, checkpoint)
+    peers = {PEERS[each.name][0].name: PEERS[each.name][0] for each in programs}
+    machine = report.machine()
+    if machine["load_average"] > BUSY:
+        say(f"load average {machine['load_average']:.1f}: this machine does other work as well")
+    setting = {
+        "checkpoint": checkpoint.name,
+        "streams": args.streams,
+        "prompt_tokens": args.prompt_tokens,
+        "new_tokens": args.new_tokens,
+        "threads": args.threads,
+        "rounds": args.rounds,
+        "versions": all_versions(peers.values()),
+        "machine": machine,
+    }
+    requests = make_requests(prompts, args.streams, args.new_tokens)
+    turns, _ = rounds.take_turns(programs, requests, rounds=args.rounds)
+    rows = summarize(turns, new_tokens=args.new_tokens, prompt_tokens=args.prompt_tokens)
+    text = markdown(rows, setting)
+    print(text)
+    path = args.out / f"streams-{checkpoint.name}-t{args.threads}.json"
+    report.write(path, {**setting, "rows": [asdict(row) for row in rows]})
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    say(f"wrote {path} and, beside it, .md")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(side_by_side, parse()))

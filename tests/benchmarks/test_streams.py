@@ -1,0 +1,48 @@
+from typing import Any
+
+import pytest
+
+import streams
+from rounds import Turn
+
+
+def turn(peer: str, texts: int, new_tokens: int, seconds: float, tokens: list[int]) -> Turn:
+    request: dict[str, Any] = {"streams": [[5, 6]] * texts, "new_tokens": new_tokens}
+    answer = {"seconds": seconds, "tokens": [tokens] * texts}
+    return Turn(peer=peer, round=0, request=request, answer=answer)
+
+
+def test_steps_are_what_all_tokens_take_beyond_the_first() -> None:
+    turns = [
+        turn("ours", 1, 1, 1.0, [7]),
+        turn("ours", 1, 11, 2.0, [7] * 11),
+        turn("ours", 4, 1, 4.0, [7]),
+        turn("ours", 4, 11, 6.0, [7] * 3 + [8] * 8),
+        turn("other", 1, 1, 1.0, [7]),
+        turn("other", 1, 11, 3.0, [7] * 11),
+        turn("other", 4, 1, 1.0, [7]),
+        turn("other", 4, 11, 11.0, [7] * 11),
+    ]
+    rows = streams.summarize(turns, new_tokens=11, prompt_tokens=2)
+    assert [(row.streams, row.peer) for row in rows] == [
+        *((1, "ours"), (1, "other")),
+        *((4, "ours"), (4, "other")),
+    ]
+    assert [row.step_per_s for row in rows] == [10.0, 5.0, 20.0, 4.0]
+    assert [row.prompt_per_s for row in rows] == [2.0, 2.0, 2.0, 8.0]
+    assert [row.scaling for row in rows] == [1.0, 1.0, 2.0, 0.8]
+    assert [row.same for row in rows] == [11, 11, 3, 11]
+    assert rows[3].times == "5.00 (5.00-5.00)"
+
+
+def test_each_number_of_texts_is_asked_for_its_first_tokens_and_for_all() -> None:
+    requests = streams.make_requests([[1], [2], [3]], [1, 3], 9)
+    assert [(len(each["streams"]), each["new_tokens"]) for each in requests] == [
+        *((1, 1), (1, 9)),
+        *((3, 1), (3, 9)),
+    ]
+
+
+def test_an_unknown_peer_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        streams.parse(["--shape", "tiny", "--peers", "nobody"])
