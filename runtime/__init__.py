@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.loading import load
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
-    from ortolan.runtime.serving.prefixes import PrefixCounts
+    from ortolan.runtime.serving.prefix_counts import PrefixCounts
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
@@ -150,7 +150,7 @@ _HOMES = {
     "PromptLookup": "generation.drafts",
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
-    "PrefixCounts": "serving.prefixes",
+    "PrefixCounts": "serving.prefix_counts",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",

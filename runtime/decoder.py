@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
@@ -26,7 +26,7 @@ from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
-from ortolan.runtime.inputs.tokenizer import no_tokenizer
+from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.prefixes import CACHE_BYTES, FOLDER_BYTES
 from ortolan.runtime.serving.service import Mode, Service
@@ -52,7 +52,7 @@ class Decoder(Model):
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle, engine)
         self._memory = RequestMemory(bundle.manifest)
-        self._prompts = PromptReader(bundle.manifest, self.tokenizer)
+        self._reader = cache(partial(PromptReader, bundle.manifest))
 
     @overload
     def generate(
@@ -184,7 +184,7 @@ class Decoder(Model):
         asked = self._chat.question(
             messages, options, tools=tools, documents=documents, variables=variables
         )
-        texts = self._texts([asked.prompt], asked.options, reader=asked.reader)
+        texts = self._texts([asked.prompt], asked.options, tokenizer=asked.tokenizer)
         (completion,) = self._completed(texts, draft)
         return reply_of([*asked.parser.feed(completion.text), *asked.parser.finish()], completion)
 
@@ -220,7 +220,9 @@ class Decoder(Model):
         asked = self._chat.question(
             messages, options, tools=tools, documents=documents, variables=variables
         )
-        (text,) = self._texts([asked.prompt], asked.options, reader=asked.reader, streams=True)
+        (text,) = self._texts(
+            [asked.prompt], asked.options, tokenizer=asked.tokenizer, streams=True
+        )
         return ReplyStream(TextStream(text, self._generator(1, draft)), asked.parser)
 
     def conversation(
@@ -285,7 +287,7 @@ class Decoder(Model):
         self._engine.check_process()
         return Service(
             self._engine,
-            self._prompts,
+            self._reader(self.tokenizer),
             slots=slots,
             queue=queue,
             mode=mode,
@@ -364,10 +366,10 @@ class Decoder(Model):
         options: Options,
         *,
         streams: bool = False,
-        reader: PromptReader | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> list[SampledText]:
         """Check everything there is to check before anything is computed."""
-        reader = self._prompts if reader is None else reader
+        reader = self._reader(self.tokenizer if tokenizer is None else tokenizer)
         requests = reader.requests(prompts, options)
         wanted = options.get("max_new_tokens") or 1
         tokens = sum(len(request.prompt) + wanted for request in requests)

@@ -6,13 +6,12 @@ from functools import cache
 from typing import Any
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.chat.formats import Format, format_of
+from ortolan.runtime.chat.formats import format_of
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.chat.template_file import read_chat_template
 from ortolan.runtime.generation.options import Options
-from ortolan.runtime.generation.prompts import PromptReader
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 __all__ = ["Chat", "Question"]
@@ -25,13 +24,13 @@ class Question:
     Attributes:
         prompt: ids.
         options: of the request, the end of the turn among its stop tokens.
-        reader: makes the request; its texts show the markers that the parser looks for.
+        tokenizer: its texts show the markers that the parser looks for.
         parser: takes the reply apart.
     """
 
     prompt: list[int]
     options: Options
-    reader: PromptReader
+    tokenizer: Tokenizer
     parser: ReplyParser
 
 
@@ -52,8 +51,7 @@ class Chat:
         source, special_tokens = read_chat_template(bundle, tokenizer)
         self.template = ChatTemplate(source, tokenizer, special_tokens)
         self._manifest = bundle.manifest
-        self._tokenizer = self.template.tokenizer
-        self._reader = cache(self._made_reader)
+        self._showing = cache(tokenizer.showing)
 
     def question(
         self,
@@ -78,7 +76,7 @@ class Chat:
         return Question(
             prompt=prompt.ids,
             options=self._ended(options),
-            reader=self._reader(form),
+            tokenizer=self._showing(form.markers),
             parser=ReplyParser(
                 form,
                 tools=tools or (),
@@ -93,6 +91,3 @@ class Chat:
         if end is None or end in self._manifest.tokens.eos or options.get("ignore_eos", False):
             return options
         return {**options, "stop_tokens": [*options.get("stop_tokens", ()), end]}
-
-    def _made_reader(self, form: Format) -> PromptReader:
-        return PromptReader(self._manifest, self._tokenizer.showing(form.markers))

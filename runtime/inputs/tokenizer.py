@@ -12,13 +12,12 @@ from typing import Any
 
 import tokenizers
 
-from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream
 from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
 
-__all__ = ["TokenStream", "Tokenizer", "no_tokenizer", "open_tokenizer", "read_ids"]
+__all__ = ["TokenStream", "Tokenizer", "no_tokenizer", "read_ids"]
 
 
 class Tokenizer:
@@ -273,14 +272,6 @@ class _LibraryErrors:
 _LOADING = _LibraryErrors("tokenizer.json", "Copy the file again.")
 _ENCODING = _LibraryErrors("text", "Its tokenizer cannot take this text; change the text.")
 _DECODING = _LibraryErrors("ids", "Its tokenizer cannot decode them; check the bundle.")
-
-
-def open_tokenizer(bundle: Bundle) -> Tokenizer | None:
-    """The tokenizer of a bundle, where it has one."""
-    name = bundle.manifest.tokenizer
-    if name is None:
-        return None
-    return Tokenizer.from_bytes(bundle.read(name), model_vocab_size=bundle.manifest.vocab_size)
 
 
 def read_ids(

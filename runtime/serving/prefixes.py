@@ -25,38 +25,16 @@ from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.session import Engine, onnxruntime_version
 from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.machine.processor import processor_features
+from ortolan.runtime.serving.prefix_counts import PrefixCounts
 from ortolan.runtime.serving.prefix_files import PrefixFiles
 
-__all__ = ["CACHE_BYTES", "FOLDER_BYTES", "PrefixCache", "PrefixCounts"]
+__all__ = ["CACHE_BYTES", "FOLDER_BYTES", "PrefixCache"]
 
 CACHE_BYTES = 1 << 28
 """256 MiB: 4,096 tokens of a model of 1B parameters."""
 
 FOLDER_BYTES = 1 << 32
 """4 GiB: 65,536 tokens of such a model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixCounts:
-    """What a prefix cache has done, and what it holds.
-
-    Attributes:
-        prompts: that were looked up.
-        hits: of these, how many began with a known block.
-        tokens: that did not have to be computed.
-        blocks: in memory now.
-        bytes: of these blocks.
-        evicted: blocks that made room for others.
-        read: blocks that came from files.
-    """
-
-    prompts: int = 0
-    hits: int = 0
-    tokens: int = 0
-    blocks: int = 0
-    bytes: int = 0
-    evicted: int = 0
-    read: int = 0
 
 
 @dataclass(frozen=True, slots=True)

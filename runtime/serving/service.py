@@ -30,11 +30,11 @@ from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.inputs.source import is_batch
+from ortolan.runtime.serving.prefix_counts import PrefixCounts
 from ortolan.runtime.serving.prefixes import (
     CACHE_BYTES,
     FOLDER_BYTES,
     PrefixCache,
-    PrefixCounts,
 )
 from ortolan.runtime.serving.signal import Woken, wake
 from ortolan.runtime.serving.stats import Counts, ServiceStats

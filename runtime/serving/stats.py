@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ortolan.runtime.generation.sampled_text import SampledText
-from ortolan.runtime.serving.prefixes import PrefixCounts
+from ortolan.runtime.serving.prefix_counts import PrefixCounts
 
 __all__ = ["Counts", "ServiceStats"]
 

@@ -11,8 +11,8 @@ WORDS = ["name", "size", "tags", "price", "is open", 'a "quoted" key', "kind", "
 
 def random_schema(random: Random, depth: int = 3) -> Schema:
     """A schema that some text is valid by, nested at most `depth` deep."""
-    definitions = {"leaf": _leaf(random), "pair": _array(random, 0)}
-    return _schema(random, depth) | {"$defs": definitions}
+    pair = {"type": "array", "items": _leaf(random), "minItems": 2, "maxItems": 2}
+    return _schema(random, depth) | {"$defs": {"leaf": _leaf(random), "pair": pair}}
 
 
 def _schema(random: Random, depth: int) -> Schema:

@@ -81,6 +81,7 @@ HOSTILE: dict[str, Callable[[], Grammar]] = {
     "long strings": lambda: Grammar.json_schema({"type": "string", "minLength": 10**7}),
     "conjunction": lambda: Grammar.json_schema(strings(*[f"a.{{{i}}}b" for i in range(16)])),
     "multiples": lambda: Grammar.json_schema({"type": "integer", "multipleOf": 49_999}),
+    "no end": lambda: Grammar.json_schema({"type": "array", "items": {"$ref": "#"}, "minItems": 1}),
     "reference to itself": lambda: Grammar.json_schema({"$ref": "#"}),
     "alternatives of alternatives": lambda: Grammar.json_schema(
         {

@@ -22,7 +22,8 @@ from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.loading import load
 from ortolan.runtime.serving import prefixes
-from ortolan.runtime.serving.prefixes import PrefixCache, PrefixCounts
+from ortolan.runtime.serving.prefix_counts import PrefixCounts
+from ortolan.runtime.serving.prefixes import PrefixCache
 
 KINDS = ("fp32", "int4", "int8-prefill", "recurrent")
 PLENTY = 1 << 30
