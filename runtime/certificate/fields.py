@@ -127,7 +127,7 @@ class ExactReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def summary(self) -> str:
         """In one line."""
         if self.different:
-            return f"{', '.join(self.different)} differ from the same text alone"
+            return f"{', '.join(self.different)} differ from the same text alone: serve mode='fast'"
         return f"{self.comparisons} comparisons with the same text alone, bit by bit"
 
 

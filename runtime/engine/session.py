@@ -56,7 +56,9 @@ _ERRORS_ONLY = 3
 _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
 
 _SCALED_CALL = "com.microsoft::DynamicQuantizeMatMul"
-_PAIRED = "com.microsoft::MatMulNBits"
+_PAIRED = frozenset({"com.microsoft::MatMulNBits", "ai.onnx::DequantizeLinear"})
+"""Products in few bits; onnxruntime makes the first of the second."""
+
 _EXPERTS = frozenset({"com.microsoft::MoE", "com.microsoft::QMoE"})
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -141,7 +143,7 @@ class Engine:
         The kernel of low-bit products takes rows in pairs, and a last odd row by itself, by other
         sums (measured on onnxruntime 1.31 with AVX-512).
         """
-        return 2 if _PAIRED in self._operators else 1
+        return 1 if _PAIRED.isdisjoint(self._operators) else 2
 
     @cached_property
     def mixes_rows(self) -> bool:

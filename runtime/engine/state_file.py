@@ -16,6 +16,7 @@ file in which a single byte has changed.
 import contextlib
 import hashlib
 import os
+import stat
 import secrets
 import struct
 from collections.abc import Iterator, Sequence
@@ -138,7 +139,7 @@ def read_states(path: Path, slots: Slots, *, after: str = "") -> tuple[list[int]
         OSError: it is not there, or cannot be read.
         StateFileError: it is damaged, or of another bundle or version.
     """
-    if path.exists() and not path.is_file():  # a pipe would block
+    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
         raise _refused(path, "a file", "something else")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

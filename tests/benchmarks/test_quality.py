@@ -93,7 +93,7 @@ def test_settings_are_distinct_and_can_all_give_logits() -> None:
     assert len(set(names)) == len(names)
     folders = [(setting.peer.name, setting.precision) for setting in SETTINGS]
     assert len(set(folders)) == len(folders)
-    assert {setting.precision for setting in SETTINGS} == {*PRECISIONS, "int8"}
+    assert {setting.precision for setting in SETTINGS} == {*PRECISIONS, "int8", "auto"}
     assert not any(setting.peer.last_logits_only for setting in SETTINGS)
     for setting in SETTINGS:
         assert setting.peer.command(setting.precision, random=False)
