@@ -16,8 +16,8 @@ file in which a single byte has changed.
 import contextlib
 import hashlib
 import os
-import stat
 import secrets
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from math import prod
