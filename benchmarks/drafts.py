@@ -5,8 +5,8 @@
 
 BUNDLE answers conversations, as SmolLM2-135M-Instruct does. Three ways take turns: without a draft,
 with drafts that never guess (the same kernels as with those that do), and by prompt lookup. Prints
-a table: speed after the first token over that without a draft, medians, and which tokens are the same.
-Speeds are by the clock or, beside other work, by the processor (--cpu-time --threads 1).
+a table: speed after the first token over that without a draft, medians, and which tokens are the
+same. Speeds are by the clock or, beside other work, by the processor (--cpu-time --threads 1).
 """
 
 import argparse
