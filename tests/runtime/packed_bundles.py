@@ -10,17 +10,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, load_model
-from tests.runtime.tiny_decoder import ALIGNMENT, VOCABULARY, WIDTH, write_bundle
+from tests.runtime.tiny_decoder import (
+    ALIGNMENT,
+    BOS,
+    EOS,
+    VOCABULARY,
+    WIDTH,
+    tokenizer_json,
+    write_bundle,
+)
 
 from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import File
+from ortolan.runtime.bundle.manifest import File, Tokens
 
 BITS = 4
 
 
-def write(folder: Path, kind: str, *, seed: int = 0, group: int = 32) -> Bundle:
+def write(
+    folder: Path, kind: str, *, seed: int = 0, group: int = 32, has_text: bool = False
+) -> Bundle:
     """Write a bundle: `fp32`, `split`, `recurrent`, `int4`, `int4-split` or `int8-prefill`.
 
     The last one has products in 4 bits too, for steps. Groups of more than 32 weights are longer
@@ -31,6 +41,8 @@ def write(folder: Path, kind: str, *, seed: int = 0, group: int = 32) -> Bundle:
         split=kind.endswith("split") or kind == "int8-prefill",
         recurrent=kind == "recurrent",
         seed=seed,
+        tokenizer=tokenizer_json() if has_text else None,
+        tokens=Tokens(bos=BOS, eos=(EOS,)) if has_text else None,
     )
     if kind.startswith("int"):
         _quantize(folder, group, is_scaled=kind == "int8-prefill")

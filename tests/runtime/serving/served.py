@@ -13,6 +13,7 @@ from tests.runtime.tiny_decoder import BOS, EOS, VOCABULARY, tokenizer_json, wri
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.loading import load
 from ortolan.runtime.serving.service import Service
@@ -29,6 +30,7 @@ class Asked:
     limit: int
     seed: int
     temperature: float
+    pattern: str | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -43,6 +45,7 @@ class Asked:
             priority=priority,
             max_new_tokens=self.limit,
             sampling=Sampling(temperature=self.temperature, seed=self.seed),
+            grammar=None if self.pattern is None else Grammar.regex(self.pattern),
         )
 
 
@@ -59,9 +62,10 @@ def write_texts(folder: Path, *, poisoned: int | None = None) -> Decoder:
 
 def write_models(folder: Path) -> dict[str, Decoder]:
     """A model of each kind; kernels take rows in pairs where groups are longer than 32."""
+    bundles = [packed_bundles.write(folder / kind, kind, group=64, has_text=True) for kind in KINDS]
     return {
-        kind: load(packed_bundles.write(folder / kind, kind, group=64).path, Decoder, threads=1)
-        for kind in KINDS
+        kind: load(bundle.path, Decoder, threads=1)
+        for kind, bundle in zip(KINDS, bundles, strict=True)
     }
 
 

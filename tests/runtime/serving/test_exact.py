@@ -43,6 +43,7 @@ requests = st.builds(
     limit=st.integers(1, 12),
     seed=st.integers(0, 4),
     temperature=st.sampled_from([0.0, 1.0]),
+    pattern=st.sampled_from([None, None, "[a-z]{2,9}"]),
 )
 
 
