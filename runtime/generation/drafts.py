@@ -19,7 +19,7 @@ from ortolan.runtime.errors import InputError
 
 __all__ = ["Draft", "DraftModel", "Drafter", "PromptLookup", "check_draft"]
 
-NGRAMS = (6, 3)
+NGRAMS = (4, 2)
 """Tokens that have to match, the longest first: a longer match is right more often."""
 
 

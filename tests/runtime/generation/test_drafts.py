@@ -15,7 +15,7 @@ def test_the_latest_of_several_places_is_proposed() -> None:
 
 
 def test_a_longer_match_goes_before_a_later_one() -> None:
-    drafter = PromptLookup().begin([9, 9, 9, 1, 2, 3, 7, 0, 0, 1, 2, 3, 8, 9, 9, 9, 1, 2, 3])
+    drafter = PromptLookup().begin([9, 9, 1, 2, 7, 0, 0, 1, 2, 8, 9, 9, 1, 2])
     assert drafter.propose(1) == [7]
 
 
@@ -27,7 +27,7 @@ def test_a_repetition_is_continued_beyond_the_end() -> None:
 def test_nothing_is_proposed_where_nothing_was_seen_before() -> None:
     drafter = PromptLookup().begin([1, 2, 3, 4, 5])
     assert drafter.propose(4) == []
-    drafter.extend([1, 2])
+    drafter.extend([1, 3])
     assert drafter.propose(4) == []
 
 
