@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.serving.served import settle, write_models, write_texts
+from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.session import Engine
@@ -21,6 +22,7 @@ from ortolan.runtime.errors import (
     TokenizerError,
 )
 from ortolan.runtime.generation.generator import Generator
+from ortolan.runtime.loading import load
 from ortolan.runtime.serving.service import Service
 
 POISON = "-"
@@ -81,7 +83,7 @@ def test_stop_texts_and_options_are_those_of_generate(service: Service, model: D
 
 
 def test_without_a_tokenizer_there_are_tokens_and_no_pieces(tmp_path: Path) -> None:
-    model = write_models(tmp_path)["int4"]
+    model = load(write_bundle(tmp_path / "bundle").path, Decoder, threads=1)
     with model.serve(slots=2) as service:
         ticket = service.submit([1, 2, 3], max_new_tokens=4)
         with pytest.raises(TokenizerError, match="with a tokenizer"):
