@@ -22,7 +22,7 @@ from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.runtime import Bundle, open_bundle
-from ortolan.runtime.certificate import read
+from ortolan.runtime.certificate import read, verify
 
 CHECKPOINT = Path(__file__).parents[2] / "models" / "pythonic"
 PROMPT = "def read_lines(path):\n"
@@ -113,6 +113,15 @@ def test_portable_int4_gives_the_same_tokens(int4: dict[str, Bundle]) -> None:
         for kind in ("fused", "portable")
     ]
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("attention", get_args(Attention))
+def test_int4_gives_the_same_alone_and_among_others(
+    int4: dict[str, Bundle], attention: str
+) -> None:
+    report = verify(int4[attention].path)
+    assert report.exact is not None
+    assert report.exact.different == ()
 
 
 def test_portable_int4_runs_in_onnx_reference(int4: dict[str, Bundle]) -> None:
