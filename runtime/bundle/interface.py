@@ -9,7 +9,7 @@ A role is a key of the manifest's `graphs`:
 
 from collections.abc import Collection
 
-from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest
 from ortolan.runtime.errors import GraphError, ManifestError
 
@@ -117,10 +117,11 @@ def check_layout(manifest: Manifest) -> None:
             not begin with the batch.
     """
     for role, graph in manifest.graphs.items():
-        if graph.sequence is not None and (role, graph.sequence) != ("decode", 1):
+        takes_one = role in (DECODER, DECODE)
+        if graph.sequence is not None and not (takes_one and graph.sequence == 1):
             raise ManifestError(
                 f"{graph.file}: expected a {role} graph for any number of new tokens"
-                f"{' or for one' if role == 'decode' else ''}, got one for {graph.sequence}. "
+                f"{' or for one' if takes_one else ''}, got one for {graph.sequence}. "
                 "Export the checkpoint again."
             )
     decode, prefill = manifest.graphs.get("decode"), manifest.graphs.get("prefill")

@@ -168,8 +168,10 @@ class Engine:
     @property
     def few_tokens(self) -> int:
         """Most new tokens of a row that the graph of steps takes."""
-        is_one = self._few is self._many
-        return self.manifest.context_length if is_one else self._many_from - 1
+        if self.manifest.takes_one:
+            return 1
+        is_same = self._few is self._many
+        return self.manifest.context_length if is_same else self._many_from - 1
 
     def session(self, new_tokens: int, *, rows_per_source: int = 1) -> Any:
         """The onnxruntime session for steps of that many new tokens in each row."""
