@@ -7,8 +7,9 @@ attention. Given `State.whole()`, these are plain PyTorch over a whole text, and
 Given a `CachedState`, they continue texts; while `torch.onnx.export` traces, an attention becomes
 one node.
 
-Shape letters: B batch, S new tokens, T tokens so far, E width, C channels, W taps of a convolution, H query heads, K
-key/value heads, D head width, U value width, P rows of the rotary tables, R rotated channels.
+Shape letters: B batch, S new tokens, T tokens so far, E width, C channels, W taps of a convolution,
+H query heads, K key/value heads, D head width, U value width, P rows of the rotary tables, R
+rotated channels.
 """
 
 from abc import ABC, abstractmethod

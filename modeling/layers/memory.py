@@ -5,7 +5,8 @@ write), R heads that read, W heads that write, H width of the controller, J shif
 
 What the paper leaves open is here: keys and additions go through tanh; all heads address the
 memory as the step before left it, then it is written, then read; every slot begins as one learned
-vector, and every head at slot 0.
+vector, and every head at slot 0. Heads that are not trained rather move than look for content, and
+stay sharp: from there, PyTorch finds that a text can be stored slot after slot.
 """
 
 from typing import NamedTuple
@@ -18,6 +19,9 @@ from ortolan.modeling.config.recurrent import MemoryConfig
 
 EPSILON = 1e-8
 """Keeps the length of an empty slot from being zero."""
+
+MOVING, SHARP = 2.0, 2.0
+"""Of heads that are not trained: less of the gate, and more of the sharpness."""
 
 
 class MemoryState(NamedTuple):
@@ -54,6 +58,10 @@ class Memory(nn.Module):
         self.heads = nn.Linear(width, rows)
         self.initial = nn.Parameter(torch.empty(config.width))
         nn.init.uniform_(self.initial, -(config.width**-0.5), config.width**-0.5)
+        with torch.no_grad():
+            addressing_KX = self.heads.bias[: config.heads * self.addressing].view(config.heads, -1)
+            addressing_KX[:, config.width + 1] -= MOVING
+            addressing_KX[:, config.width + 2] += SHARP
 
     def forward(self, out_BH: Tensor, before: MemoryState) -> tuple[Tensor, MemoryState]:
         """Address, write and read once.
@@ -119,13 +127,11 @@ class Memory(nn.Module):
 def rotate(weights_BKN: Tensor, shift_BKJ: Tensor) -> Tensor:
     """A circular convolution: share `j` of J moves every weight by `j - (J - 1) / 2` slots."""
     reach = shift_BKJ.shape[-1] // 2
-    around_BKX = torch.cat(
-        (weights_BKN[..., -reach:], weights_BKN, weights_BKN[..., :reach]), -1
-    )
+    around_BKX = torch.cat((weights_BKN[..., -reach:], weights_BKN, weights_BKN[..., :reach]), -1)
     slots = weights_BKN.shape[-1]
     moved = [
-        around_BKX[..., 2 * reach - shift : 2 * reach - shift + slots] * share_BK1
-        for shift, share_BK1 in enumerate(shift_BKJ.split(1, -1))
+        around_BKX[..., 2 * reach - shift : 2 * reach - shift + slots] * share_BK[..., None]
+        for shift, share_BK in enumerate(shift_BKJ.unbind(-1))
     ]
     return torch.stack(moved).sum(0)
 

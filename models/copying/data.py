@@ -1,7 +1,7 @@
 """Symbols to copy once, or several times (Graves et al. 2014, sections 4.1 and 4.2).
 
-    copy c a f |                c a f
-    repeat c a f 2 |            c a f c a f
+copy c a f |                c a f
+repeat c a f 2 |            c a f c a f
 """
 
 import random

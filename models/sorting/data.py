@@ -1,6 +1,6 @@
 """Symbols to sort.
 
-    c a f a |                a a c f
+c a f a |                a a c f
 """
 
 import random
@@ -11,9 +11,7 @@ from ortolan.modeling.training import Answers, Pair
 SYMBOLS = "abcdefgh"
 
 
-def read(
-    *, longest: int = 10, texts: int = 60_000, held_out: int = 500, seed: int = 0
-) -> Answers:
+def read(*, longest: int = 10, texts: int = 60_000, held_out: int = 500, seed: int = 0) -> Answers:
     """Texts of every length to learn from, and two held-out sets.
 
     Args:

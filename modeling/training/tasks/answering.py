@@ -21,6 +21,7 @@ from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.training.data import Answers, Pair, read_data
 from ortolan.modeling.training.recipe import Answering, Recipe
 from ortolan.modeling.training.tasks.task import Batch, initialise, write_json
+from ortolan.modeling.training.tokenizer import id_of
 
 END = "<end>"
 
@@ -87,9 +88,7 @@ class AnsweringTask:
     def companions(self, folder: Path) -> None:
         """Write the tokenizer and the defaults of generation."""
         self.tokenizer.save(str(folder / "tokenizer.json"))
-        write_json(
-            folder / "generation_config.json", {"eos_token_id": self.tokenizer.token_to_id(END)}
-        )
+        write_json(folder / "generation_config.json", {"eos_token_id": id_of(self.tokenizer, END)})
 
     def figures(self) -> dict[str, object]:
         """Sizes of the data."""
@@ -102,7 +101,7 @@ class AnsweringTask:
 
     def _encoded(self, pairs: Sequence[Pair]) -> list[tuple[list[int], int]]:
         """Ids of each text, and how many of them are its prompt."""
-        end = self.tokenizer.token_to_id(END)
+        end = id_of(self.tokenizer, END)
         prompts, answers = (
             [encoding.ids for encoding in self.tokenizer.encode_batch(list(side))]
             for side in zip(*pairs, strict=True)
@@ -149,7 +148,7 @@ def right_share(module: TransformerModel, texts: Sequence[tuple[list[int], int]]
 
 def _config(recipe: Recipe, tokenizer: Tokenizer) -> DecoderConfig | RecurrentConfig:
     """The recipe's model for a tokenizer."""
-    special = {"eos_token_id": tokenizer.token_to_id(END)}
+    special = {"eos_token_id": id_of(tokenizer, END)}
     values = {"vocab_size": tokenizer.get_vocab_size(), **special, **recipe.model}
     config = config_from_hf(values, ModelConfig)
     if not isinstance(config, DecoderConfig | RecurrentConfig):
