@@ -48,12 +48,20 @@ from ortolan.modeling.config.positions import (
     TablePositions,
     YarnScaling,
 )
+from ortolan.modeling.config.recurrent import (
+    AdditiveAttentionConfig,
+    CellKind,
+    MemoryConfig,
+    RecurrentConfig,
+)
 
 __all__ = [
     "Activation",
+    "AdditiveAttentionConfig",
     "AlibiPositions",
     "AttentionConfig",
     "BlockConfig",
+    "CellKind",
     "ClassifierHead",
     "ConcatenatedPositions",
     "DecoderConfig",
@@ -70,6 +78,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "MemoryConfig",
     "MixtureConfig",
     "ModelConfig",
     "NoPositions",
@@ -79,6 +88,7 @@ __all__ = [
     "Pooling",
     "Positions",
     "Projection",
+    "RecurrentConfig",
     "RelativeBiasPositions",
     "RelativeKeyPositions",
     "RelativePositions",
