@@ -13,7 +13,7 @@ rotated channels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -33,6 +33,7 @@ class State(ABC):
 
     Attributes:
         layers: the attention of each layer that had keys in this forward, by its number.
+        takes_one: the module has asked for its tokens one by one.
     """
 
     @staticmethod
@@ -166,6 +167,21 @@ class State(ABC):
             before it. The others hold no meaning.
         """
 
+    def tokens(self, x: Tensor) -> Sequence[Tensor]:
+        """The new tokens one by one, for a module that cannot take several at once.
+
+        Where each needs what was computed for the one before it, other than by `recur`, a loop is
+        the only way. A bundle of such a module takes its prompts token by token.
+
+        Args:
+            x: `(B, S, ...)`.
+
+        Returns:
+            `(B, ...)` for each token.
+        """
+        self.takes_one = True
+        return x.unbind(1)
+
     def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A causal convolution of each channel with its own taps, over the text so far.
 
@@ -217,6 +233,7 @@ class State(ABC):
 
     def __init__(self) -> None:
         self.layers: dict[int, AttentionConfig] = {}
+        self.takes_one = False
         self._value_widths: dict[int, int] = {}
 
     @abstractmethod
@@ -358,8 +375,7 @@ class CachedState(State):
         """Those of the buffer, the new ones in their places."""
         before_BCE = self._sequences[name]
         positions_BS = self._step.positions(x.shape[1]).long()
-        rows_BSE = positions_BS[..., None].expand_as(x)
-        after_BCE = self.extended[name] = before_BCE.scatter(1, rows_BSE, x)
+        after_BCE = self.extended[name] = ops.extended(before_BCE, x, positions_BS)
         reach = self._step.reach(before_BCE.shape[1])
         slots_T = torch.arange(reach, device=x.device)
         return after_BCE[:, :reach], slots_T <= positions_BS[..., None]

@@ -101,9 +101,7 @@ class _ModuleGraph(Entry):
         sequences = {name: next(given) for name in carried.extended}
         growing = caches or sequences
         state = CachedState(
-            StepLengths(
-                seqlens_k, total, seen_of(total, states[0].shape[-2]) if growing else None
-            ),
+            StepLengths(seqlens_k, total, seen_of(total, states[0].shape[-2]) if growing else None),
             caches,
             dict(zip(carried.kept, given, strict=True)),
             logit_positions,
@@ -209,7 +207,11 @@ def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Si
             torch.zeros(batch, dtype=torch.int32),
             torch.zeros((), dtype=torch.int32),
             torch.zeros(batch, sequence or 3, dtype=torch.int64),
-            [*cache, *sequences, *memory],  # together: an empty list would leave every axis without a name
+            [
+                *cache,
+                *sequences,
+                *memory,
+            ],  # together: an empty list would leave every axis without a name
         ),
         axes=(
             {0: "batch", **length},

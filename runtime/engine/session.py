@@ -125,9 +125,10 @@ class Engine:
 
         Activations that are rounded by one scale for a whole call depend on what is in the call. A
         part that cannot be padded, since a state is replaced, may have an odd number of tokens.
+        Tokens that are computed one by one know of no part.
         """
         is_replaced = any(state.update == "replace" for state in self.manifest.states)
-        return is_replaced or _SCALED_CALL in self._operators
+        return not self.manifest.takes_one and (is_replaced or _SCALED_CALL in self._operators)
 
     @property
     def rows_multiple(self) -> int:

@@ -58,6 +58,7 @@ def write_bundle(
     *,
     split: bool = False,
     recurrent: bool = False,
+    takes_one: bool = False,
     poisoned: int | None = None,
     context_length: int = CONTEXT,
     tokens: Tokens | None = None,
@@ -71,6 +72,7 @@ def write_bundle(
     Args:
         split: two graphs over the same weights in place of one.
         recurrent: with a state of fixed size besides keys and values.
+        takes_one: by a graph for one new token of each row.
         poisoned: an id whose embedding is not a number.
         others: more files, by name.
     """
@@ -81,7 +83,8 @@ def write_bundle(
         weights["embedding"][poisoned] = np.nan
     blob, places = _pack(weights)
     blob_name = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
-    graphs = {"prefill": None, "decode": 1} if split else {"decoder": None}
+    one = 1 if takes_one else None
+    graphs = {"prefill": None, "decode": 1} if split else {"decoder": one}
     named = {} if tokenizer is None else {"tokenizer.json": tokenizer}
     contents = {blob_name: blob, **others, **named}
     for role, sequence in graphs.items():

@@ -17,7 +17,7 @@ from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Buffer, Slots
 from ortolan.runtime.errors import ContextLengthError, NumericError
 
-KINDS = ("unified", "split", "recurrent")
+KINDS = ("unified", "split", "recurrent", "by-token")
 
 Tiny = dict[str, tuple[TinyDecoder, Engine]]
 
@@ -31,6 +31,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         "unified": write_bundle(folder / "unified"),
         "split": write_bundle(folder / "split", split=True),
         "recurrent": write_bundle(folder / "recurrent", recurrent=True),
+        "by-token": write_bundle(folder / "by-token", recurrent=True, takes_one=True),
     }
     return {kind: (tiny, Engine(open_bundle(tiny.path))) for kind, tiny in bundles.items()}
 
