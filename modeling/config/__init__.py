@@ -5,6 +5,7 @@ from ortolan.modeling.config.block import (
     BlockConfig,
     FeedForwardConfig,
     LatentConfig,
+    Mixer,
     Placement,
 )
 from ortolan.modeling.config.head import (
@@ -17,6 +18,14 @@ from ortolan.modeling.config.head import (
     NormConfig,
     Pooling,
     Projection,
+)
+from ortolan.modeling.config.mixers import (
+    CAPACITY,
+    GatedDeltaConfig,
+    LayerState,
+    LinearRecurrenceConfig,
+    ShortConvConfig,
+    StateSpaceConfig,
 )
 from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
@@ -50,6 +59,7 @@ from ortolan.modeling.config.positions import (
 )
 
 __all__ = [
+    "CAPACITY",
     "Activation",
     "AlibiPositions",
     "AttentionConfig",
@@ -62,14 +72,18 @@ __all__ = [
     "EncoderConfig",
     "EncoderDecoderConfig",
     "FeedForwardConfig",
+    "GatedDeltaConfig",
     "Head",
     "HeadLayer",
     "LanguageModelHead",
     "LatentConfig",
+    "LayerState",
     "LearnedPositions",
+    "LinearRecurrenceConfig",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "Mixer",
     "MixtureConfig",
     "ModelConfig",
     "NoPositions",
@@ -84,8 +98,10 @@ __all__ = [
     "RelativePositions",
     "RotaryPositions",
     "RotaryScaling",
+    "ShortConvConfig",
     "SinusoidalPositions",
     "StackConfig",
+    "StateSpaceConfig",
     "TablePositions",
     "TokenInput",
     "YarnScaling",
