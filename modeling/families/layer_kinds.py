@@ -53,6 +53,6 @@ def with_mixers(
     return replace(config, blocks=blocks)
 
 
-def either(*names: str) -> tuple[Target, ...]:
+def either(*names: str, offset: float = 0.0) -> tuple[Target, ...]:
     """What is published under one name, and ours under one for each kind of layer."""
-    return tuple(Target(name) for name in names)
+    return tuple(Target(name, offset=offset) for name in names)
