@@ -6,8 +6,10 @@ from ortolan.modeling.config import (
     EncoderConfig,
     EncoderDecoderConfig,
     ModelConfig,
+    RecurrentConfig,
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError, ModelingError, WeightError
+from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel, EncoderDecoderModel, EncoderModel
 
@@ -22,6 +24,8 @@ __all__ = [
     "EncoderModel",
     "ModelConfig",
     "ModelingError",
+    "RecurrentConfig",
+    "RecurrentModel",
     "TransformerModel",
     "WeightError",
     "load",

@@ -2,12 +2,14 @@
 
 A module of the user's own has `forward(ids, state)` and asks the state for everything that reaches
 across tokens: `attend` for attention, `recall` and `keep` for what is replaced at every step,
-`convolve` for a causal convolution, `recur` for linear attention. Given `State.whole()`, these are
-plain PyTorch over a whole text, and gradients flow. Given a `CachedState`, they continue texts;
-while `torch.onnx.export` traces, an attention becomes one node.
+`extend` for what grows by every token, `convolve` for a causal convolution, `recur` for linear
+attention. Given `State.whole()`, these are plain PyTorch over a whole text, and gradients flow.
+Given a `CachedState`, they continue texts; while `torch.onnx.export` traces, an attention becomes
+one node.
 
-Shape letters: B batch, S new tokens, C channels, W taps of a convolution, H query heads, K
-key/value heads, D head width, U value width, P rows of the rotary tables, R rotated channels.
+Shape letters: B batch, S new tokens, T tokens so far, E width, C channels, W taps of a convolution,
+H query heads, K key/value heads, D head width, U value width, P rows of the rotary tables, R
+rotated channels.
 """
 
 from abc import ABC, abstractmethod
@@ -152,6 +154,19 @@ class State(ABC):
     def keep(self, name: str, value: Tensor) -> None:
         """Keep a tensor `(B, *shape)` for the next step; see `recall`."""
 
+    @abstractmethod
+    def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors of all tokens so far, for attention whose scores are not products.
+
+        Args:
+            name: any, the same at every step, and once in a forward.
+            x: those of the new tokens, `(B, S, E)`.
+
+        Returns:
+            `(B, T, E)`, and bool `(B, S, T)` or `(1, S, T)`: which of them are a new token's own or
+            before it. The others hold no meaning.
+        """
+
     def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A causal convolution of each channel with its own taps, over the text so far.
 
@@ -233,12 +248,14 @@ class WholeState(State):
 
     Attributes:
         kept: the shape `(B, ...)` of each tensor that was kept, by name.
+        extended: the shape `(B, S, E)` of what grew, by name.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._heads: dict[int, tuple[Heads, Rotary | None]] = {}
         self.kept: dict[str, tuple[int, ...]] = {}
+        self.extended: dict[str, tuple[int, ...]] = {}
 
     def positions(self, ids: Tensor) -> Tensor:
         """0, 1, ... `(1, S)`."""
@@ -251,6 +268,11 @@ class WholeState(State):
     def keep(self, name: str, value: Tensor) -> None:
         """Remember nothing but the shape: a whole text has no next step."""
         self.kept[name] = tuple(value.shape)
+
+    def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The new ones are all there are."""
+        self.extended[name] = tuple(x.shape)
+        return x, torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
 
     def _attend(
         self,
@@ -288,10 +310,12 @@ class CachedState(State):
         caches: keys and values of each layer so far, by its number.
         memory: what the step before kept, `(B, ...)` each, by name.
         rows: new tokens whose logits are asked for, `(B, R)`; all where None.
+        sequences: buffers of what grows, `(B, capacity, E)` each, by name.
 
     Attributes:
         presents: the extended keys and values.
         kept: what this step kept.
+        extended: the buffers, with the new tokens in them.
         has_selected: the module has left out the other rows.
     """
 
@@ -301,12 +325,15 @@ class CachedState(State):
         caches: Mapping[int, LayerCache],
         memory: Mapping[str, Tensor],
         rows: Tensor | None = None,
+        sequences: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self._step = step
         self._rows = rows
         self._caches = caches
         self._memory = memory
+        self._sequences = sequences or {}
+        self.extended: dict[str, Tensor] = {}
         self.presents: dict[int, LayerCache] = {}
         self.kept: dict[str, Tensor] = {}
         self.has_selected = rows is None
@@ -327,6 +354,16 @@ class CachedState(State):
     def keep(self, name: str, value: Tensor) -> None:
         """Keep a tensor for the next step."""
         self.kept[name] = value
+
+    def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the buffer, the new ones in their places."""
+        before_BCE = self._sequences[name]
+        positions_BS = self._step.positions(x.shape[1]).long()
+        rows_BSE = positions_BS[..., None].expand_as(x)
+        after_BCE = self.extended[name] = before_BCE.scatter(1, rows_BSE, x)
+        reach = self._step.reach(before_BCE.shape[1])
+        slots_T = torch.arange(reach, device=x.device)
+        return after_BCE[:, :reach], slots_T <= positions_BS[..., None]
 
     def _attend(
         self,

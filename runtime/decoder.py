@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.chat.messages import Message
@@ -20,7 +21,7 @@ from ortolan.runtime.generation import sequence
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.generation.options import Options, checked_count
+from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.generation.text_stream import TextStream
@@ -371,7 +372,9 @@ class Decoder(Model):
         """Check everything there is to check before anything is computed."""
         reader = self._reader(self.tokenizer if tokenizer is None else tokenizer)
         requests = reader.requests(prompts, options)
-        wanted = options.get("max_new_tokens") or 1
-        tokens = sum(len(request.prompt) + wanted for request in requests)
+        has_limit = options.get("max_new_tokens") is not None
+        tokens = sum(
+            len(request.prompt) + (request.limit if has_limit else 1) for request in requests
+        )
         self._memory.check(tokens=tokens, rows=len(requests))
         return [reader.text(request, streams=streams) for request in requests]

@@ -22,6 +22,7 @@ OrtolanError
 ├── ServiceError           a service cannot take a request, or not finish it
 │   ├── QueueFullError         as many requests wait as may; says when to try again
 │   └── ServiceClosedError     it takes no more requests
+├── ComputeError           onnxruntime could not compute the model
 ├── NumericError           the model gave logits that are not finite
 ├── CertificateError       a verification could not be carried out
 ├── ForkedError            a session made before `os.fork()` was used in the child
@@ -153,6 +154,12 @@ class ServiceClosedError(ServiceError):
     """A service takes no more requests."""
 
     code: ClassVar[str] = "service-closed"
+
+
+class ComputeError(OrtolanError):
+    """onnxruntime could not compute the model: it is damaged, or memory is short."""
+
+    code: ClassVar[str] = "compute"
 
 
 class NumericError(OrtolanError):

@@ -3,6 +3,7 @@
 import os
 from typing import Any, TypeVar, overload
 
+from ortolan.runtime.arguments import checked_flag, checked_path
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
@@ -72,13 +73,14 @@ def load(
         BundleError: the bundle is missing, damaged, or does what bundles may not do.
         BundleKindError: it is of another kind than requested.
         DeviceError: the device is unknown, absent, or not one the bundle was made for.
-        InputError: `threads` is not a number of threads, or `kind` no kind of model.
+        InputError: an argument is none of what it may be.
         MemoryPlanError: what loading takes is more than the memory that is left.
         MissingExtraError: onnxruntime is not installed.
     """
-    if kind is not None and kind not in _MODELS.values():
+    if kind is not None and not any(kind is known for known in _MODELS.values()):
         raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {kind!r}.")
-    bundle = open_bundle(path, full_check=full_check)
+    full_check = checked_flag("full_check", full_check)
+    bundle = open_bundle(checked_path("path", path), full_check=full_check)
     chosen = _MODELS[bundle.manifest.kind] if kind is None else kind
     check_kind(bundle.manifest, chosen)  # before its weights are touched
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)

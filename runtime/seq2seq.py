@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.engine.encode import encode
@@ -30,7 +31,6 @@ from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import (
     CheckedOptions,
     Options,
-    checked_count,
     checked_options,
 )
 from ortolan.runtime.generation.prompts import PromptReader

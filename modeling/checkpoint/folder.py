@@ -28,6 +28,7 @@ from ortolan.modeling.config import (
     EncoderDecoderConfig,
     LanguageModelHead,
     ModelConfig,
+    RecurrentConfig,
     RelativeBiasPositions,
     RelativeKeyPositions,
     RotaryPositions,
@@ -39,13 +40,10 @@ from ortolan.modeling.families import family_of, published_config, weights_of
 from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
+from ortolan.modeling.models.building import build
+from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.models.stack import Stack, TransformerModel
-from ortolan.modeling.models.transformer import (
-    DecoderModel,
-    EncoderDecoderModel,
-    EncoderModel,
-    build,
-)
+from ortolan.modeling.models.transformer import DecoderModel, EncoderDecoderModel, EncoderModel
 from ortolan.modeling.weights import TensorSource, published_pieces
 
 C = TypeVar("C", bound=ModelConfig)
@@ -58,6 +56,7 @@ KINDS: dict[type[ModelConfig], str] = {
     DecoderConfig: "a decoder",
     EncoderConfig: "an encoder",
     EncoderDecoderConfig: "an encoder-decoder",
+    RecurrentConfig: "a recurrent network",
 }
 """What messages call the models of each config."""
 
@@ -66,6 +65,7 @@ CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
     DecoderModel: DecoderConfig,
     EncoderModel: EncoderConfig,
     EncoderDecoderModel: EncoderDecoderConfig,
+    RecurrentModel: RecurrentConfig,
 }
 """The config of each kind of model."""
 
@@ -213,7 +213,8 @@ def load(
 
     Args:
         source: the checkpoint, see `open_checkpoint`.
-        kind: `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`; `TransformerModel` for any.
+        kind: `DecoderModel`, `EncoderModel`, `EncoderDecoderModel` or `RecurrentModel`;
+            `TransformerModel` for any.
         max_context: tokens that shall fit; the config's own by default.
 
     Raises:
@@ -252,6 +253,9 @@ def limit_context(config: C, max_context: int | None) -> C:
             return config
         case StackConfig():
             limited = _limit_stack(config, max_context)
+        case RecurrentConfig():
+            # Nothing in it counts the tokens.
+            limited = replace(config, context_length=max_context)
         case EncoderDecoderConfig(encoder=encoder, decoder=decoder):
             limited = replace(
                 config,

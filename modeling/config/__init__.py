@@ -57,13 +57,21 @@ from ortolan.modeling.config.positions import (
     TablePositions,
     YarnScaling,
 )
+from ortolan.modeling.config.recurrent import (
+    AdditiveAttentionConfig,
+    CellKind,
+    MemoryConfig,
+    RecurrentConfig,
+)
 
 __all__ = [
     "CAPACITY",
     "Activation",
+    "AdditiveAttentionConfig",
     "AlibiPositions",
     "AttentionConfig",
     "BlockConfig",
+    "CellKind",
     "ClassifierHead",
     "ConcatenatedPositions",
     "DecoderConfig",
@@ -83,6 +91,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "MemoryConfig",
     "Mixer",
     "MixtureConfig",
     "ModelConfig",
@@ -93,6 +102,7 @@ __all__ = [
     "Pooling",
     "Positions",
     "Projection",
+    "RecurrentConfig",
     "RelativeBiasPositions",
     "RelativeKeyPositions",
     "RelativePositions",

@@ -4,6 +4,7 @@ A recipe is a TOML file, `recipe.py`; the function that reads its data lies besi
 """
 
 from ortolan.modeling.training.data import (
+    Answers,
     Images,
     LabelledImages,
     LabelledTexts,
@@ -13,4 +14,13 @@ from ortolan.modeling.training.data import (
     equal_share,
 )
 
-__all__ = ["Images", "LabelledImages", "LabelledTexts", "Pair", "Pairs", "Texts", "equal_share"]
+__all__ = [
+    "Answers",
+    "Images",
+    "LabelledImages",
+    "LabelledTexts",
+    "Pair",
+    "Pairs",
+    "Texts",
+    "equal_share",
+]

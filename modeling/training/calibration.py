@@ -9,7 +9,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from ortolan.modeling.training.data import Data, LabelledImages, LabelledTexts, Pair, Pairs, Texts
+from ortolan.modeling.training.data import (
+    Answers,
+    Data,
+    LabelledImages,
+    LabelledTexts,
+    Pair,
+    Pairs,
+    Texts,
+)
 
 T = TypeVar("T")
 
@@ -36,6 +44,10 @@ def write_calibration(data: Data, folder: Path) -> None:
             unseen = [pair for pairs in held_out.values() for pair in pairs if _is_line(pair)]
             pairs = _chosen([pair for pair in train if _is_line(pair)], unseen, MOST_PAIRS)
             _write(folder / "calibration.tsv", "".join(f"{a}\t{b}\n" for a, b in pairs))
+        case Answers(train=train, held_out=held_out):
+            unseen = [pair for pairs in held_out.values() for pair in pairs]
+            texts = _chosen(list(train), unseen, MOST_PAIRS)
+            _write(folder / "calibration.txt", "".join(f"{a} {b}\n" for a, b in texts))
         case LabelledTexts(train=train, held_out=held_out):
             parts = ("\n".join(text for text, _ in part) for part in (train, held_out))
             _write(folder / "calibration.txt", _quarters(*parts))

@@ -36,7 +36,7 @@ Figures = Callable[[], Mapping[str, object]]
 """More figures for training.json, such as those of a baseline; computed once, at the end."""
 
 Pair = tuple[str, str]
-"""A sentence and its translation."""
+"""A sentence and its translation, or a prompt and its answer."""
 
 Metric = Callable[[Sequence[str], Sequence[str]], float]
 """How good translations are, given their references."""
@@ -145,9 +145,22 @@ class Pairs:
     figures: Figures = dict
 
 
-Data = Texts | LabelledTexts | LabelledImages | Pairs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Prompts and their answers; tokens are what stands between spaces.
 
-D = TypeVar("D", Texts, LabelledTexts, LabelledImages, Pairs)
+    Attributes:
+        held_out: sets to measure on, by name; the first is drawn.
+    """
+
+    train: Sequence[Pair]
+    held_out: Mapping[str, Sequence[Pair]]
+    figures: Figures = dict
+
+
+Data = Texts | LabelledTexts | LabelledImages | Pairs | Answers
+
+D = TypeVar("D", Texts, LabelledTexts, LabelledImages, Pairs, Answers)
 
 _NUMBERS = itertools.count()
 

@@ -66,8 +66,24 @@ class Translation(_Table, frozen=True, kw_only=True, tag_field="name", tag="tran
     """An encoder-decoder learns to translate `Pairs`."""
 
 
+class Answering(_Table, frozen=True, kw_only=True, tag_field="name", tag="answering"):
+    """A decoder or a recurrent network learns the answers to prompts, `Answers`.
+
+    Attributes:
+        curriculum: part of the training in which the longest text grows from that of the shortest
+            to that of all; 0 for all of them from the first step.
+    """
+
+    curriculum: Fraction = 0.0
+
+
 TaskRecipe = (
-    LanguageModel | MaskedLanguageModel | TextClassification | ImageClassification | Translation
+    LanguageModel
+    | MaskedLanguageModel
+    | TextClassification
+    | ImageClassification
+    | Translation
+    | Answering
 )
 
 

@@ -42,7 +42,7 @@ def choose_device(
         DeviceError: the device is unknown, not usable here (names what is missing), or not one
             the bundle was made for.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device):
+    if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device):
         raise DeviceError(f"device: expected auto, cpu, cuda or cuda:N, got {device!r}.")
     if device == "auto" and "cpu" in offered:
         obstacle = (

@@ -1,6 +1,6 @@
 """onnxruntime sessions of one bundle.
 
-The only module that imports onnxruntime. It never loads a library of custom operators, and takes
+Never loads a library of custom operators, and takes
 no option of a session from a bundle.
 
 One `Engine` serves several threads at once, each `ortolan.runtime.engine.runner.Runner` a single
@@ -23,24 +23,17 @@ from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.engine.attention_kernels import query_heads, whole_scores
+from ortolan.runtime.engine.checked_session import CheckedSession, ort
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.fork_guard import check_process, guard
 from ortolan.runtime.engine.slots import Encoded, Slots
 from ortolan.runtime.engine.threads import chosen_threads, is_small_translator, step_threads
-from ortolan.runtime.errors import GraphError, InputError, MissingExtraError
+from ortolan.runtime.errors import GraphError, InputError
 from ortolan.runtime.machine.huge_pages import collapse_later, pages_in_use
 from ortolan.runtime.machine.memory import return_free_memory
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.packed import Packed
-
-try:
-    import onnxruntime as ort  # type: ignore[import-untyped]
-except ImportError as error:
-    raise MissingExtraError(
-        "ortolan.runtime: expected the package onnxruntime, got none. "
-        'Run: pip install "ortolan[cpu]"'
-    ) from error
 
 __all__ = [
     "Engine",
@@ -358,7 +351,7 @@ def _load(
 ) -> Any:
     try:
         with scores():
-            return ort.InferenceSession(
+            return CheckedSession(
                 data, options, ["CPUExecutionProvider"], disabled_optimizers=_SLOW_FUSIONS
             )
     except Exception as error:  # onnxruntime's own classes have no common base

@@ -17,8 +17,8 @@ on the machine.
 import os
 from pathlib import Path
 
+from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.errors import InputError
 from ortolan.runtime.machine.control_groups import group_folders, read_small
 
 __all__ = [
@@ -67,11 +67,7 @@ def checked_threads(threads: int | None) -> int:
     """
     if threads is None:
         return physical_cores()
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise InputError(f"threads: expected a whole number of at least 1, got {threads!r}.")
-    if threads > MAX_THREADS:
-        raise InputError(f"threads: expected at most {MAX_THREADS}, got {threads}.")
-    return threads
+    return checked_count("threads", threads, most=MAX_THREADS)
 
 
 def physical_cores(root: Path = Path("/")) -> int:

@@ -10,8 +10,7 @@ from difflib import get_close_matches
 from threading import Event
 from typing import Any, TypedDict
 
-import numpy as np
-
+from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.constraints import Constraints
@@ -23,7 +22,7 @@ from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.limits import MAX_LOGPROBS, MAX_STOP_TOKENS
 
-__all__ = ["Cancel", "CheckedOptions", "Options", "checked_count", "checked_options"]
+__all__ = ["Cancel", "CheckedOptions", "Options", "checked_options"]
 
 Cancel = Callable[[], bool] | Event
 """A function or an event, checked between any two calls of the model."""
@@ -139,7 +138,8 @@ def checked_options(
         )
     if grammar is not None and tokenizer is None:
         raise no_tokenizer("grammar")
-    eos = () if options.get("ignore_eos", False) else manifest.tokens.eos
+    ignores_eos = checked_flag("ignore_eos", options.get("ignore_eos", False))
+    eos = () if ignores_eos else manifest.tokens.eos
     return CheckedOptions(
         max_new_tokens=(
             None if max_new_tokens is None else checked_count("max_new_tokens", max_new_tokens)
@@ -156,19 +156,6 @@ def checked_options(
         grammar=grammar,
         cancelled=_cancel_function(options.get("cancel")),
     )
-
-
-def checked_count(what: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
-    """A whole number of at least `least`.
-
-    Raises:
-        InputError: it is something else, or more than `most`.
-    """
-    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if is_number and value >= least and (most is None or value <= most):
-        return int(value)
-    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-    raise InputError(f"{what}: expected a whole number {allowed}, got {value!r}.")
 
 
 def _refuse_unknown(options: Options) -> None:

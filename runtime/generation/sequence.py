@@ -9,13 +9,13 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.arguments import checked_count, checked_path
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Snapshot
@@ -110,9 +110,10 @@ class Sequence:
         """Forget the tokens after the first `length`. Costs nothing.
 
         Raises:
-            InputError: the sequence is shorter or closed, another thread is using it, or a
-                state of the model cannot go back.
+            InputError: not a whole number; the sequence is shorter or closed, another thread is
+                using it, or a state of the model cannot go back.
         """
+        length = checked_count("rewind", length, least=0)
         with self._in_use():
             self._runner.slots.rewind(length)
             del self._tokens[length:]
@@ -132,10 +133,14 @@ class Sequence:
         """Become what a sequence of the same model was, this one or another.
 
         Raises:
-            InputError: the snapshot is of another bundle, the sequence is closed, or another
-                thread is using it.
+            InputError: it is no snapshot, or one of another bundle; the sequence is closed, or
+                another thread is using it.
             MemoryError: there is no memory; the sequence is as it was.
         """
+        if not isinstance(snapshot, SequenceSnapshot):
+            raise InputError(
+                f"restore: expected what `snapshot` gave, got {type(snapshot).__name__}."
+            )
         with self._in_use():
             self._become(snapshot.tokens, snapshot.states)
 
@@ -161,10 +166,11 @@ class Sequence:
             InputError: the sequence is closed, or another thread is using it.
             StateFileError: the place cannot be written to; what was there is as it was.
         """
+        place = checked_path("save", path)
         with self._in_use():
             try:
-                write_states(Path(path), self._tokens, self._runner.slots.view())
-            except OSError as error:
+                write_states(place, self._tokens, self._runner.slots.view())
+            except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
                 raise StateFileError(
                     f"save: expected a place for a file, got {error}. Choose another."
                 ) from error
@@ -174,7 +180,7 @@ class Sequence:
         """What a sequence was when it was saved; see `Decoder.load_sequence`."""
         sequence = cls(engine)
         try:
-            ids, states = read_states(Path(path), sequence._runner.slots)
+            ids, states = read_states(checked_path("load_sequence", path), sequence._runner.slots)
         except OSError as error:
             raise StateFileError(
                 f"load_sequence: expected a file that can be read, got {error}. "

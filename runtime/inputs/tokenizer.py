@@ -163,6 +163,10 @@ class Tokenizer:
         Raises:
             TokenizerError: an id is outside the vocabulary, or the tokenizer fails on them.
         """
+        if not isinstance(ids, Iterable):
+            raise TokenizerError(
+                f"ids: expected a list of integers, got {type(ids).__name__}. Give one."
+            )
         return self._decode(
             [self._checked(token) for token in ids], skip_special_tokens=skip_special_tokens
         )

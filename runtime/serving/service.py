@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Literal, Self, Unpack, get_args
 
 from ortolan.errors import OrtolanError
+from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.session import Engine
@@ -25,7 +26,7 @@ from ortolan.runtime.errors import (
     ServiceError,
 )
 from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.generation.options import Options, checked_count
+from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
@@ -363,7 +364,7 @@ def _check_mode(mode: Mode, engine: Engine) -> None:
 def _checked_chunk(chunk: int | None, *, fixed: bool) -> int:
     if chunk is None:
         return GRID if fixed else CHUNK
-    checked_count("chunk", chunk, most=GRID)
+    chunk = checked_count("chunk", chunk, most=GRID)
     if chunk % 2 or GRID % chunk:
         raise InputError(f"chunk: expected an even divisor of {GRID}, got {chunk}.")
     if fixed and chunk != GRID:

@@ -22,3 +22,6 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     **MIXTURES,
     **MODERN,
 }
+
+OWN_FORMATS = {"recurrent"}
+"""Families that transformers does not have: their format is Ortolan's own."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ortolan.modeling.training.recipe import (
+    Answering,
     ImageClassification,
     LanguageModel,
     MaskedLanguageModel,
@@ -10,6 +11,7 @@ from ortolan.modeling.training.recipe import (
     TextClassification,
     Translation,
 )
+from ortolan.modeling.training.tasks.answering import AnsweringTask
 from ortolan.modeling.training.tasks.image_classification import ImageClassificationTask
 from ortolan.modeling.training.tasks.language_model import LanguageModelTask
 from ortolan.modeling.training.tasks.masked_language_model import MaskedLanguageModelTask
@@ -40,3 +42,5 @@ def task_of(recipe: Recipe, folder: Path) -> Task:
             return ImageClassificationTask(recipe, folder)
         case Translation():
             return TranslationTask(recipe, folder)
+        case Answering() as task:
+            return AnsweringTask(recipe, task, folder)

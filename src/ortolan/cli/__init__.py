@@ -1,16 +1,18 @@
 """The command line: one file per command, each imported when it runs.
 
-Commands read arguments, call the library and print. Errors are one line on stderr and exit
-status 2; `--debug` shows the traceback.
+Commands read arguments, call the library and print. An error is one line on stderr; `main` says
+which exit status it has, `--debug` shows its traceback.
 """
 
 import os
 import sys
+import traceback
 from importlib import import_module
 
 import click
 
 from ortolan import __version__
+from ortolan.cli.streams import guarded_streams
 from ortolan.errors import OrtolanError
 
 COMMANDS = {
@@ -61,22 +63,58 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line and exit: 0 for success, 1 for a failed check, 2 for an error."""
-    debug = "--debug" in sys.argv[1:]
+    """Run the command line and exit.
+
+    0: done. 1: a verification failed. 2: what was asked for cannot be done; the line on stderr
+    says why, and what to do. 3: a mistake of Ortolan's. 130: interrupted.
+    """
+    with guarded_streams():
+        status = _status()
+    sys.exit(status)
+
+
+def _status() -> int:
+    """Run the command line, and return its exit status."""
     try:
         status = cli.main(args=_debug_first(sys.argv[1:]), standalone_mode=False)
-    except (OrtolanError, click.ClickException) as error:
-        if debug:
-            raise
-        _say(error.format_message() if isinstance(error, click.ClickException) else str(error))
-        sys.exit(2)
+        sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(130)
+        return 130
     except BrokenPipeError:
-        # The reader has gone, and with it whom to tell; the interpreter would try once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    sys.exit(status if isinstance(status, int) else 0)
+        _let_go_of_stdout()  # the reader has gone, and with it whom to tell
+        return 0
+    except Exception as error:
+        return _failed(error)
+    return status if isinstance(status, int) else 0
+
+
+def _failed(error: Exception) -> int:
+    """Say what went wrong, and return the exit status that it has."""
+    if "--debug" in sys.argv[1:]:
+        traceback.print_exception(error)
+    match error:
+        case click.ClickException():
+            _say(error.format_message())
+        case OrtolanError():
+            _say(str(error))
+        case OSError():
+            _let_go_of_stdout()
+            _say(f"expected to read and write what was asked for, got: {error}.")
+        case MemoryError():
+            _say("expected enough memory, got none. Close other programs, or take a smaller model.")
+        case _:
+            kind = type(error).__name__
+            _say(
+                f"{kind}: {error}. This is a mistake of Ortolan's: please report it, with what "
+                "`ortolan --debug ...` prints and what `ortolan doctor` says."
+            )
+            return 3
+    return 2
+
+
+def _let_go_of_stdout() -> None:
+    """What is not written yet never will be; the interpreter would try once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _debug_first(arguments: list[str]) -> list[str]:

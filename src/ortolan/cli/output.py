@@ -17,10 +17,11 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_table(rows: Sequence[tuple[str, str]]) -> None:
-    """Names and values in two columns on stdout."""
+    """Names and values in two columns on stdout, a line each."""
+    rows = [(" ".join(name.splitlines()), value) for name, value in rows]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        print(f"{name:<{width}}  {value}".rstrip())
+        print(f"{name:<{width}}  {' '.join(value.splitlines())}".rstrip())
 
 
 def quality_rows(quality: "Quality | None") -> list[tuple[str, str]]:
@@ -56,6 +57,7 @@ class ProgressBars:
             self._step = step
             self._bar = tqdm(
                 total=total,
+                file=sys.__stderr__,
                 desc=f"{step:<9}",
                 bar_format="{desc} {bar:30} {percentage:3.0f}% {elapsed}",
             )

@@ -5,13 +5,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.engine import attention_kernels
+from ortolan.runtime.engine import attention_kernels, checked_session, session
 from ortolan.runtime.engine.attention_kernels import (
     CHUNK,
     FEWEST,
@@ -112,13 +111,13 @@ def test_the_switch_stays_as_long_as_anybody_opens_sessions(
 def test_sessions_are_opened_with_it(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     seen: list[str | None] = []
-    made = onnxruntime.InferenceSession
+    made = checked_session.CheckedSession
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.append(os.environ.get(SWITCH))
         return made(*args, **options)
 
-    monkeypatch.setattr(onnxruntime, "InferenceSession", watched)
+    monkeypatch.setattr(session, "CheckedSession", watched)
     Engine(bundle, threads=1)
     assert seen == ["1"]
     assert SWITCH not in os.environ

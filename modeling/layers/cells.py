@@ -1,0 +1,124 @@
+"""Recurrent cells, with the parameters of `torch.nn.RNN`, `GRU` and `LSTM`.
+
+Shape letters: B batch, S new tokens, I input width, H width of the state, G rows of all gates.
+
+Sources: Elman 1990; Cho et al. 2014, with the reset after the product, as torch and cuDNN have it;
+Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ortolan.modeling.config.recurrent import CellKind
+
+States = tuple[Tensor, ...]
+"""What a cell carries, `(B, H)` each; the first is its output."""
+
+
+class _Kind(NamedTuple):
+    """How a cell computes.
+
+    Attributes:
+        gates: rows of its matrices, in multiples of H.
+        states: names of what it carries.
+        step: from the products of the input and of the last output, `(B, G)` each.
+    """
+
+    gates: int
+    states: tuple[str, ...]
+    step: Callable[[Tensor, Tensor, States], States]
+
+
+def _rnn(x_BG: Tensor, h_BG: Tensor, _: States) -> States:
+    return (torch.tanh(x_BG + h_BG),)
+
+
+def _gru(x_BG: Tensor, h_BG: Tensor, states: States) -> States:
+    x_reset, x_update, x_new = x_BG.chunk(3, -1)
+    h_reset, h_update, h_new = h_BG.chunk(3, -1)
+    reset, update = torch.sigmoid(x_reset + h_reset), torch.sigmoid(x_update + h_update)
+    new = torch.tanh(x_new + reset * h_new)
+    return (new + update * (states[0] - new),)
+
+
+def _lstm(x_BG: Tensor, h_BG: Tensor, states: States) -> States:
+    take, forget, new, out = (x_BG + h_BG).chunk(4, -1)
+    cell = torch.sigmoid(forget) * states[1] + torch.sigmoid(take) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(cell), cell
+
+
+_KINDS = {
+    "rnn": _Kind(1, ("hidden",), _rnn),
+    "gru": _Kind(3, ("hidden",), _gru),
+    "lstm": _Kind(4, ("hidden", "cell"), _lstm),
+}
+
+
+class RecurrentCell(nn.Module):
+    """One layer of a recurrent network.
+
+    Args:
+        kind: `rnn`, `gru` or `lstm`.
+        inputs: I.
+        width: H.
+
+    Attributes:
+        weight_ih: `(G, I)`; the gates in torch's order.
+        weight_hh: `(G, H)`.
+        bias_ih: `(G,)`.
+        bias_hh: `(G,)`.
+        states: names of what it carries.
+    """
+
+    def __init__(self, kind: CellKind, inputs: int, width: int) -> None:
+        super().__init__()
+        self.kind, self.inputs, self.width = kind, inputs, width
+        rows = _KINDS[kind].gates * width
+        self.states = _KINDS[kind].states
+        self.weight_ih = nn.Parameter(torch.empty(rows, inputs))
+        self.weight_hh = nn.Parameter(torch.empty(rows, width))
+        self.bias_ih = nn.Parameter(torch.empty(rows))
+        self.bias_hh = nn.Parameter(torch.empty(rows))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)
+
+    def forward(self, x_BSI: Tensor, states: States) -> tuple[Tensor, States]:
+        """Read some tokens: `(B, S, I)` to the output after each, `(B, S, H)`, and the states."""
+        outputs = []
+        for x_BG in F.linear(x_BSI, self.weight_ih, self.bias_ih).unbind(1):
+            states = self._next(x_BG, states)
+            outputs.append(states[0])
+        return torch.stack(outputs, 1), states
+
+    def step(self, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
+        """Read one token: `(B, I)` to the output `(B, H)`, and the states."""
+        states = self._next(F.linear(x_BI, self.weight_ih, self.bias_ih), states)
+        return states[0], states
+
+    def _next(self, x_BG: Tensor, states: States) -> States:
+        h_BG = F.linear(states[0], self.weight_hh, self.bias_hh)
+        return _KINDS[self.kind].step(x_BG, h_BG, states)
+
+
+class FeedForwardCell(nn.Linear):
+    """A layer that carries nothing: `tanh(W x + b)`."""
+
+    states: tuple[str, ...] = ()
+
+    def step(self, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
+        """One token: `(B, I)` to `(B, H)`, and no states."""
+        return torch.tanh(self(x_BI)), states
+
+
+Cell = RecurrentCell | FeedForwardCell
+
+
+def cell_of(kind: CellKind, inputs: int, width: int) -> Cell:
+    """A cell of some kind; see `RecurrentCell`."""
+    if kind == "feed_forward":
+        return FeedForwardCell(inputs, width)
+    return RecurrentCell(kind, inputs, width)

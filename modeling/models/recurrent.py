@@ -1,0 +1,158 @@
+"""Recurrent language models: cells, alone, with attention, or with a memory.
+
+Shape letters: B batch, S new tokens, E width of the embedding and of every cell, V vocabulary,
+N slots, M numbers in a slot, K heads of a memory, X numbers that are read.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ortolan.modeling.config.recurrent import RecurrentConfig
+from ortolan.modeling.layers.additive_attention import AdditiveAttention
+from ortolan.modeling.layers.cells import Cell, RecurrentCell, States, cell_of
+from ortolan.modeling.layers.memory import Memory, MemoryState
+from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.state import State
+from ortolan.modeling.weights import EMBEDDING, HEAD
+
+CONTENTS, WEIGHTS = "memory.contents", "memory.weights"
+"""Names of what a memory carries from step to step."""
+
+KEYS, VALUES = "attention.keys", "attention.values"
+"""Names of what attention looks back at."""
+
+
+class Carry(NamedTuple):
+    """What reaches from token to token.
+
+    Attributes:
+        cells: of each layer.
+        memory: of a Neural Turing Machine; None without one.
+    """
+
+    cells: tuple[States, ...]
+    memory: MemoryState | None = None
+
+
+class RecurrentModel(TransformerModel):
+    """A language model that carries a state of a fixed size from token to token.
+
+    `module(ids)` gives the logits of whole texts; `module(ids, state)` continues texts.
+    """
+
+    config: RecurrentConfig
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        read = 0 if config.memory is None else config.memory.read_width
+        seen = width if config.attention else read
+        self.embedding = nn.Embedding(config.vocab_size, width)
+        inputs = (width + read, *[width] * (config.num_layers - 1))
+        self.cells = nn.ModuleList(cell_of(config.cell, each, width) for each in inputs)
+        self.attention = AdditiveAttention(config.attention, width) if config.attention else None
+        self.memory = Memory(config.memory, width) if config.memory else None
+        self.join = nn.Linear(width + seen, width) if seen else None
+        self.head = None if config.tied_head else nn.Linear(width, config.vocab_size, bias=False)
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """The head, where it is the embedding's table."""
+        return {HEAD: EMBEDDING} if self.head is None else {}
+
+    @property
+    def layers(self) -> Iterable[Cell]:
+        """The cells, from the first to the last."""
+        return cast(Iterable[Cell], self.cells)
+
+    def forward(self, input_ids: Tensor, state: State | None = None) -> Tensor:
+        """Logits of each new token: int64 `(B, S)` to `(B, S, V)`.
+
+        Args:
+            input_ids: the tokens.
+            state: what came before them; nothing by default.
+        """
+        state = State.whole() if state is None else state
+        x_BSE = self.embedding(input_ids)
+        if self.memory is None:
+            x_BSE = self._run_cells(x_BSE, state)
+        else:
+            x_BSE = self._run_machine(x_BSE, state)
+        if self.attention is not None:
+            x_BSE = torch.cat((x_BSE, self._look_back(self.attention, x_BSE, state)), -1)
+        x_BSE = state.select(x_BSE)
+        if self.join is not None:
+            x_BSE = torch.tanh(self.join(x_BSE))
+        table = self.embedding if self.head is None else self.head
+        return F.linear(x_BSE, table.weight)
+
+    def _run_cells(self, x_BSE: Tensor, state: State) -> Tensor:
+        """The output of the last cell, `(B, S, E)`; each cell reads the whole of its input."""
+        for number, cell in enumerate(cast(Iterable[RecurrentCell], self.cells)):
+            x_BSE, after = cell(x_BSE, self._recall_cell(number, cell, x_BSE, state))
+            _keep_cell(number, cell, after, state)
+        return x_BSE
+
+    def _run_machine(self, x_BSE: Tensor, state: State) -> Tensor:
+        """The output of the controller and what was read, `(B, S, E + X)`, token by token."""
+        memory = cast(Memory, self.memory)
+        slots, width, heads = memory.config.slots, memory.config.width, memory.config.heads
+        carry = Carry(
+            tuple(self._recall_cell(n, cell, x_BSE, state) for n, cell in enumerate(self.layers)),
+            memory.begin(
+                MemoryState(
+                    state.recall(CONTENTS, (slots, width), x_BSE),
+                    state.recall(WEIGHTS, (heads, slots), x_BSE),
+                )
+            ),
+        )
+        outputs = []
+        for x_BE in x_BSE.unbind(1):
+            out_BX, carry = self.machine_step(x_BE, carry)
+            outputs.append(out_BX)
+        for number, cell in enumerate(self.layers):
+            _keep_cell(number, cell, carry.cells[number], state)
+        changes = memory.changes(cast(MemoryState, carry.memory))
+        state.keep(CONTENTS, changes.contents)
+        state.keep(WEIGHTS, changes.weights)
+        return torch.stack(outputs, 1)
+
+    def machine_step(self, x_BE: Tensor, before: Carry) -> tuple[Tensor, Carry]:
+        """One token of a Neural Turing Machine.
+
+        Args:
+            x_BE: its embedding.
+            before: after the last token.
+
+        Returns:
+            The output of the controller and what was read, `(B, E + X)`, and what to carry on.
+        """
+        memory, state = cast(Memory, self.memory), cast(MemoryState, before.memory)
+        x = torch.cat((x_BE, memory.read(state)), -1)
+        after: list[States] = []
+        for cell, states in zip(self.layers, before.cells, strict=True):
+            x, states = cell.step(x, states)
+            after.append(states)
+        read_BX, state = memory(x, state)
+        return torch.cat((x, read_BX), -1), Carry(tuple(after), state)
+
+    def _look_back(self, attention: AdditiveAttention, x_BSE: Tensor, state: State) -> Tensor:
+        """What each state sees of those so far, `(B, S, E)`."""
+        keys, mask = state.extend(KEYS, attention.key(x_BSE))
+        values, _ = state.extend(VALUES, x_BSE)
+        seen: Tensor = attention(x_BSE, keys, values, mask)
+        return seen
+
+    def _recall_cell(self, number: int, cell: Cell, like: Tensor, state: State) -> States:
+        width = (self.config.hidden_size,)
+        return tuple(state.recall(f"cells.{number}.{name}", width, like) for name in cell.states)
+
+
+def _keep_cell(number: int, cell: Cell, states: States, state: State) -> None:
+    for name, value in zip(cell.states, states, strict=True):
+        state.keep(f"cells.{number}.{name}", value)

@@ -1,0 +1,64 @@
+"""Standard output and error that a bundle cannot steer a terminal with.
+
+Labels, names and generated text come from strangers. An escape sequence among them could hide a
+line, or write one that no command wrote; so control characters are printed as their escapes.
+"""
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+__all__ = ["guarded_streams"]
+
+_KEPT = "\n\t"
+_CONTROL = (*range(0x20), *range(0x7F, 0xA0))
+_DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that change the order in which others are shown (Unicode Standard Annex 9)."""
+_SEPARATORS = (0x2028, 0x2029)
+
+_ESCAPES = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (*_CONTROL, *_DIRECTION, *_SEPARATORS)
+    if chr(code) not in _KEPT
+}
+
+
+class _Guarded(io.TextIOWrapper):
+    """A text stream whose control characters are visible."""
+
+    def write(self, text: str) -> int:
+        """Write a text; see the module."""
+        super().write(text.translate(_ESCAPES))
+        return len(text)
+
+
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Put guarded streams in place of `sys.stdout` and `sys.stderr`, for the time of a command.
+
+    What cannot be encoded is escaped as well. `sys.__stderr__` stays what it was, for programs
+    that draw on a terminal on purpose.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_guarded, before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, _Guarded):
+                stream.detach()  # or it would close what it has of the other
+        sys.stdout, sys.stderr = before
+
+
+def _guarded(stream: TextIO) -> TextIO:
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    return _Guarded(
+        stream.buffer,
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

@@ -1,0 +1,160 @@
+"""Recurrent language models: whole texts as torch.nn has them, steps as whole texts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig, RecurrentConfig
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.layers.cache import StepLengths
+from ortolan.modeling.models.recurrent import RecurrentModel
+from ortolan.modeling.state import CachedState, WholeState
+
+V, E, S = 11, 8, 12
+
+PLAIN = RecurrentConfig(
+    model_type="recurrent",
+    hidden_size=E,
+    vocab_size=V,
+    context_length=32,
+    cell="lstm",
+    num_layers=2,
+)
+
+MACHINE = MemoryConfig(slots=5, width=3, read_heads=2, write_heads=1)
+
+CONFIGS = {
+    "rnn": replace(PLAIN, cell="rnn", tied_head=True),
+    "gru": replace(PLAIN, cell="gru"),
+    "lstm": PLAIN,
+    "attentive": replace(PLAIN, attention=AdditiveAttentionConfig(width=6)),
+    "machine": replace(PLAIN, memory=MACHINE),
+    "feed-forward machine": replace(PLAIN, cell="feed_forward", num_layers=1, memory=MACHINE),
+}
+
+
+def model_of(name: str) -> RecurrentModel:
+    torch.manual_seed(0)
+    return RecurrentModel(CONFIGS[name]).eval()
+
+
+def texts(count: int = 2) -> Tensor:
+    return torch.randint(V, (count, S), generator=torch.Generator().manual_seed(1))
+
+
+def run(module: RecurrentModel, ids: Tensor, chunks: tuple[int, ...]) -> Tensor:
+    """Logits of texts that are continued chunk by chunk."""
+    found, count = WholeState(), ids.shape[0]
+    module(ids, found)
+    memory = {name: torch.zeros(shape) for name, shape in found.kept.items()}
+    sequences = {n: torch.full((count, 16, shape[2]), 9.0) for n, shape in found.extended.items()}
+    got, done = [], 0
+    for part in torch.split(ids, list(chunks), 1):
+        done += part.shape[1]
+        step = StepLengths(torch.full((count,), done - 1), torch.tensor(done))
+        state = CachedState(step, {}, memory, sequences=sequences)
+        got.append(module(part, state))
+        memory, sequences = state.kept, state.extended
+    return torch.cat(got, 1)
+
+
+@pytest.mark.parametrize("name", ["rnn", "gru", "lstm"])
+def test_layers_of_cells_are_those_of_torch(name: str) -> None:
+    module = model_of(name)
+    kind = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[name]
+    reference = kind(E, E, num_layers=2, batch_first=True)
+    reference.load_state_dict(
+        {
+            f"{parameter}_l{number}": tensor
+            for number, cell in enumerate(module.cells)
+            for parameter, tensor in cell.state_dict().items()
+        }
+    )
+    head = module.embedding if module.head is None else module.head
+    want = reference(module.embedding(texts()))[0] @ head.weight.T
+    torch.testing.assert_close(module(texts()), want)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("chunks", [(S,), (5, 7), (4, 1, 1, 1, 1, 1, 3), (1,) * S])
+def test_steps_after_a_state_give_what_the_whole_text_gives(
+    name: str, chunks: tuple[int, ...]
+) -> None:
+    module, ids = model_of(name), texts()
+    with torch.no_grad():
+        torch.testing.assert_close(run(module, ids, chunks), module(ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_texts_in_a_batch_do_not_see_each_other(name: str) -> None:
+    module, ids = model_of(name), texts(3)
+    with torch.no_grad():
+        together, alone = module(ids), torch.cat([module(row[None]) for row in ids])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_token_sees_those_after_it(name: str) -> None:
+    module, ids = model_of(name), texts()
+    changed = torch.cat((ids[:, :6], (ids[:, 6:] + 1) % V), 1)
+    with torch.no_grad():
+        torch.testing.assert_close(module(changed)[:, :6], module(ids)[:, :6])
+        assert (module(changed)[:, 6:] != module(ids)[:, 6:]).any()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_weight_is_learned(name: str) -> None:
+    module = model_of(name)
+    module(texts()).square().mean().backward()
+    without = [n for n, p in module.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+def test_attention_in_texts_of_unequal_lengths_sees_no_padding() -> None:
+    module, ids = model_of("attentive"), texts()
+    with torch.no_grad():
+        want = module(ids[1:, :7])
+        step = StepLengths(torch.tensor([S - 1, 6]), torch.tensor(S))
+        kept = {f"cells.{n}.{s}": torch.zeros(2, E) for n in (0, 1) for s in ("hidden", "cell")}
+        sequences = {
+            "attention.keys": torch.zeros(2, S, 6),
+            "attention.values": torch.zeros(2, S, E),
+        }
+        got = module(ids, CachedState(step, {}, kept, sequences=sequences))
+    torch.testing.assert_close(got[1:, :7], want, rtol=1e-5, atol=1e-6)
+
+
+def test_only_the_rows_that_are_asked_for_are_computed() -> None:
+    module, ids = model_of("gru"), texts()
+    rows = torch.tensor([[3], [9]])
+    kept = {f"cells.{n}.hidden": torch.zeros(2, E) for n in (0, 1)}
+    state = CachedState(StepLengths.first(S), {}, kept, rows=rows)
+    with torch.no_grad():
+        got, want = module(ids, state), module(ids)
+    assert state.has_selected
+    torch.testing.assert_close(got[:, 0], torch.stack((want[0, 3], want[1, 9])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cell": "feed_forward"}, "cell: expected rnn, gru or lstm where there is no memory"),
+        ({"num_layers": 0}, "recurrent: expected a width, tokens, a context and layers"),
+        (
+            {"attention": AdditiveAttentionConfig(width=2), "memory": MACHINE},
+            "recurrent: expected attention or a memory, got both",
+        ),
+    ],
+)
+def test_networks_that_cannot_be_are_an_error(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(PLAIN, **changes)  # type: ignore[arg-type]
+
+
+def test_memories_and_scores_that_cannot_be_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="shift_range of less than half of the slots"):
+        MemoryConfig(slots=4, width=3, shift_range=2)
+    with pytest.raises(ConfigError, match="attention: expected a width of at least 1, got 0"):
+        AdditiveAttentionConfig(width=0)

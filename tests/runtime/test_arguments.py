@@ -1,0 +1,127 @@
+"""What callers give: anything that is not what it should be is a typed error, and loses nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
+
+import ortolan
+from ortolan.errors import OrtolanError
+from ortolan.runtime.arguments import checked_count, checked_flag, checked_path
+from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.errors import ComputeError, InputError
+
+Call = Callable[[Any, Any], object]
+
+NUMBERS: tuple[object, ...] = (True, -1, 1.0, 1.5, float("nan"), 2**80)
+ARRAYS: tuple[object, ...] = (np.array([1.5]), np.array([1, 2]), np.array([object()]))
+NONSENSE: tuple[object, ...] = (
+    None,
+    *NUMBERS,
+    "",
+    "/",
+    "x",
+    b"x",
+    [],
+    [None],
+    {},
+    object(),
+    *ARRAYS,
+)
+
+CALLS: dict[str, Call] = {
+    "prompt": lambda model, value: model.generate(value, max_new_tokens=1),
+    "max_new_tokens": lambda model, value: model.generate([1], max_new_tokens=value),
+    "min_new_tokens": lambda model, value: model.generate(
+        [1], max_new_tokens=1, min_new_tokens=value
+    ),
+    "sampling": lambda model, value: model.generate([1], max_new_tokens=1, sampling=value),
+    "temperature": lambda model, value: model.generate([1], max_new_tokens=1, temperature=value),
+    "stop": lambda model, value: model.generate([1], max_new_tokens=1, stop=value),
+    "stop_tokens": lambda model, value: model.generate([1], max_new_tokens=1, stop_tokens=value),
+    "ignore_eos": lambda model, value: model.generate([1], max_new_tokens=1, ignore_eos=value),
+    "logprobs": lambda model, value: model.generate([1], max_new_tokens=1, logprobs=value),
+    "grammar": lambda model, value: model.generate([1], max_new_tokens=1, grammar=value),
+    "cancel": lambda model, value: model.generate([1], max_new_tokens=1, cancel=value),
+    "draft": lambda model, value: model.generate([1], max_new_tokens=1, draft=value),
+    "n": lambda model, value: model.generate([1], max_new_tokens=1, n=value),
+    "decode": lambda model, value: model.tokenizer.decode(value),
+    "slots": lambda model, value: model.serve(slots=value).close(),
+    "chunk": lambda model, value: model.serve(mode="fast", chunk=value).close(),
+    "load": lambda _, value: ortolan.load(value),
+    "kind": lambda model, value: ortolan.load(model.bundle.path, value),
+    "device": lambda model, value: ortolan.load(model.bundle.path, device=value),
+    "threads": lambda model, value: ortolan.load(model.bundle.path, threads=value),
+    "full_check": lambda model, value: ortolan.load(model.bundle.path, full_check=value),
+    "rewind": lambda model, value: _after_two(model).rewind(value),
+    "restore": lambda model, value: _after_two(model).restore(value),
+    "save": lambda model, value: _after_two(model).save(value),
+    "load_sequence": lambda model, value: model.load_sequence(value),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("arguments") / "bundle"
+    write_bundle(folder, tokenizer=tokenizer_json(), tokens=Tokens(bos=BOS, eos=(EOS,)))
+    return ortolan.load(folder, threads=1)
+
+
+def _after_two(model: Any) -> Any:
+    sequence = model.sequence()
+    sequence.append([1, 2])
+    return sequence
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nonsense_is_taken_or_a_typed_error_and_changes_nothing(
+    model: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # "x" is a path
+    expected = model.generate([1, 2, 3], max_new_tokens=4).tokens
+    for value in NONSENSE:
+        try:
+            CALLS[name](model, value)
+        except OrtolanError as error:
+            assert str(error), value  # noqa: PT017 - not every value is refused
+        assert model.generate([1, 2, 3], max_new_tokens=4).tokens == expected
+
+
+@pytest.mark.parametrize("length", [1.0, True, None, -1, 3, "1", np.float32(1)])
+def test_refused_rewind_leaves_a_sequence_as_it_was(model: Any, length: Any) -> None:
+    sequence, other = _after_two(model), _after_two(model)
+
+    with pytest.raises(InputError, match="rewind"):
+        sequence.rewind(length)
+
+    assert sequence.tokens == (1, 2)
+    np.testing.assert_array_equal(sequence.append([3]), other.append([3]))
+
+
+def test_numbers_of_numpy_count_as_others_do(model: Any) -> None:
+    tokens = model.generate([1], max_new_tokens=np.uint8(2), logprobs=np.int8(1)).tokens
+    sequence = _after_two(model)
+    sequence.rewind(np.uint8(1))
+
+    assert tokens == model.generate([1], max_new_tokens=2).tokens
+    assert sequence.tokens == (1,)
+
+
+def test_what_a_kernel_refuses_is_an_error_of_ortolan(model: Any) -> None:
+    session = model._engine.session(1)
+    names = [value.name for value in session.get_inputs()]
+
+    with pytest.raises(ComputeError, match="expected onnxruntime"):
+        session.run(None, dict.fromkeys(names, np.zeros((1, 1), np.int64)))
+
+
+def test_checked_values_are_plain() -> None:
+    assert type(checked_count("n", np.uint8(3))) is int
+    assert type(checked_flag("flag", np.bool_(True))) is bool
+    assert checked_path("path", "a/b") == Path("a/b")
+    for value in (b"a", "a\0b", "", 5):
+        with pytest.raises(InputError, match="path: expected a path"):
+            checked_path("path", value)
