@@ -21,6 +21,7 @@ from ortolan.runtime.certificate.runs import compute, total_positions
 from ortolan.runtime.certificate.surroundings import check_surroundings
 from ortolan.runtime.certificate.weights import check_weights
 from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.session import Engine, available_providers, onnxruntime_version
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
@@ -50,6 +51,7 @@ def verify(
         BundleError: the bundle is damaged.
         DeviceError: the device cannot be used.
         CertificateError: the certificate cannot be replayed.
+        MemoryPlanError: there is not the memory for its longest probe.
     """
     started = time.monotonic()
     bundle = open_bundle(path, full_check=True)
@@ -58,6 +60,12 @@ def verify(
     # Before the model is loaded: each weight is in memory by itself.
     weights = check_weights(
         bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
+    )
+    longest = max(probe.length for probe in certificate.probes)
+    RequestMemory(bundle.manifest).check(
+        tokens=longest,
+        rows=1,
+        source_tokens=max(probe.source or 0 for probe in certificate.probes),
     )
     surroundings = None
     if certificate.surroundings is not None:

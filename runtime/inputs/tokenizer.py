@@ -87,8 +87,14 @@ class Tokenizer:
         self._check_text(text)
         with _ENCODING:
             encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
-            ids: list[int] = encoding.ids
-            return ids
+        ids: list[int] = encoding.ids
+        # what it puts around a text need not be in its vocabulary, and kernels do not all look
+        if ids and max(ids) >= self.vocab_size:
+            raise TokenizerError(
+                f"tokenizer: expected ids from 0 to {self.vocab_size - 1}, got {max(ids)}. "
+                "tokenizer.json belongs to another model."
+            )
+        return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and where each stands in it: its first character, and its end.
