@@ -25,7 +25,7 @@ def panels(prompt: str, checkpoint: Path = CHECKPOINT) -> list[Panel]:
     model = load(checkpoint, RecurrentModel)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     ids = answered(model, tokenizer.encode(prompt).ids)
-    tokens = tuple(tokenizer.id_to_token(token) for token in ids)
+    tokens = tuple(str(tokenizer.id_to_token(token)) for token in ids)
     found = addressing(model, torch.tensor([ids]))
     return [
         Panel(

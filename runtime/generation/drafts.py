@@ -19,8 +19,12 @@ from ortolan.runtime.errors import InputError
 
 __all__ = ["Draft", "DraftModel", "Drafter", "PromptLookup", "check_draft"]
 
-NGRAMS = (4, 2)
-"""Tokens that have to match, the longest first: a longer match is right more often."""
+NGRAMS = (4, 2, 1)
+"""Tokens that have to match, the longest first: a longer match is right more often.
+
+What follows a match of one token is seldom right. It is guessed for a single token, since the
+second place of a call is there in any case.
+"""
 
 
 class Drafter(Protocol):
@@ -60,6 +64,7 @@ class _Lookup:
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
         self._found: int | None = None
+        self._size = 0
         self.extend(prompt)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -71,13 +76,14 @@ class _Lookup:
                 if len(known) >= size:
                     gram = tuple(known[-size:])
                     if self._found is None:
-                        self._found = ends.get(gram)
+                        self._found, self._size = ends.get(gram), size
                     ends[gram] = len(known)
 
     def propose(self, most: int) -> list[int]:
         if self._found is None:
             return []
         known, count = self._tokens, len(self._tokens)
+        most = min(most, 1) if self._size == 1 else most
         draft: list[int] = []
         for place in range(self._found, self._found + most):
             # a match that overlaps the end goes on with what it has just guessed: a repetition

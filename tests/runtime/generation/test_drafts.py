@@ -27,8 +27,14 @@ def test_a_repetition_is_continued_beyond_the_end() -> None:
 def test_nothing_is_proposed_where_nothing_was_seen_before() -> None:
     drafter = PromptLookup().begin([1, 2, 3, 4, 5])
     assert drafter.propose(4) == []
-    drafter.extend([1, 3])
+    drafter.extend([1, 6])
     assert drafter.propose(4) == []
+
+
+def test_a_match_of_one_token_proposes_one() -> None:
+    drafter = PromptLookup().begin([1, 2, 3, 4, 5, 2])
+    assert drafter.propose(4) == [3]
+    assert drafter.propose(0) == []
 
 
 @pytest.mark.parametrize("cuts", [[11], [1, 10], [4, 4, 3], [1] * 11])
