@@ -39,7 +39,8 @@ Logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding `(E,)`.
 """
 
 Cached = Callable[[Tensor], Sequence[LayerCache]]
-"""Keys and values `(1, K, S, D)` of every layer, as a cache holds them after ids `(S,)`."""
+"""Keys and values `(1, K, S, D)` of every layer that has some, as a cache holds them after ids
+`(S,)`."""
 
 NO_KEYS = ConfigKeys(read=(), ignored=(), accepted=())
 """Of a model without a config.json."""

@@ -24,6 +24,7 @@ from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers import ops
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.layers.convolution import convolve
 from ortolan.modeling.layers.ops import Heads, Rotary
 from ortolan.modeling.layers.recurrence import Recurrence, recur
 
@@ -195,10 +196,10 @@ class State(ABC):
             `(B, C, S)`.
         """
         channels, taps = weight.shape
-        before_BCX = self.recall(name, (channels, taps - 1), x)
-        reach_BCX = torch.cat((before_BCX, x), -1)
-        self.keep(name, reach_BCX[..., x.shape[-1] :])
-        return F.conv1d(reach_BCX, weight[:, None], bias, groups=channels)
+        before = self.recall(name, (channels, taps - 1), x)
+        out, after = convolve(x, weight[:, None], bias, before)
+        self.keep(name, after)
+        return out
 
     def recur(
         self,
@@ -215,8 +216,8 @@ class State(ABC):
 
         Args:
             name: of the state that it keeps, `(B, H, D, U)`.
-            query: `(B, H, S, D)`.
-            key: `(B, H, S, D)`.
+            query: `(B, K, S, D)`, K a divisor of H; as many heads in turn share each.
+            key: `(B, K, S, D)`.
             value: `(B, H, S, U)`.
             decay: see `Recurrence`.
             rate: see `Recurrence`.
@@ -225,7 +226,7 @@ class State(ABC):
         Returns:
             `(B, H, S, U)`.
         """
-        before = self.recall(name, (key.shape[1], key.shape[3], value.shape[3]), value)
+        before = self.recall(name, (value.shape[1], key.shape[3], value.shape[3]), value)
         given = Recurrence(query, key, value, decay, rate, scale)
         out, after = recur(given, before)
         self.keep(name, after)

@@ -53,6 +53,9 @@ MAX_CONTEXT = 1 << 21
 MAX_HEADS = 1024
 """Kernels truncate head counts to 32 bits: 2^32 becomes 0 and a division kills the process."""
 
+MAX_RECURRENCE_HEADS = 1 << 16
+"""Of linear attention, in which each channel of a state space is a head."""
+
 MAX_DIMENSION = 1 << 40
 """1 Ti elements along one axis, more than any file holds; no product of sizes gets out of hand."""
 
@@ -166,3 +169,11 @@ MAX_TEMPLATE_BYTES = 128 << 10
 
 MAX_TEMPLATE_TOKENS = 12_000
 """Words and signs of Jinja; published ones have some thousands. So many are parsed in 0.1 s."""
+
+# --- the certificate ------------------------------------------------------------------------
+
+MAX_MEAN_KL = 100.0
+"""Nats, of what a certificate may let pass: a uniform guess among 2^26 tokens is 18 off."""
+
+MAX_COSINE_DISTANCE = 2.0
+"""The distance of a vector and its opposite."""

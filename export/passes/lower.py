@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
+from ortolan.export.passes.plain_convolutions import PlainConvolutions
 from ortolan.export.passes.quantize_experts import QuantizeExperts
 from ortolan.export.passes.quantize_portable import QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
@@ -49,6 +50,8 @@ def lower(
     models = list(graphs.values())
     if settings.options.attention == "portable":
         _refuse_experts(models)
+        for model in models:
+            PlainConvolutions()(model)
     channels: list[str] = []
     if settings.options.prefill_precision is not None:
         channels = _quantize_products(graphs, settings, schemes)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Cached, Exportable, Forward
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.preprocessing import image_source
@@ -141,11 +142,17 @@ def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dt
         dtype: of weights, activations and states.
 
     Raises:
+        OptionError: maps of a model without attention.
         ValueError: models of this kind have no such graph.
     """
-    tracer = TRACERS[sides_of(config).kind].get(role)
+    sides = sides_of(config)
+    tracer = TRACERS[sides.kind].get(role)
     if tracer is None:
         raise ValueError(f"{role}: no graph of {type(config).__name__}")
+    if role == MAPS_ROLE and not map_names(sides):
+        raise OptionError(
+            "attention_maps: expected a model with attention, got one without. Leave it out."
+        )
     fixed = {"sequence": graph.sequence} if role in STEPPED else {}
     return tracer(config, dtype=dtype, **fixed)
 
@@ -235,7 +242,8 @@ def _cached(decoder: DecoderModel) -> Cached:
         tokens = len(ids)
         empty = empty_cache(decoder.config, batch=1, capacity=tokens)
         last = torch.tensor([[tokens - 1]])
-        return decoder.step(ids[None], StepLengths.first(tokens), empty, last)[1]
+        _, present = decoder.step(ids[None], StepLengths.first(tokens), empty, last)
+        return [layer for layer in present if isinstance(layer, LayerCache)]
 
     return cached
 

@@ -1,5 +1,6 @@
 """Attention maps as a graph: what each token attends to, whole texts at once."""
 
+from collections.abc import Iterator
 from typing import cast
 
 import onnx_ir as ir
@@ -10,7 +11,13 @@ from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.export.trace.sides import Sides, sides_of
 from ortolan.modeling import EncoderDecoderModel, EncoderModel
-from ortolan.modeling.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
+from ortolan.modeling.config import (
+    AttentionConfig,
+    DecoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    StackConfig,
+)
 from ortolan.modeling.models.attention_maps import attention_maps
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
@@ -18,12 +25,18 @@ from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
 def map_names(sides: Sides) -> tuple[str, ...]:
     """Names of the maps of attention, in the order of the layers."""
-    encoder, decoder = (side.blocks if side else () for side in (sides.encoder, sides.decoder))
     kinds = ("self", "cross") if sides.encoder else ("self",)
     return (
-        *(f"encoder.{i}.self" for i in range(len(encoder))),
-        *(f"decoder.{i}.{kind}" for i in range(len(decoder)) for kind in kinds),
+        *(f"encoder.{i}.self" for i in _attending(sides.encoder)),
+        *(f"decoder.{i}.{kind}" for i in _attending(sides.decoder) for kind in kinds),
     )
+
+
+def _attending(side: StackConfig | None) -> Iterator[int]:
+    """The numbers of the layers that have attention."""
+    for number, block in enumerate(side.blocks if side else ()):
+        if isinstance(block.mixer, AttentionConfig):
+            yield number
 
 
 class _DecoderMaps(Entry):

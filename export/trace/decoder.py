@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from ortolan.export.trace.program import Entry, Signature, trace
+from ortolan.export.trace.states import cache_names
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.config import AttentionConfig, RelativePositions
-from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
+from ortolan.modeling.layers.cache import (
+    Memory,
+    StepLengths,
+    as_memory,
+    capacity_of,
+    empty_cache,
+)
 from ortolan.modeling.layers.lowering import fits_kernel
-from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS, state_names
-
-Pairs = Sequence[tuple[Tensor, Tensor]]
+from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS
 
 
 class _DecoderGraph(Entry):
@@ -26,11 +31,12 @@ class _DecoderGraph(Entry):
         seqlens_k: Tensor,
         total: Tensor,
         logit_positions: Tensor,
-        cache: Pairs,
-    ) -> tuple[Tensor, list[LayerCache]]:
+        cache: Sequence[Sequence[Tensor]],
+    ) -> tuple[Tensor, list[Memory]]:
         decoder = cast(DecoderModel, self.model)
-        step = make_step(decoder.config, seqlens_k, total, cache)
-        logits, present = decoder.step(input_ids, step, layers(cache), logit_positions)
+        past = layers(decoder.config, cache)
+        step = make_step(decoder.config, seqlens_k, total, past)
+        logits, present = decoder.step(input_ids, step, past, logit_positions)
         return logits.float(), present
 
 
@@ -51,27 +57,30 @@ def trace_decoder(
 
     def signature(config: DecoderConfig) -> Signature:
         arguments, axes = step_example(config, dtype, sequence)
-        layers = len(config.blocks)
         return Signature(
             arguments=arguments,
             axes=axes,
-            inputs=[*STEP_INPUTS, *state_names(PAST, layers)],
-            outputs=[LOGITS, *state_names(PRESENT, layers)],
+            inputs=[*STEP_INPUTS, *cache_names(PAST, config)],
+            outputs=[LOGITS, *cache_names(PRESENT, config)],
         )
 
     return trace(config, dtype, _DecoderGraph, signature)
 
 
-def layers(pairs: Pairs) -> list[LayerCache]:
-    """Keys and values of every layer, by their names."""
-    return [LayerCache(key, value) for key, value in pairs]
+def layers(config: DecoderConfig, tensors: Sequence[Sequence[Tensor]]) -> list[Memory]:
+    """What every layer carries, of plain lists."""
+    return [
+        as_memory(block.mixer, each) for block, each in zip(config.blocks, tensors, strict=True)
+    ]
 
 
-def make_step(config: DecoderConfig, seqlens_k: Tensor, total: Tensor, cache: Pairs) -> StepLengths:
+def make_step(
+    config: DecoderConfig, seqlens_k: Tensor, total: Tensor, cache: Sequence[Memory]
+) -> StepLengths:
     """The step of a trace, which knows how far it sees where nodes have to be told."""
     if not _measures_distances(config):
         return StepLengths(seqlens_k, total)
-    return StepLengths(seqlens_k, total, seen_of(total, cache[0][0].shape[2]))
+    return StepLengths(seqlens_k, total, seen_of(total, capacity_of(cache)))
 
 
 def seen_of(total: Tensor, capacity: int) -> int:
@@ -85,7 +94,7 @@ def seen_of(total: Tensor, capacity: int) -> int:
 def _measures_distances(config: DecoderConfig) -> bool:
     """Whether some layer is told its keys' distances, or is no node of its own."""
     return isinstance(config.positions, RelativePositions) or not all(
-        _fits(config, block.attention) for block in config.blocks
+        _fits(config, attention) for attention in config.attentions
     )
 
 
@@ -100,8 +109,8 @@ def step_example(
     """Arguments of a step to trace with, and the names of the axes that vary."""
     new_tokens, capacity = sequence or 4, 8
     cache = [
-        (key.to(dtype), value.to(dtype))
-        for key, value in empty_cache(config, batch=batch, capacity=capacity)
+        tuple(tensor.to(dtype) for tensor in layer)
+        for layer in empty_cache(config, batch=batch, capacity=capacity)
     ]
     arguments = (
         torch.zeros(batch, new_tokens, dtype=torch.int64),
@@ -110,12 +119,12 @@ def step_example(
         torch.zeros(batch, sequence or 3, dtype=torch.int64),
         cache,
     )
-    buffer = {0: "batch", 2: "capacity"}
+    varying = {"append": {0: "batch", 2: "capacity"}, "replace": {0: "batch"}}
     axes: tuple[object, ...] = (
         {0: "batch"} if sequence else {0: "batch", 1: "sequence"},
         {0: "batch"},
         {},
         {0: "batch"} if sequence else {0: "batch", 1: "rows"},
-        [(buffer, buffer) for _ in cache],
+        [tuple(varying[state.update] for state in block.mixer.states) for block in config.blocks],
     )
     return arguments, axes

@@ -1,17 +1,18 @@
 """An encoder-decoder as two graphs: a source to keys and values, and a step that reads them."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ortolan.export.trace.decoder import Pairs, layers, make_step, step_example
+from ortolan.export.trace.decoder import layers, make_step, step_example
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderDecoderModel
 from ortolan.modeling.config import DecoderConfig, EncoderDecoderConfig
-from ortolan.modeling.layers.cache import CrossCache, LayerCache
+from ortolan.modeling.layers.cache import CrossCache, LayerCache, Memory
 from ortolan.modeling.layers.sizes import is_one
 from ortolan.runtime.bundle.interface import (
     CROSS,
@@ -42,16 +43,17 @@ class _TargetGraph(Entry):
         total: Tensor,
         logit_positions: Tensor,
         source_lengths: Tensor,
-        cache: Pairs,
-        cross: Pairs,
-    ) -> tuple[Tensor, list[LayerCache]]:
+        cache: Sequence[Sequence[Tensor]],
+        cross: Sequence[Sequence[Tensor]],
+    ) -> tuple[Tensor, list[Memory]]:
         model = cast(EncoderDecoderModel, self.model)
-        step = make_step(model.config.decoder, seqlens_k, total, cache)
+        past = layers(model.config.decoder, cache)
+        step = make_step(model.config.decoder, seqlens_k, total, past)
         if is_one(input_ids.shape[1]):
             for each in (source_lengths, *(key for key, _ in cross)):
                 torch._check(each.shape[0] == input_ids.shape[0])  # type: ignore[no-untyped-call]
-        source = CrossCache(layers(cross), source_lengths)
-        logits, present = model.step(input_ids, step, layers(cache), source, logit_positions)
+        source = CrossCache([LayerCache(*each) for each in cross], source_lengths)
+        logits, present = model.step(input_ids, step, past, source, logit_positions)
         return logits.float(), present
 
 

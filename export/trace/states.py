@@ -7,19 +7,27 @@ from ortolan.runtime.bundle.interface import CROSS, PAST, PRESENT, state_names
 from ortolan.runtime.bundle.manifest import State, StateType
 
 
+def cache_names(prefix: str, decoder: DecoderConfig) -> list[str]:
+    """Names of what each layer carries, in the order of a graph."""
+    return [
+        f"{prefix}.{layer}.{state.name}"
+        for layer, block in enumerate(decoder.blocks)
+        for state in block.mixer.states
+    ]
+
+
 def cache_states(decoder: DecoderConfig, dtype: StateType) -> Iterator[State]:
-    """What a decoder extends, two a layer."""
-    layers = len(decoder.blocks)
-    inputs, outputs = state_names(PAST, layers), state_names(PRESENT, layers)
-    shapes = _shapes(block.attention for block in decoder.blocks)
-    for taken, given, (heads, width) in zip(inputs, outputs, shapes, strict=True):
+    """What each layer of a decoder carries."""
+    inputs, outputs = cache_names(PAST, decoder), cache_names(PRESENT, decoder)
+    states = [state for block in decoder.blocks for state in block.mixer.states]
+    for taken, given, state in zip(inputs, outputs, states, strict=True):
         yield State(
             name=taken.removeprefix(f"{PAST}."),
             input=taken,
             output=given,
-            shape=("batch", heads, "capacity", width),
+            shape=("batch", *state.shape),
             dtype=dtype,
-            update="append",
+            update=state.update,
         )
 
 

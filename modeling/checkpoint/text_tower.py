@@ -104,6 +104,7 @@ KINDS: Mapping[str, Kind] = {
     "smolvlm": Kind(text_types=_PLAIN, default="llama"),
     "qwen2_vl": Kind(text_types={"qwen2_vl_text": "qwen2"}, default="qwen2_vl_text"),
     "qwen2_5_vl": Kind(text_types={"qwen2_5_vl_text": "qwen2"}, default="qwen2_5_vl_text"),
+    "qwen3_5": Kind(text_types={"qwen3_5_text": "qwen3_5_text"}, default="qwen3_5_text"),
     "qwen3_vl": Kind(text_types={"qwen3_vl_text": "qwen3"}, default="qwen3_vl_text"),
 }
 """By `model_type`. Defaults are those of the config classes of transformers."""

@@ -5,6 +5,7 @@ from ortolan.modeling.config.block import (
     BlockConfig,
     FeedForwardConfig,
     LatentConfig,
+    Mixer,
     Placement,
 )
 from ortolan.modeling.config.head import (
@@ -17,6 +18,14 @@ from ortolan.modeling.config.head import (
     NormConfig,
     Pooling,
     Projection,
+)
+from ortolan.modeling.config.mixers import (
+    CAPACITY,
+    GatedDeltaConfig,
+    LayerState,
+    LinearRecurrenceConfig,
+    ShortConvConfig,
+    StateSpaceConfig,
 )
 from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
@@ -56,6 +65,7 @@ from ortolan.modeling.config.recurrent import (
 )
 
 __all__ = [
+    "CAPACITY",
     "Activation",
     "AdditiveAttentionConfig",
     "AlibiPositions",
@@ -70,15 +80,19 @@ __all__ = [
     "EncoderConfig",
     "EncoderDecoderConfig",
     "FeedForwardConfig",
+    "GatedDeltaConfig",
     "Head",
     "HeadLayer",
     "LanguageModelHead",
     "LatentConfig",
+    "LayerState",
     "LearnedPositions",
+    "LinearRecurrenceConfig",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
     "MemoryConfig",
+    "Mixer",
     "MixtureConfig",
     "ModelConfig",
     "NoPositions",
@@ -94,8 +108,10 @@ __all__ = [
     "RelativePositions",
     "RotaryPositions",
     "RotaryScaling",
+    "ShortConvConfig",
     "SinusoidalPositions",
     "StackConfig",
+    "StateSpaceConfig",
     "TablePositions",
     "TokenInput",
     "YarnScaling",

@@ -1,9 +1,17 @@
-"""One layer as data: attention, feed-forward, and the placement of their norms."""
+"""One layer as data: its mixer, its feed-forward, and the placement of their norms."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ortolan.modeling.config.head import Activation, NormConfig
+from ortolan.modeling.config.mixers import (
+    CAPACITY,
+    GatedDeltaConfig,
+    LayerState,
+    LinearRecurrenceConfig,
+    ShortConvConfig,
+    StateSpaceConfig,
+)
 from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.positions import NoPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
@@ -56,6 +64,8 @@ class AttentionConfig:
         latent: how queries, keys and values are made of the stream; None for one product.
         sinks: each head has a trained score of one more key, whose value is zero: it takes
             a part of the weights (Xiao et al. 2024).
+        gate: every channel of the heads is multiplied by the sigmoid of a number that is linear in
+            the stream (Qiu et al. 2025).
     """
 
     num_heads: int
@@ -77,11 +87,20 @@ class AttentionConfig:
     out_norm: NormConfig | None = None
     latent: LatentConfig | None = None
     sinks: bool = False
+    gate: bool = False
 
     @property
     def value_width(self) -> int:
         """Channels of each value."""
         return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def states(self) -> tuple[LayerState, ...]:
+        """The keys and the values of all tokens."""
+        return tuple(
+            LayerState(name=name, shape=(self.num_kv_heads, CAPACITY, width), update="append")
+            for name, width in (("key", self.head_dim), ("value", self.value_width))
+        )
 
     def __post_init__(self) -> None:
         if min(self.num_heads, self.num_kv_heads, self.head_dim, self.value_width) < 1:
@@ -122,6 +141,12 @@ class AttentionConfig:
             )
 
 
+Mixer = (
+    AttentionConfig | ShortConvConfig | GatedDeltaConfig | StateSpaceConfig | LinearRecurrenceConfig
+)
+"""What mixes the tokens of a block."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForwardConfig:
     """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020).
@@ -160,15 +185,17 @@ class BlockConfig:
             normed stream, norm(x) + f(norm(x)); `inner_post` normalises what leaves a sublayer,
             x + norm(f(x)); `sandwich` what enters and what leaves it, x + norm(f(norm(x))), with
             a norm each. `parallel` feeds both sublayers the same,
-            x + attention(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J");
+            x + mixer(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J");
             `parallel_norms` gives each a norm of its own.
-        cross_attention: to a source, between the self-attention and the mlp; None without one.
+        mixer: what tokens get from those before them by.
+        feed_forward: of each token by itself; None without one.
+        cross_attention: to a source, between the mixer and the mlp; None without one.
         attention_norm: False where the self-attention alone has none.
         residual_scale: multiplies what each sublayer adds to the stream.
     """
 
-    attention: AttentionConfig
-    feed_forward: FeedForwardConfig | MixtureConfig
+    mixer: Mixer
+    feed_forward: FeedForwardConfig | MixtureConfig | None
     norm: NormConfig
     placement: Placement = "pre"
     cross_attention: AttentionConfig | None = None
@@ -176,15 +203,30 @@ class BlockConfig:
     residual_scale: float = 1.0
 
     @property
-    def dense(self) -> FeedForwardConfig:
-        """The feed-forward layer, if it is no mixture of experts.
+    def attention(self) -> AttentionConfig:
+        """The mixer, if it is attention.
 
         Raises:
-            ConfigError: it is one.
+            ConfigError: it is another.
         """
-        if isinstance(self.feed_forward, MixtureConfig):
+        if not isinstance(self.mixer, AttentionConfig):
             raise ConfigError(
-                "feed_forward: expected one for all tokens, got a mixture of experts. "
+                f"mixer: expected attention, got {type(self.mixer).__name__}. "
+                "This has no place for it."
+            )
+        return self.mixer
+
+    @property
+    def dense(self) -> FeedForwardConfig:
+        """The feed-forward layer, if there is one and it is no mixture of experts.
+
+        Raises:
+            ConfigError: there is none, or a mixture.
+        """
+        if not isinstance(self.feed_forward, FeedForwardConfig):
+            got = "none" if self.feed_forward is None else "a mixture of experts"
+            raise ConfigError(
+                f"feed_forward: expected one for all tokens, got {got}. "
                 "This family's format has no place for it."
             )
         return self.feed_forward
@@ -195,21 +237,33 @@ class BlockConfig:
         return self.placement in ("parallel", "parallel_norms")
 
     def __post_init__(self) -> None:
-        if self.parallel and self.cross_attention is not None:
+        if self.parallel and (self.cross_attention is not None or self.feed_forward is None):
             raise ConfigError(
-                "block: expected no cross-attention where attention and mlp are parallel, got "
-                "some. Choose another placement."
+                "block: expected an mlp and no cross-attention where attention and mlp are "
+                "parallel, got others. Choose another placement."
             )
         cross = self.cross_attention
+        if cross is not None and not isinstance(self.mixer, AttentionConfig):
+            raise ConfigError(
+                f"block: expected attention beside cross-attention, got "
+                f"{type(self.mixer).__name__}. Leave one of them out."
+            )
         if cross is not None and cross != _of_a_source(cross):
             raise ConfigError(
                 "cross_attention: expected queries, keys and values as they are, got rotary "
-                "positions, a norm, a bound or sinks. Leave them out."
+                "positions, a norm, a bound, sinks or a gate. Leave them out."
             )
 
 
 def _of_a_source(cross: AttentionConfig) -> AttentionConfig:
     """Attention without what only self-attention has."""
     return replace(
-        cross, rotary=None, query_key_norm=None, clip=None, out_norm=None, latent=None, sinks=False
+        cross,
+        rotary=None,
+        query_key_norm=None,
+        clip=None,
+        out_norm=None,
+        latent=None,
+        sinks=False,
+        gate=False,
     )

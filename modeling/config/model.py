@@ -8,7 +8,7 @@ behaviour is a new value of a field.
 
 from dataclasses import dataclass, fields, replace
 
-from ortolan.modeling.config.block import AttentionConfig, BlockConfig
+from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
 from ortolan.modeling.config.head import (
     Head,
     HeadLayer,
@@ -138,15 +138,23 @@ class StackConfig(ModelConfig):
             case _:
                 return self.input_width
 
-    def rotary_of(self, attention: AttentionConfig) -> RotaryPositions | None:
+    def rotary_of(self, mixer: Mixer) -> RotaryPositions | None:
         """What turns the queries and keys of a layer: its own, or the stack's."""
-        positions = attention.rotary or self.positions
+        if not isinstance(mixer, AttentionConfig):
+            return None
+        positions = mixer.rotary or self.positions
         return positions if isinstance(positions, RotaryPositions) else None
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """The attention of each layer that has some."""
+        mixers = (block.mixer for block in self.blocks)
+        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionConfig))
 
     @property
     def rotaries(self) -> tuple[RotaryPositions, ...]:
         """The rotary positions of its layers, each once, in the order of their first layer."""
-        of_layers = (self.rotary_of(block.attention) for block in self.blocks)
+        of_layers = (self.rotary_of(block.mixer) for block in self.blocks)
         return tuple(dict.fromkeys(rotary for rotary in of_layers if rotary))
 
     def __post_init__(self) -> None:
@@ -190,7 +198,7 @@ class DecoderConfig(StackConfig):
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
-        if not all(block.attention.causal for block in self.blocks):
+        if not all(attention.causal for attention in self.attentions):
             raise ConfigError(
                 "blocks: expected causal attention in every layer of a decoder, got other. "
                 "A model that sees all of its text is an encoder."
@@ -220,6 +228,11 @@ class EncoderConfig(StackConfig):
                 "blocks: expected no cross-attention in an encoder, got some. "
                 "It has no source to attend to."
             )
+        if len(self.attentions) < len(self.blocks):
+            raise ConfigError(
+                "blocks: expected attention in every layer of an encoder, got others. "
+                "They would remember the padding of shorter texts."
+            )
         if isinstance(self.input, PatchInput) and self.context_length != self.input.length:
             raise ConfigError(
                 f"context_length: expected {self.input.length}, the patches of an image, got "
@@ -247,7 +260,7 @@ def as_encoder(
     """
     shared = {field.name: getattr(config, field.name) for field in fields(StackConfig)}
     blocks = tuple(
-        replace(block, attention=replace(block.attention, causal=causal)) for block in config.blocks
+        replace(block, mixer=replace(block.attention, causal=causal)) for block in config.blocks
     )
     source = TokenInput(vocab_size=config.vocab_size)
     return EncoderConfig(**shared | {"blocks": blocks}, input=source, head=head)
@@ -292,7 +305,7 @@ class EncoderDecoderConfig(ModelConfig):
 
 def _check_positions(config: StackConfig) -> None:
     """Raise ConfigError unless every layer can take its positions."""
-    layers = [block.attention for block in config.blocks]
+    layers = config.attentions
     for attention in layers:
         rotary = config.rotary_of(attention)
         if rotary and (rotary.dim % 2 or not 0 < rotary.dim <= attention.head_dim):
@@ -315,7 +328,7 @@ def _check_positions(config: StackConfig) -> None:
                 "positions: expected causal attention where scores rise with the position of the "
                 "key, got other. Set rounded to False."
             )
-    if isinstance(config.positions, RelativeBiasPositions | AlibiPositions) and len(shapes) > 1:
+    if isinstance(config.positions, RelativeBiasPositions | AlibiPositions) and len(shapes) != 1:
         raise ConfigError(
             "positions: expected as many heads in every layer, all causal or none, where the "
             "layers share a bias, got others. Choose other positions."
@@ -325,8 +338,10 @@ def _check_positions(config: StackConfig) -> None:
 def _check_readouts(blocks: tuple[BlockConfig, ...], width: int) -> None:
     """Raise ConfigError where heads that are added up are not as wide as the stream."""
     for block in blocks:
-        for attention in (block.attention, block.cross_attention):
-            if attention and attention.readout == "sum" and attention.value_width != width:
+        for attention in (block.mixer, block.cross_attention):
+            if not isinstance(attention, AttentionConfig):
+                continue
+            if attention.readout == "sum" and attention.value_width != width:
                 raise ConfigError(
                     f"attention: expected values of the stream's {width} channels where the "
                     f"heads are added up, got {attention.value_width}. Set value_dim."

@@ -226,7 +226,7 @@ def _blocks(
 
     is_decoder = side == "decoder"
     block = BlockConfig(
-        attention=attention(causal=is_decoder),
+        mixer=attention(causal=is_decoder),
         cross_attention=attention(causal=False) if is_decoder else None,
         feed_forward=FeedForwardConfig(
             kind="mlp",

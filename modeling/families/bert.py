@@ -257,7 +257,7 @@ def encoder_block(
 ) -> BlockConfig:
     """A layer as all these families have it: every matrix biased, norms after residuals."""
     return BlockConfig(
-        attention=AttentionConfig(
+        mixer=AttentionConfig(
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=width // heads,

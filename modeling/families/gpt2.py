@@ -58,7 +58,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
         width=width,
         context_length=hf.size("n_positions"),
         positions=LearnedPositions(),
-        blocks=tuple(replace(block, attention=attention) for attention in attentions),
+        blocks=tuple(replace(block, mixer=attention) for attention in attentions),
     )
 
 

@@ -89,7 +89,7 @@ def gpt_block(
             "Correct one of them."
         )
     return BlockConfig(
-        attention=AttentionConfig(
+        mixer=AttentionConfig(
             num_heads=heads,
             num_kv_heads=kv_heads or heads,
             head_dim=width // heads,

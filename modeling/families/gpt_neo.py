@@ -59,7 +59,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
         qkv_bias=False,
     )
     local = replace(block.attention, sliding_window=hf.size("window_size", 256))
-    kinds = {"global": block, "local": replace(block, attention=local)}
+    kinds = {"global": block, "local": replace(block, mixer=local)}
     names = _layer_kinds(hf)
     if len(names) != layers or not set(names) <= kinds.keys():
         raise ConfigError(

@@ -32,7 +32,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
         out_bias=False,
         mlp_bias=False,
     )
-    last = replace(block, attention=replace(block.attention, out_bias=True))
+    last = replace(block, mixer=replace(block.attention, out_bias=True))
     context_length = hf.size("max_position_embeddings")
     return gpt_like(
         hf,

@@ -116,7 +116,7 @@ def llama_like(
         out_bias=out_bias,
     )
     mlp = _mlp(hf, kind, activation, size, bias=mlp_bias)
-    block = BlockConfig(attention=attention, feed_forward=mlp, norm=norm)
+    block = BlockConfig(mixer=attention, feed_forward=mlp, norm=norm)
     return gpt_like(
         hf,
         model_type=model_type,
@@ -133,7 +133,7 @@ def _layers(
 ) -> tuple[BlockConfig, ...]:
     """A block for each layer, with its window."""
     return tuple(
-        replace(block, attention=replace(block.attention, sliding_window=window))
+        replace(block, mixer=replace(block.attention, sliding_window=window))
         for window in windows or (None,) * hf.size("num_hidden_layers", most=MAX_LAYERS)
     )
 
@@ -189,7 +189,7 @@ def altered(
     blocks = tuple(
         replace(
             layer,
-            attention=replace(layer.attention, rotary=rotary, **(attention or {})),
+            mixer=replace(layer.attention, rotary=rotary, **(attention or {})),
             feed_forward=replace(layer.dense, **(feed_forward or {})),
             **(block or {}),
         )

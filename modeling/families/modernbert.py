@@ -137,7 +137,7 @@ def _blocks(
     )
     return tuple(
         BlockConfig(
-            attention=replace(attention, qkv_bias=bias, out_bias=bias),
+            mixer=replace(attention, qkv_bias=bias, out_bias=bias),
             feed_forward=feed_forward,
             norm=norm,
             # The embedding's norm is before the first layer.

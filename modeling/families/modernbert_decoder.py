@@ -83,7 +83,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
     )
     window = hf.size("local_attention", 128) // 2
     local = replace(block.attention, sliding_window=window, rotary=rotaries[SLIDING])
-    kinds = {FULL: block, SLIDING: replace(block, attention=local)}
+    kinds = {FULL: block, SLIDING: replace(block, mixer=local)}
     period = hf.size("global_attn_every_n_layers", 3)
     layers = hf.size("num_hidden_layers", most=MAX_LAYERS)
     named_kinds = read_layer_kinds(hf, [SLIDING if i % period else FULL for i in range(layers)])

@@ -73,7 +73,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
         width=width,
         context_length=hf.size("max_seq_len"),
         positions=AlibiPositions(),
-        blocks=(replace(block, attention=attention),) * hf.size("n_layers", most=MAX_LAYERS),
+        blocks=(replace(block, mixer=attention),) * hf.size("n_layers", most=MAX_LAYERS),
     )
 
 

@@ -113,7 +113,7 @@ class RotaryBert:
         )
         return replace(
             block,
-            attention=replace(block.attention, qkv_bias=self.bias, out_bias=self.bias),
+            mixer=replace(block.attention, qkv_bias=self.bias, out_bias=self.bias),
             feed_forward=FeedForwardConfig(
                 kind=self.kind,
                 intermediate_size=hidden,

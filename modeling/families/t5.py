@@ -214,9 +214,9 @@ def _blocks(hf: ConfigReader, default: str) -> tuple[BlockConfig, BlockConfig]:
     )
     norm = NormConfig(kind="rms", eps=hf.get("layer_norm_epsilon", float, 1e-6))
     return (
-        BlockConfig(attention=attention(causal=False), feed_forward=feed_forward, norm=norm),
+        BlockConfig(mixer=attention(causal=False), feed_forward=feed_forward, norm=norm),
         BlockConfig(
-            attention=attention(causal=True),
+            mixer=attention(causal=True),
             cross_attention=attention(causal=False),
             feed_forward=feed_forward,
             norm=norm,

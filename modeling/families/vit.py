@@ -73,7 +73,7 @@ def config(hf: ConfigReader) -> EncoderConfig:
         norm=norm,
     )
     attention = replace(block.attention, qkv_bias=hf.get("qkv_bias", bool, True))
-    block = replace(block, attention=attention, placement="pre")
+    block = replace(block, mixer=attention, placement="pre")
     image = PatchInput(
         image_size=_read_size(hf, "image_size", 224),
         patch_size=_read_size(hf, "patch_size", 16),

@@ -4,8 +4,6 @@ Shape letters: B batch, S new tokens, T tokens of the source, E model width, H q
 U value width.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +13,7 @@ from ortolan.modeling.config import (
     RelativeBiasPositions,
     RelativeKeyPositions,
 )
-from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.layers.cache import LayerCache, Pick, StepLengths, same
 from ortolan.modeling.layers.latent import LatentProjection
 from ortolan.modeling.layers.linear import PackedLinear
 from ortolan.modeling.layers.norms import norm
@@ -33,11 +31,6 @@ from ortolan.modeling.layers.ops import (
     split_projections,
 )
 from ortolan.modeling.layers.rotation import turn
-
-
-def same(x: Tensor) -> Tensor:
-    """All tokens, as they are."""
-    return x
 
 
 class SelfAttention(nn.Module):
@@ -70,6 +63,11 @@ class SelfAttention(nn.Module):
             if config.out_norm
             else nn.Identity()
         )
+        self.gate: nn.Linear | None = (
+            nn.Linear(width, config.num_heads * config.value_width, bias=config.qkv_bias)
+            if config.gate
+            else None
+        )
         self.out = readout(config, width)
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
         self.relative_key: nn.Embedding | None = None
@@ -97,8 +95,7 @@ class SelfAttention(nn.Module):
             lengths=lengths,
             sinks=self.sinks,
         )
-        out: Tensor = self.out(self.out_norm(attended))
-        return out
+        return self._read_out(attended, x_BSE)
 
     def weights(
         self,
@@ -125,7 +122,7 @@ class SelfAttention(nn.Module):
         past: LayerCache,
         step: StepLengths,
         relative: Relative | None = None,
-        pick: Callable[[Tensor], Tensor] = same,
+        pick: Pick = same,
     ) -> tuple[Tensor, LayerCache]:
         """The same for new tokens after a cache, which comes back extended.
 
@@ -141,7 +138,18 @@ class SelfAttention(nn.Module):
             relative=self._own(relative),
             sinks=self.sinks,
         )
-        return self.out(self.out_norm(pick(attended))), present
+        return self._read_out(pick(attended), pick(x_BSE)), present
+
+    def _read_out(self, attended: Tensor, x: Tensor) -> Tensor:
+        """The heads of some tokens, `(B, S, H * U)`, as one stream `(B, S, E)`.
+
+        Args:
+            attended: the heads.
+            x: what queries, keys and values were made of, of the same tokens.
+        """
+        heads = self.out_norm(attended)
+        out: Tensor = self.out(heads if self.gate is None else heads * torch.sigmoid(self.gate(x)))
+        return out
 
     def _projections(
         self, x_BSE: Tensor, rotary: Rotary | None, step: StepLengths | None = None

@@ -1,24 +1,28 @@
-"""One layer: attention, perhaps to a source too, and feed-forward.
+"""One layer: a mixer, perhaps attention to a source too, and feed-forward.
 
 Shape letters: B batch, S new tokens, N of them to go on with, T tokens of the source, E model
 width.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
 from ortolan.modeling.config import BlockConfig, MixtureConfig, Positions
-from ortolan.modeling.layers.attention import CrossAttention, SelfAttention, same
-from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.layers.attention import CrossAttention
+from ortolan.modeling.layers.cache import LayerCache, Memory, Pick, StepLengths, same
 from ortolan.modeling.layers.feed_forward import feed_forward
+from ortolan.modeling.layers.mixers import mixer, mixer_name
 from ortolan.modeling.layers.mixture import Mixture
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each in a residual, each with its norm.
+    """A mixer and perhaps a feed-forward, each in a residual, each with its norm.
+
+    The mixer and its norms are called after its kind: `attention` and `attention_norm`, say.
 
     Args:
         config: its parts.
@@ -38,14 +42,18 @@ class Block(nn.Module):
             return norm(config.norm, width) if when else nn.Identity()
 
         both_sides = config.placement == "sandwich"
-        self.attention_norm = normalise(when=config.attention_norm)
-        self.attention = SelfAttention(config.attention, width, positions=positions)
-        self.attention_post_norm = normalise(when=both_sides)
+        self.mixing = mixer_name(config.mixer)
+        self.add_module(f"{self.mixing}_norm", normalise(when=config.attention_norm))
+        self.add_module(self.mixing, mixer(config.mixer, width, positions))
+        self.add_module(f"{self.mixing}_post_norm", normalise(when=both_sides))
         self.cross_attention: CrossAttention | None = None
         if config.cross_attention is not None:
             self.cross_attention_norm = normalise()
             self.cross_attention = CrossAttention(config.cross_attention, width)
             self.cross_attention_post_norm = normalise(when=both_sides)
+        self.feed_forward: nn.Module | None = None
+        if config.feed_forward is None:
+            return
         self.feed_forward_norm = normalise(when=config.placement != "parallel")
         self.feed_forward = (
             Mixture(config.feed_forward, width)
@@ -75,71 +83,81 @@ class Block(nn.Module):
             source_lengths: int `(B,)`; valid tokens of the source; None where all are.
         """
 
-        def attend(x: Tensor) -> Tensor:
-            out: Tensor = self.attention(x, rotary, relative, lengths)
+        def mix(x: Tensor) -> Tensor:
+            out: Tensor = self._mixer(x, rotary, relative, lengths)
             return out
 
         if self.parallel:
-            return self._both(x_BSE, attend)
-        x_BSE = self._residual(x_BSE, "attention", attend)
+            return self._both(x_BSE, mix)
+        x_BSE = self._residual(x_BSE, self.mixing, mix)
         return self._rest(x_BSE, source, source_lengths)
 
     def step(
         self,
         x_BSE: Tensor,
         rotary: Rotary | None,
-        past: LayerCache,
+        past: Memory,
         step: StepLengths,
         relative: Relative | None = None,
         *,
         source: LayerCache | None = None,
         source_lengths: Tensor | None = None,
-        pick: Callable[[Tensor], Tensor] = same,
-    ) -> tuple[Tensor, LayerCache]:
-        """The same for new tokens after a cache, which comes back extended.
+        pick: Pick = same,
+    ) -> tuple[Tensor, Memory]:
+        """The same for new tokens after what the mixer carries, which comes back as after them.
 
-        With `pick`, which takes `(B, N, ...)` from `(B, S, ...)`, all tokens enter the cache and
+        With `pick`, which takes `(B, N, ...)` from `(B, S, ...)`, all tokens enter the mixer and
         what follows is computed for these alone: `(B, S, E)` to `(B, N, E)`.
         """
         present = past
 
-        def attend(x: Tensor) -> Tensor:
+        def mix(x: Tensor) -> Tensor:
             nonlocal present
-            out, present = self.attention.step(x, rotary, past, step, relative, pick)
+            out: Tensor
+            out, present = self._mixer.step(x, rotary, past, step, relative, pick)
             return out
 
         if self.parallel:
-            return self._both(x_BSE, attend, pick), present
-        x_BNE = self._residual(x_BSE, "attention", attend, pick)
+            return self._both(x_BSE, mix, pick), present
+        x_BNE = self._residual(x_BSE, self.mixing, mix, pick)
         return self._rest(x_BNE, source, source_lengths), present
 
+    @property
+    def _mixer(self) -> Any:
+        """What tokens get from others by; see `FixedMemoryMixer` for how it is called."""
+        return self.get_submodule(self.mixing)
+
     def _rest(self, x_BSE: Tensor, source: LayerCache | None, lengths: Tensor | None) -> Tensor:
-        """What follows the self-attention."""
+        """What follows the mixer."""
         cross = self.cross_attention
         if (cross is None) != (source is None):
             raise TypeError("a layer with cross-attention needs a source, another takes none")
         if cross is not None and source is not None:
             x_BSE = self._residual(x_BSE, "cross_attention", lambda x: cross(x, source, lengths))
+        if self.feed_forward is None:
+            return x_BSE
         return self._residual(x_BSE, "feed_forward", self.feed_forward)
 
     def _both(
         self,
         x: Tensor,
-        attend: Callable[[Tensor], Tensor],
-        pick: Callable[[Tensor], Tensor] = same,
+        mix: Callable[[Tensor], Tensor],
+        pick: Pick = same,
     ) -> Tensor:
-        """Both sublayers side by side, for the tokens that `attend` and `pick` let through."""
-        normed = self.attention_norm(x)
-        attended, x = attend(normed), pick(x)
+        """Both sublayers side by side, for the tokens that `mix` and `pick` let through."""
+        if self.feed_forward is None:
+            raise TypeError("a layer whose sublayers are parallel has two")
+        normed = self.get_submodule(f"{self.mixing}_norm")(x)
+        mixed, x = mix(normed), pick(x)
         read = pick(normed) if self.placement == "parallel" else self.feed_forward_norm(x)
-        return x + self._scaled(attended + self.feed_forward(read))
+        return x + self._scaled(mixed + self.feed_forward(read))
 
     def _residual(
         self,
         x: Tensor,
         name: str,
         sublayer: Callable[[Tensor], Tensor],
-        pick: Callable[[Tensor], Tensor] = same,
+        pick: Pick = same,
     ) -> Tensor:
         """A sublayer and what goes around it, for the tokens that both let through."""
         normalise = self.get_submodule(f"{name}_norm")

@@ -6,14 +6,14 @@ Shape letters: B batch, S new tokens, T tokens of the source, K key/value heads,
 D head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ortolan.modeling.config import DecoderConfig
+from ortolan.modeling.config import AttentionConfig, DecoderConfig, Mixer
 from ortolan.modeling.layers.sizes import is_one
 
 
@@ -22,6 +22,10 @@ class LayerCache(NamedTuple):
 
     key: Tensor
     value: Tensor
+
+
+Memory = tuple[Tensor, ...]
+"""What a layer carries, in the order of its config's `states`: of attention, a `LayerCache`."""
 
 
 class CrossCache(NamedTuple):
@@ -76,12 +80,31 @@ class StepLengths:
         return past_B[:, None] + torch.arange(new_tokens, device=past_B.device)
 
 
-def empty_cache(config: DecoderConfig, *, batch: int, capacity: int) -> list[LayerCache]:
-    """Zeroed float32 buffers for every layer."""
-    return [
-        LayerCache(
-            torch.zeros(batch, a.num_kv_heads, capacity, a.head_dim),
-            torch.zeros(batch, a.num_kv_heads, capacity, a.value_width),
-        )
-        for a in (block.attention for block in config.blocks)
-    ]
+Pick = Callable[[Tensor], Tensor]
+"""Some tokens `(B, N, ...)` of `(B, S, ...)`."""
+
+
+def same(x: Tensor) -> Tensor:
+    """All tokens, as they are."""
+    return x
+
+
+def empty_cache(config: DecoderConfig, *, batch: int, capacity: int) -> list[Memory]:
+    """Zeroed float32 tensors for every layer; of keys and values, buffers."""
+    return [empty_memory(block.mixer, batch=batch, capacity=capacity) for block in config.blocks]
+
+
+def empty_memory(mixer: Mixer, *, batch: int, capacity: int) -> Memory:
+    """Zeroed float32 tensors for the states of a layer, in their order."""
+    made = [torch.zeros(batch, *state.sizes(capacity)) for state in mixer.states]
+    return as_memory(mixer, made)
+
+
+def as_memory(mixer: Mixer, tensors: Sequence[Tensor]) -> Memory:
+    """What a layer carries, of the tensors of its states."""
+    return LayerCache(*tensors) if isinstance(mixer, AttentionConfig) else tuple(tensors)
+
+
+def capacity_of(cache: Sequence[Memory]) -> int:
+    """Tokens that the buffers of keys and values have room for; 0 where no layer has any."""
+    return next((layer.key.shape[2] for layer in cache if isinstance(layer, LayerCache)), 0)

@@ -50,7 +50,6 @@ def rotary_names(place: int) -> tuple[str, str]:
 
 def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
     """The tables that all layers of a stack share."""
-    first = config.blocks[0].attention
     match config.positions:
         case SinusoidalPositions() as positions:
             table = sinusoidal_table(config.context_length, config.hidden_size, positions)
@@ -58,12 +57,15 @@ def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
         case ConcatenatedPositions(dim=dim, table=SinusoidalPositions() as positions):
             return {"position_table": sinusoidal_table(config.context_length, dim, positions)}
         case AlibiPositions(rounded=True, scale=scale):
-            table = rounded_alibi(first.num_heads, config.context_length) * scale
+            heads = config.attentions[0].num_heads
+            table = rounded_alibi(heads, config.context_length) * scale
             return {"alibi_table": table}
         case AlibiPositions(scale=scale):
-            return {"alibi_slopes": torch.tensor(alibi_slopes(first.num_heads)) * scale}
+            slopes = alibi_slopes(config.attentions[0].num_heads)
+            return {"alibi_slopes": torch.tensor(slopes) * scale}
         case RelativeBiasPositions() as positions:
-            return {"relative_buckets": relative_buckets(positions, causal=first.causal)}
+            causal = config.attentions[0].causal
+            return {"relative_buckets": relative_buckets(positions, causal=causal)}
         case _:
             return {}
 

@@ -1,6 +1,7 @@
 """A linear recurrence over the tokens of a text: linear attention, its gates and the delta rule.
 
-Shape letters: B batch, S new tokens, H heads, D key width, U value width.
+Shape letters: B batch, S new tokens, H heads, K heads of queries and keys, D key width, U value
+width.
 
 Source: the operator LinearAttention of onnxruntime (com.microsoft, version 1).
 """
@@ -23,8 +24,8 @@ class Recurrence(NamedTuple):
     """What enters a recurrence.
 
     Attributes:
-        query: `(B, H, S, D)`.
-        key: `(B, H, S, D)`.
+        query: `(B, K, S, D)`, K a divisor of H; as many heads of values in turn share each.
+        key: `(B, K, S, D)`.
         value: `(B, H, S, U)`.
         decay: logarithms of what the state is multiplied by before each token, `(B, H, S)` or for
             each channel of the keys `(B, H, S, D)`; none by default.
@@ -54,6 +55,9 @@ def recur(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
     if torch.onnx.is_in_onnx_export():
         return _node(given, state_BHDU)
     query, key, value, decay, rate, scale = given
+    times = value.shape[1] // key.shape[1]
+    if times > 1:
+        query, key = (each.repeat_interleave(times, 1) for each in (query, key))
     outputs = []
     for place in range(key.shape[2]):
         key_BHD1 = key[:, :, place, :, None]
@@ -79,7 +83,7 @@ def _node(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
         "com.microsoft::LinearAttention",
         (*(_joined(each) for each in inputs), state_BHDU, *gates),
         {
-            "q_num_heads": heads,
+            "q_num_heads": given.query.shape[1],
             "kv_num_heads": heads,
             "update_rule": _RULES[given.decay is not None, given.rate is not None],
             "scale": given.scale,

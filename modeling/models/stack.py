@@ -66,7 +66,7 @@ class Stack(TransformerModel):
         self.position_bias: nn.Embedding | None = None
         match config.positions:
             case RelativeBiasPositions(buckets=buckets, each_layer=False):
-                self.position_bias = nn.Embedding(buckets, config.blocks[0].attention.num_heads)
+                self.position_bias = nn.Embedding(buckets, config.attentions[0].num_heads)
         kinds = config.blocks[:1] if config.shared_block else config.blocks
         blocks = [Block(kind, config.hidden_size, positions=config.positions) for kind in kinds]
         self.blocks = nn.ModuleList(blocks)
@@ -78,7 +78,7 @@ class Stack(TransformerModel):
 
     def rotary(self, layer: int) -> Rotary | None:
         """The rotary tables of a layer, if its positions are rotary."""
-        positions = self.config.rotary_of(self.config.blocks[layer].attention)
+        positions = self.config.rotary_of(self.config.blocks[layer].mixer)
         if positions is None:
             return None
         cos, sin = rotary_names(self.config.rotaries.index(positions))
@@ -128,8 +128,8 @@ class Stack(TransformerModel):
         """
         shared = self.relative(positions_BS, keys)
         windows = [
-            None if block.attention.causal else block.attention.sliding_window
-            for block in self.config.blocks
+            None if attention.causal else attention.sliding_window
+            for attention in self.config.attentions
         ]
         of_window: dict[int | None, Relative | None] = {None: shared}
         for window in windows:

@@ -20,8 +20,15 @@ from ortolan.modeling.config import (
     ModelConfig,
     TokenInput,
 )
-from ortolan.modeling.layers.attention import CrossAttention, same
-from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths
+from ortolan.modeling.layers.attention import CrossAttention
+from ortolan.modeling.layers.cache import (
+    CrossCache,
+    LayerCache,
+    Memory,
+    StepLengths,
+    capacity_of,
+    same,
+)
 from ortolan.modeling.layers.embeddings import input_embedding
 from ortolan.modeling.layers.heads import DenseLayer, LanguageModel, encoder_head
 from ortolan.modeling.layers.ops import select
@@ -86,25 +93,26 @@ class DecoderModel(Stack):
         self,
         input_ids: Tensor,
         step: StepLengths,
-        cache: Sequence[LayerCache],
+        cache: Sequence[Memory],
         logit_positions: Tensor | None = None,
         source: CrossCache | None = None,
-    ) -> tuple[Tensor, list[LayerCache]]:
+    ) -> tuple[Tensor, list[Memory]]:
         """Continue texts.
 
         Args:
-            input_ids: int64 `(B, S)`, right padded.
+            input_ids: int64 `(B, S)`; right padded where every layer is attention, others would
+                remember the padding.
             step: lengths after this step.
-            cache: one entry a layer; see `cached_attention`.
+            cache: what each layer carries; see `empty_cache` and `cached_attention`.
             logit_positions: int64 `(B, N)`, indices into this step's S tokens; None for all.
             source: what to attend to, for a decoder that does.
 
         Returns:
-            Logits `(B, N, V)`, and the extended cache.
+            Logits `(B, N, V)`, and what each layer carries after the step.
         """
         positions = step.positions(input_ids.shape[1])
         x_BSE = self.embed(input_ids, positions)
-        relative = self.relative(positions, step.reach(cache[0].key.shape[2]))
+        relative = self.relative(positions, step.reach(capacity_of(cache)))
         lengths = None if source is None else source.lengths
         pick = same if logit_positions is None else partial(select, positions_BN=logit_positions)
         present = []
@@ -291,10 +299,10 @@ class EncoderDecoderModel(TransformerModel):
         self,
         input_ids: Tensor,
         step: StepLengths,
-        cache: Sequence[LayerCache],
+        cache: Sequence[Memory],
         source: CrossCache,
         logit_positions: Tensor | None = None,
-    ) -> tuple[Tensor, list[LayerCache]]:
+    ) -> tuple[Tensor, list[Memory]]:
         """Continue texts, given their sources; see `DecoderModel.step`."""
         return self.decoder.step(input_ids, step, cache, logit_positions, source)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
+from ortolan.modeling.layers.cache import Memory, StepLengths, empty_cache
 from ortolan.modeling.models.transformer import EncoderDecoderModel
 
 BATCH_SIZE = 100
@@ -56,9 +56,7 @@ def _greedy_batch(
     ends = torch.tensor(config.eos_token_ids)
     source_ids, lengths = padded(sources, 0)
     source = module.source(source_ids, lengths)
-    cache: Sequence[LayerCache] = empty_cache(
-        config.decoder, batch=len(sources), capacity=max_tokens
-    )
+    cache: Sequence[Memory] = empty_cache(config.decoder, batch=len(sources), capacity=max_tokens)
     next_B = torch.full((len(sources),), config.decoder_start_token_id)
     done_B = torch.zeros(len(sources), dtype=torch.bool)
     chosen: list[Tensor] = []

@@ -33,6 +33,9 @@ _SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 _HEADS = ("num_heads", "q_num_heads")
 
+_WITHOUT_SCORES = "com.microsoft::LinearAttention"
+"""Has a memory in place of them."""
+
 _lock = threading.Lock()
 _openers = 0
 """Threads that are opening sessions, as long as the switch is ours."""
@@ -48,6 +51,7 @@ def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
         int(node.attributes[name])
         for graph in graphs
         for node in graph.attention
+        if node.operator != _WITHOUT_SCORES
         for name in _HEADS
         if name in node.attributes
     )

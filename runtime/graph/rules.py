@@ -51,12 +51,14 @@ _REFUSED_OPERATORS = frozenset(
 
 _GROUP_QUERY = "com.microsoft::GroupQueryAttention"
 
+_LINEAR = "com.microsoft::LinearAttention"
+
 _ATTENTION = frozenset(
     {
         _GROUP_QUERY,
+        _LINEAR,
         "ai.onnx::Attention",
         "com.microsoft::Attention",
-        "com.microsoft::LinearAttention",
         "com.microsoft::MultiHeadAttention",
         "com.microsoft::PagedAttention",
         "com.microsoft::SparseAttention",
@@ -244,13 +246,12 @@ def _attention(node: Any) -> AttentionNode:
         elif name in _HEAD_COUNTS:
             raise RefusedError(f"an integer for {name!r} of {operator}", "something else")
     required = ("num_heads", "kv_num_heads") if operator == _GROUP_QUERY else ()
+    most = limits.MAX_RECURRENCE_HEADS if operator == _LINEAR else limits.MAX_HEADS
     for name in _HEAD_COUNTS:
         if name in required or name in attributes:
             heads = attributes.get(name, "none")
-            if not isinstance(heads, int) or not 1 <= heads <= limits.MAX_HEADS:
-                raise RefusedError(
-                    f"1 to {limits.MAX_HEADS} for {name!r} of {operator}", f"{heads}"
-                )
+            if not isinstance(heads, int) or not 1 <= heads <= most:
+                raise RefusedError(f"1 to {most} for {name!r} of {operator}", f"{heads}")
     _check_groups(operator, attributes)
     return AttentionNode(name=text(node.name), operator=operator, attributes=attributes)
 
@@ -258,7 +259,10 @@ def _attention(node: Any) -> AttentionNode:
 def _check_groups(operator: str, attributes: Mapping[str, int | float]) -> None:
     kv_heads = attributes.get("kv_num_heads")
     heads = attributes.get("num_heads", attributes.get("q_num_heads"))
-    if heads is not None and kv_heads is not None and heads % kv_heads != 0:
+    if heads is None or kv_heads is None or heads % kv_heads == 0:
+        return
+    # heads of linear attention may share queries and keys instead
+    if operator != _LINEAR or kv_heads % heads != 0:
         raise RefusedError(
             f"a multiple of {kv_heads} key and value heads in {operator}", f"{heads} heads"
         )

@@ -41,7 +41,7 @@ def attention(heads: int = 4, kv_heads: int = 2, head_dim: int = 16, **fields: A
 def llama(layers: int = 2) -> DecoderConfig:
     """Grouped queries, biases everywhere, a head of its own."""
     block = BlockConfig(
-        attention=attention(qkv_bias=True, out_bias=True),
+        mixer=attention(qkv_bias=True, out_bias=True),
         feed_forward=FeedForwardConfig(
             kind="gated", intermediate_size=96, activation="silu", bias=True
         ),
@@ -64,7 +64,7 @@ def llama(layers: int = 2) -> DecoderConfig:
 def gpt2() -> DecoderConfig:
     """One key per query, learned positions, layer norm, a tied head."""
     block = BlockConfig(
-        attention=attention(4, 4, qkv_bias=True, out_bias=True),
+        mixer=attention(4, 4, qkv_bias=True, out_bias=True),
         feed_forward=FeedForwardConfig(
             kind="mlp", intermediate_size=96, activation="gelu_tanh", bias=True
         ),
@@ -85,9 +85,7 @@ def gpt2() -> DecoderConfig:
 
 def mistral() -> DecoderConfig:
     """A sliding window, one key for all queries, half of each head rotated."""
-    block = BlockConfig(
-        attention=attention(4, 1, 32, sliding_window=7), feed_forward=GATED, norm=RMS
-    )
+    block = BlockConfig(mixer=attention(4, 1, 32, sliding_window=7), feed_forward=GATED, norm=RMS)
     return DecoderConfig(
         model_type="mistral",
         vocab_size=VOCAB,
@@ -102,11 +100,9 @@ def mistral() -> DecoderConfig:
 
 def qwen2() -> DecoderConfig:
     """Biased queries, capped scores, one of two layers windowed, positions that stretch."""
-    full = BlockConfig(
-        attention=attention(qkv_bias=True, softcap=3.0), feed_forward=GATED, norm=RMS
-    )
+    full = BlockConfig(mixer=attention(qkv_bias=True, softcap=3.0), feed_forward=GATED, norm=RMS)
     windowed = BlockConfig(
-        attention=attention(qkv_bias=True, sliding_window=11), feed_forward=GATED, norm=RMS
+        mixer=attention(qkv_bias=True, sliding_window=11), feed_forward=GATED, norm=RMS
     )
     scaling = DynamicNTKScaling(factor=2.0, original_context=200)
     return DecoderConfig(
@@ -124,7 +120,7 @@ def qwen2() -> DecoderConfig:
 def post_norm() -> DecoderConfig:
     """Norms after the residuals, a sinusoidal table, a scaled embedding, relu."""
     block = BlockConfig(
-        attention=attention(4, 1, scale=0.3),
+        mixer=attention(4, 1, scale=0.3),
         feed_forward=FeedForwardConfig(
             kind="mlp", intermediate_size=96, activation="relu", bias=True
         ),
@@ -148,7 +144,7 @@ def modern() -> DecoderConfig:
     """What decoders of today have: norms on both sides of a sublayer and of queries and keys, soft
     caps, sinks, a window with its own base in one layer, no positions in the other."""
     windowed = BlockConfig(
-        attention=attention(
+        mixer=attention(
             query_key_norm=RMS,
             sliding_window=9,
             rotary=RotaryPositions(dim=16, theta=100.0),
@@ -160,7 +156,7 @@ def modern() -> DecoderConfig:
         residual_scale=0.7,
     )
     whole = BlockConfig(
-        attention=attention(query_key_norm=RMS, norm_over="all", rotary=NoPositions()),
+        mixer=attention(query_key_norm=RMS, norm_over="all", rotary=NoPositions()),
         feed_forward=FeedForwardConfig(
             kind="mlp", intermediate_size=96, activation="relu2", inner_norm=RMS
         ),

@@ -73,7 +73,7 @@ def marian_config(hf: ConfigReader) -> DecoderConfig:
     hf.skip("share_encoder_decoder_embeddings", "decoder_vocab_size")
     width, heads = hf.size("d_model"), hf.size("decoder_attention_heads")
     block = BlockConfig(
-        attention=AttentionConfig(
+        mixer=AttentionConfig(
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=width // heads,

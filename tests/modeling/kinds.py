@@ -40,7 +40,7 @@ ATTENTION = AttentionConfig(
 
 MLP = FeedForwardConfig(kind="mlp", intermediate_size=20, activation="gelu", bias=True)
 
-BLOCK = BlockConfig(attention=ATTENTION, feed_forward=MLP, norm=LAYER)
+BLOCK = BlockConfig(mixer=ATTENTION, feed_forward=MLP, norm=LAYER)
 
 POSITIONS: dict[str, Positions] = {
     "none": NoPositions(),
@@ -70,23 +70,21 @@ BLOCKS: dict[str, BlockConfig] = {
     "parallel": replace(BLOCK, placement="parallel"),
     "parallel-norms": replace(BLOCK, placement="parallel_norms"),
     "rms": replace(BLOCK, norm=RMS, placement="pre_residual"),
-    "grouped": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=2)),
-    "multi-query": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=1)),
-    "softcap": replace(BLOCK, attention=replace(ATTENTION, softcap=0.8)),
-    "unbiased": replace(BLOCK, attention=replace(ATTENTION, qkv_bias=False, out_bias=False)),
-    "narrow-values": replace(BLOCK, attention=replace(ATTENTION, value_dim=3)),
-    "wide-values": replace(BLOCK, attention=replace(ATTENTION, num_kv_heads=2, value_dim=WIDTH)),
+    "grouped": replace(BLOCK, mixer=replace(ATTENTION, num_kv_heads=2)),
+    "multi-query": replace(BLOCK, mixer=replace(ATTENTION, num_kv_heads=1)),
+    "softcap": replace(BLOCK, mixer=replace(ATTENTION, softcap=0.8)),
+    "unbiased": replace(BLOCK, mixer=replace(ATTENTION, qkv_bias=False, out_bias=False)),
+    "narrow-values": replace(BLOCK, mixer=replace(ATTENTION, value_dim=3)),
+    "wide-values": replace(BLOCK, mixer=replace(ATTENTION, num_kv_heads=2, value_dim=WIDTH)),
     "readout-sum": replace(
         BLOCK,
-        attention=replace(ATTENTION, value_dim=WIDTH, readout="sum", out_bias=False),
+        mixer=replace(ATTENTION, value_dim=WIDTH, readout="sum", out_bias=False),
     ),
     "readout-sum-grouped": replace(
         BLOCK,
-        attention=replace(
-            ATTENTION, num_kv_heads=2, value_dim=WIDTH, readout="sum", out_bias=False
-        ),
+        mixer=replace(ATTENTION, num_kv_heads=2, value_dim=WIDTH, readout="sum", out_bias=False),
     ),
-    "softcap-values": replace(BLOCK, attention=replace(ATTENTION, softcap=0.8, value_dim=5)),
+    "softcap-values": replace(BLOCK, mixer=replace(ATTENTION, softcap=0.8, value_dim=5)),
     "two-layers": replace(BLOCK, feed_forward=replace(MLP, hidden_layers=2, activation="relu")),
     "two-layers-unbiased": replace(BLOCK, feed_forward=replace(MLP, hidden_layers=2, bias=False)),
     "gated": replace(BLOCK, feed_forward=replace(MLP, kind="gated", activation="silu")),
@@ -101,17 +99,17 @@ BLOCKS: dict[str, BlockConfig] = {
     "rms-without-weight": replace(BLOCK, norm=replace(RMS, scale=False)),
     "inner-norms": replace(
         BLOCK,
-        attention=replace(ATTENTION, out_norm=RMS, clip=0.7),
+        mixer=replace(ATTENTION, out_norm=RMS, clip=0.7),
         feed_forward=replace(MLP, inner_norm=RMS, bias=False, down_bias=True),
     ),
     "gated-inner-norm": replace(
         BLOCK,
         feed_forward=replace(MLP, kind="gated", activation="silu", inner_norm=RMS, down_bias=False),
     ),
-    "sinks": replace(BLOCK, attention=replace(ATTENTION, sinks=True)),
+    "sinks": replace(BLOCK, mixer=replace(ATTENTION, sinks=True)),
     **{
         f"query-key-norm-{name}": replace(
-            BLOCK, attention=replace(ATTENTION, num_kv_heads=2, query_key_norm=kind, **fields)
+            BLOCK, mixer=replace(ATTENTION, num_kv_heads=2, query_key_norm=kind, **fields)
         )
         for name, kind, fields in (
             ("head", RMS, {}),
@@ -129,16 +127,16 @@ BLOCKS: dict[str, BlockConfig] = {
 
 def bidirectional(block: BlockConfig) -> BlockConfig:
     """The same layer in an encoder."""
-    return replace(block, attention=replace(block.attention, causal=False))
+    return replace(block, mixer=replace(block.attention, causal=False))
 
 
 LAYERS: dict[str, tuple[BlockConfig, BlockConfig]] = {
     "own-and-none": (
-        replace(BLOCK, attention=replace(ATTENTION, rotary=RotaryPositions(dim=4, theta=9.0))),
-        replace(BLOCK, attention=replace(ATTENTION, rotary=NoPositions())),
+        replace(BLOCK, mixer=replace(ATTENTION, rotary=RotaryPositions(dim=4, theta=9.0))),
+        replace(BLOCK, mixer=replace(ATTENTION, rotary=NoPositions())),
     ),
     "own-and-shared": (
-        replace(BLOCK, attention=replace(ATTENTION, rotary=RotaryPositions(dim=2, theta=50.0))),
+        replace(BLOCK, mixer=replace(ATTENTION, rotary=RotaryPositions(dim=2, theta=50.0))),
         BLOCK,
     ),
 }

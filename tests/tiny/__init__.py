@@ -10,6 +10,7 @@ from typing import Any
 from tests.tiny.classics import CLASSICS
 from tests.tiny.decoders import DECODERS
 from tests.tiny.encoders import ENCODERS
+from tests.tiny.hybrids import HYBRIDS
 from tests.tiny.mixtures import MIXTURES
 from tests.tiny.modern import MODERN
 
@@ -17,6 +18,7 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     **CLASSICS,
     **DECODERS,
     **ENCODERS,
+    **HYBRIDS,
     **MIXTURES,
     **MODERN,
 }

@@ -33,7 +33,10 @@ def _recur(
     rate: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """In the state of the layer whose recurrence was asked for last; all `(B, S, H, ...)`."""
+    """In the state of the layer whose recurrence was asked for last; all `(B, S, H, ...)`.
+
+    Heads may share queries and keys, of which there are fewer then.
+    """
     step = STEP.get()
     inputs = (each.transpose(1, 2).float() for each in (query, key, value))
     name = step.recurrence + (f".{step.recurrences}" if step.recurrences else "")
@@ -62,9 +65,6 @@ def delta_rule(
     query, key = query.float(), key.float()
     if use_qk_l2norm_in_kernel:
         query, key = _unit(query), _unit(key)
-    times = value.shape[2] // key.shape[2]
-    if times > 1:
-        query, key = (each.repeat_interleave(times, 2) for each in (query, key))
     scale = query.shape[-1] ** -0.5
     out = _recur(query, key, value, decay=g.float(), rate=beta.float(), scale=scale)
     return out.to(value.dtype), out.new_empty(0)
@@ -92,9 +92,7 @@ def state_space_of_heads(
     step_BSH = dt if dt_bias is None else dt + dt_bias
     step_BSH = F.softplus(step_BSH) if dt_softplus else step_BSH
     step_BSH = step_BSH.clamp(*dt_limit).float()
-    times = x_BSHU.shape[2] // B.shape[2]
-    keys, queries = (each.float().repeat_interleave(times, 2) for each in (B, C))
-    out = _recur(queries, keys, x_BSHU * step_BSH[..., None], decay=A.float() * step_BSH)
+    out = _recur(C, B, x_BSHU * step_BSH[..., None], decay=A.float() * step_BSH)
     out = out if D is None else out + D[:, None] * x_BSHU
     return out.contiguous(), out.new_empty(0)
 
@@ -117,10 +115,7 @@ def state_space_of_channels(
     step_BIS = dt if delta_bias is None else dt + delta_bias[:, None]
     step_BIS = F.softplus(step_BIS) if delta_softplus else step_BIS
     step_BSI1 = step_BIS.float().transpose(1, 2)[..., None]
-    channels = A.shape[0]
-    keys, queries = (
-        each.float().transpose(1, 2)[:, :, None].expand(-1, -1, channels, -1) for each in (B, C)
-    )
+    keys, queries = (each.transpose(1, 2)[:, :, None] for each in (B, C))
     out = _recur(queries, keys, x_BSI1 * step_BSI1, decay=A.float() * step_BSI1)
     out_BIS = out[..., 0].transpose(1, 2)
     out_BIS = out_BIS if D is None else out_BIS + D[:, None] * hidden_states

@@ -36,12 +36,12 @@ SKIP_NORM = "SkipSimplifiedLayerNormalization"
 
 def wide(**fields: Any) -> BlockConfig:
     """A block whose heads have a width that the kernel takes."""
-    return replace(BLOCK, attention=replace(BLOCK.attention, head_dim=16, **fields))
+    return replace(BLOCK, mixer=replace(BLOCK.attention, head_dim=16, **fields))
 
 
 def narrow(**fields: Any) -> BlockConfig:
     """A block whose heads are 6 wide, which it does not."""
-    return replace(BLOCK, attention=replace(BLOCK.attention, **fields))
+    return replace(BLOCK, mixer=replace(BLOCK.attention, **fields))
 
 
 WEIGHTLESS, BIASLESS = replace(kinds.RMS, scale=False), replace(kinds.LAYER, bias=False)

@@ -14,7 +14,7 @@ from tests.modeling.mixtures import CHANGES, FEW
 
 from ortolan.modeling.models.transformer import build
 
-WIDE = replace(BLOCK, attention=replace(BLOCK.attention, head_dim=16))
+WIDE = replace(BLOCK, mixer=replace(BLOCK.attention, head_dim=16))
 """Its attention is one node."""
 
 TEXTS = np.random.default_rng(0).integers(0, VOCAB, (2, 9))

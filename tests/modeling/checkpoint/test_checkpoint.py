@@ -134,7 +134,7 @@ def with_blocks(config: DecoderConfig, **changes: Any) -> DecoderConfig:
 
 
 def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
-    return with_blocks(config, attention=replace(config.blocks[0].attention, **changes))
+    return with_blocks(config, mixer=replace(config.blocks[0].attention, **changes))
 
 
 def test_layers_that_differ_are_written_where_the_format_allows(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_layers_that_differ_are_written_where_the_format_allows(tmp_path: Path) 
     windows = [b.attention.sliding_window for b in read_config(tmp_path / "saved").blocks]
     assert windows == [None, None, 5]
     wider = replace(config.blocks[0].attention, sliding_window=9)
-    mixed = (replace(config.blocks[0], attention=wider), *config.blocks[1:])
+    mixed = (replace(config.blocks[0], mixer=wider), *config.blocks[1:])
     with pytest.raises(ConfigError, match="blocks"):
         save(DecoderModel(replace(config, blocks=mixed)), tmp_path / "mixed")
 

@@ -84,13 +84,13 @@ def test_attention_to_a_source_has_its_queries_as_they_are(change: dict[str, Any
 
 def test_a_layer_turns_no_more_channels_than_a_head_has() -> None:
     rotary = RotaryPositions(dim=2 * ATTENTION.head_dim)
-    own = replace(BLOCK, attention=replace(ATTENTION, rotary=rotary))
+    own = replace(BLOCK, mixer=replace(ATTENTION, rotary=rotary))
     with pytest.raises(ConfigError, match=f"rotated channels up to {ATTENTION.head_dim}"):
         decoder_config(NoPositions(), (BLOCK, own))
 
 
 def test_a_layer_has_no_positions_of_its_own_beside_distances() -> None:
-    own = replace(BLOCK, attention=replace(ATTENTION, rotary=NoPositions()))
+    own = replace(BLOCK, mixer=replace(ATTENTION, rotary=NoPositions()))
     with pytest.raises(ConfigError, match="no rotary positions of its own where distances"):
         decoder_config(POSITIONS["alibi"], (BLOCK, own))
 
@@ -117,13 +117,13 @@ def test_a_decoder_that_cannot_be_is_an_error() -> None:
         decoder_config(ConcatenatedPositions(dim=WIDTH, table=POSITIONS["learned"]))  # type: ignore[arg-type]
     narrow = replace(BLOCKS["readout-sum"].attention, value_dim=WIDTH - 1)
     with pytest.raises(ConfigError, match=f"values of the stream's {WIDTH} channels"):
-        decoder_config(NoPositions(), replace(BLOCK, attention=narrow))
+        decoder_config(NoPositions(), replace(BLOCK, mixer=narrow))
 
 
 @pytest.mark.parametrize("positions", ["relative-bias", "alibi"])
 def test_layers_that_share_a_bias_have_as_many_heads(positions: str) -> None:
     config = decoder_config(POSITIONS[positions])
-    wider = replace(BLOCK, attention=replace(ATTENTION, num_heads=8, num_kv_heads=8))
+    wider = replace(BLOCK, mixer=replace(ATTENTION, num_heads=8, num_kv_heads=8))
     with pytest.raises(ConfigError, match="as many heads in every layer"):
         replace(config, blocks=(BLOCK, wider))
     assert replace(config, positions=NoPositions(), blocks=(BLOCK, wider)).blocks[1] == wider

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.modeling.families import cases_classics, cases_mixtures, cases_modern
+from tests.modeling.families import cases_classics, cases_hybrids, cases_mixtures, cases_modern
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import DecoderModel, load
-from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
+from ortolan.modeling.layers.cache import Memory, StepLengths, empty_cache
 
 CHUNKS = (9, 6, 1)
 """How the first tokens enter the cache; 64 steps of one token follow."""
@@ -125,6 +125,7 @@ CASES = {
     **{name: Case(values=values) for name, values in cases_classics.CASES.items()},
     **{name: Case(**case) for name, case in cases_modern.CASES.items()},
     **{name: Case(**case) for name, case in cases_mixtures.CASES.items()},
+    **{name: Case(values=values) for name, values in cases_hybrids.CASES.items()},
     # The other adds the biases twice.
     "falcon-alibi": Case(values=cases_classics.FALCON_ALIBI, attention="sdpa"),
     # families of the tests
@@ -167,8 +168,8 @@ def cached_logits(module: DecoderModel, ids: Tensor) -> Tensor:
 
 
 def step(
-    module: DecoderModel, ids: Tensor, length: int, cache: list[LayerCache]
-) -> tuple[Tensor, list[LayerCache]]:
+    module: DecoderModel, ids: Tensor, length: int, cache: list[Memory]
+) -> tuple[Tensor, list[Memory]]:
     lengths = StepLengths(
         torch.tensor([length - 1], dtype=torch.int32), torch.tensor(length, dtype=torch.int32)
     )

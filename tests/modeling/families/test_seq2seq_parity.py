@@ -16,7 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderDecoderModel, load, save
-from ortolan.modeling.layers.cache import CrossCache, LayerCache, StepLengths, empty_cache
+from ortolan.modeling.layers.cache import (
+    CrossCache,
+    LayerCache,
+    Memory,
+    StepLengths,
+    empty_cache,
+)
 
 SOURCES = ragged(13, 1, 7, 20)
 
@@ -124,9 +130,9 @@ def test_a_ragged_prompt_of_the_decoder_equals_its_rows_alone(name: str, tmp_pat
         assert_same_logits(ends[row, 0], whole[row, length - 1])
 
 
-def garbage(cache: list[LayerCache]) -> list[LayerCache]:
+def garbage(cache: list[Memory]) -> list[Memory]:
     """Buffers whose unwritten places hold numbers that would be noticed."""
-    return [LayerCache(layer.key + 1e4, layer.value - 1e4) for layer in cache]
+    return [LayerCache(key + 1e4, value - 1e4) for key, value in cache]
 
 
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])

@@ -1,0 +1,77 @@
+"""Linear attention by the gated delta rule (Yang et al. 2024, "Gated Delta Networks").
+
+Shape letters: B batch, S new tokens, E model width, H heads of values, K heads of keys, D key
+width, U value width, C channels of queries, keys and values together.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ortolan.modeling.config import GatedDeltaConfig
+from ortolan.modeling.layers.cache import Memory
+from ortolan.modeling.layers.convolution import convolve
+from ortolan.modeling.layers.fixed_memory import FixedMemoryMixer
+from ortolan.modeling.layers.linear import PackedLinear
+from ortolan.modeling.layers.norms import norm
+from ortolan.modeling.layers.ops import split
+from ortolan.modeling.layers.recurrence import Recurrence, recur
+
+UNIT_EPSILON = 1e-6
+"""Added to the square of a length that a query or a key is divided by."""
+
+
+class GatedDelta(FixedMemoryMixer):
+    """Queries, keys and values pass a convolution; what a head gives is normed and gated.
+
+    The memory S of a head follows the paper's equation 10, with unit queries and keys:
+    S' = a S (1 - b k k^T) + b v k^T, where log a = -exp(decay) softplus(step + bias).
+
+    Args:
+        config: its sizes.
+        width: of the stream.
+    """
+
+    def __init__(self, config: GatedDeltaConfig, width: int) -> None:
+        super().__init__(config)
+        self.config = config
+        heads, values = config.num_heads, config.num_heads * config.value_dim
+        # Queries, keys and values; the gate; rates; steps.
+        self.project = PackedLinear(width, (config.mixed, values, heads, heads), bias=False)
+        self.conv = nn.Conv1d(
+            config.mixed, config.mixed, config.taps, groups=config.mixed, bias=False
+        )
+        self.step_bias = nn.Parameter(torch.ones(heads))
+        self.decay = nn.Parameter(torch.empty(heads).uniform_(0.01, 16).log())
+        self.norm = norm(config.norm, config.value_dim)
+        self.out = nn.Linear(values, width, bias=False)
+
+    def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:
+        """See `FixedMemoryMixer.mix`."""
+        config = self.config
+        parts = split(self.project(x_BSE), list(self.project.parts), -1)
+        qkv, gate, rate_BSH, step_BSH = parts
+        qkv_BCS, window = convolve(qkv.transpose(1, 2), self.conv.weight, None, memory[0])
+        qkv = F.silu(qkv_BCS).transpose(1, 2)
+        keys = config.num_key_heads * config.key_dim
+        query, key, value = split(qkv, [keys, keys, config.num_heads * config.value_dim], -1)
+        decay_BSH = -self.decay.exp() * F.softplus(step_BSH + self.step_bias)
+        given = Recurrence(
+            self._unit(query),
+            self._unit(key),
+            torch.unflatten(value, -1, (config.num_heads, -1)).transpose(1, 2),
+            decay_BSH.transpose(1, 2),
+            torch.sigmoid(rate_BSH).transpose(1, 2),
+            config.key_dim**-0.5,
+        )
+        out_BHSU, after = recur(given, memory[1])
+        normed_BSHU = self.norm(out_BHSU.transpose(1, 2))
+        return normed_BSHU.flatten(2) * F.silu(gate), (window, after)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        """Queries or keys of length 1, `(B, K, S, D)`."""
+        width = self.config.key_dim
+        x_BSKD = torch.unflatten(x, -1, (-1, width))
+        # As a norm, which is one node: by the root of the mean square, and of the width.
+        scale = torch.full((width,), width**-0.5, dtype=x.dtype, device=x.device)
+        return F.rms_norm(x_BSKD, (width,), scale, UNIT_EPSILON / width).transpose(1, 2)
