@@ -140,15 +140,12 @@ class State(ABC):
 
     @abstractmethod
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A tensor that the step before kept; zeros at the start of a text.
+        """A tensor `(B, *shape)` that the step before kept; zeros at the start of a text.
 
         Args:
             name: any, the same at every step.
             shape: of one text's.
             like: any tensor `(B, ...)`; the result has its B, its type and its device.
-
-        Returns:
-            `(B, *shape)`.
         """
 
     @abstractmethod
@@ -169,16 +166,10 @@ class State(ABC):
         """
 
     def tokens(self, x: Tensor) -> Sequence[Tensor]:
-        """The new tokens one by one, for a module that cannot take several at once.
+        """The new tokens of `(B, S, ...)` one by one, `(B, ...)` each.
 
-        Where each needs what was computed for the one before it, other than by `recur`, a loop is
-        the only way. A bundle of such a module takes its prompts token by token.
-
-        Args:
-            x: `(B, S, ...)`.
-
-        Returns:
-            `(B, ...)` for each token.
+        For a module in which each needs what was computed for the one before it. Its bundle takes
+        prompts token by token.
         """
         self.takes_one = True
         return x.unbind(1)
@@ -227,8 +218,7 @@ class State(ABC):
             `(B, H, S, U)`.
         """
         before = self.recall(name, (value.shape[1], key.shape[3], value.shape[3]), value)
-        given = Recurrence(query, key, value, decay, rate, scale)
-        out, after = recur(given, before)
+        out, after = recur(Recurrence(query, key, value, decay, rate, scale), before)
         self.keep(name, after)
         return out
 
@@ -378,8 +368,7 @@ class CachedState(State):
         positions_BS = self._step.positions(x.shape[1]).long()
         after_BCE = self.extended[name] = ops.extended(before_BCE, x, positions_BS)
         reach = self._step.reach(before_BCE.shape[1])
-        slots_T = torch.arange(reach, device=x.device)
-        return after_BCE[:, :reach], slots_T <= positions_BS[..., None]
+        return after_BCE[:, :reach], torch.arange(reach, device=x.device) <= positions_BS[..., None]
 
     def _attend(
         self,

@@ -65,9 +65,9 @@ def plan(
     """The scheme of every weight that is quantized, by the name of its initializer.
 
     Position tables, norms, biases and routers are not: they are small. Nor are the weights of
-    recurrent cells, whose nodes have no form of few bits, and no graph reads them otherwise. Of the experts of a layer
-    both weights are, in the same groups, or none is. What the checkpoint stores in as few bits
-    keeps the scheme that it has there.
+    recurrent cells where a node reads them, which has no form of few bits. Of the experts of a
+    layer both weights are, in the same groups, or none is. What the checkpoint stores in as few
+    bits keeps the scheme that it has there.
 
     Args:
         models: tidied graphs.

@@ -9,7 +9,8 @@ Their contracts: onnx, RNN-22, GRU-22 and LSTM-22; onnxruntime has them for time
 Shape letters: B batch, S new tokens, I input width, H width of the state, G rows of all gates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class CellNode(NamedTuple):
 
     operator: str
     order: tuple[int, ...]
-    flags: dict[str, int] = {}
+    flags: Mapping[str, int] = MappingProxyType({})
 
 
 NODES = {

@@ -30,9 +30,8 @@ from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens
 from ortolan.runtime.engine.session import Engine, share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
-from ortolan.runtime.errors import NumericError
 
-__all__ = ["GRID", "Runner", "teacher_forced"]
+__all__ = ["GRID", "Runner"]
 
 GRID = 128
 """Tokens. Exact parts of prompts end at multiples of it, counted from the beginning of the row.
@@ -385,25 +384,3 @@ class Runner:
             for state, values in zip(self._engine.source_states, source.states, strict=True):
                 binding.bind_ortvalue_input(state.input, share(values))
         return partial(session.run_with_iobinding, binding)
-
-
-def teacher_forced(runner: Runner, ids: Sequence[int]) -> NDArray[np.float32]:
-    """Append tokens to row 0, and compute the logits that follow each of them, `(S, V)`.
-
-    Raises:
-        ContextLengthError: the row would be longer than the context.
-        NumericError: the logits are not finite.
-        ForkedError: the process was forked after the engine was made.
-    """
-    runner.reserve(runner.slots.lengths[0] + len(ids))
-    logits_SV = np.empty((len(ids), runner.logits_BV.shape[1]), np.float32)
-    for start, part in runner.chunks(0, ids):
-        rows = logits_SV[start : start + len(part)]
-        runner.chunk(0, part, positions=range(len(part)), logits_RV=rows)
-        if not np.isfinite(rows.max(axis=-1)).all():
-            # a kernel may spread one over its whole call, so the position is not known
-            raise NumericError(
-                f"logits: expected finite ones, got others at positions {start} to "
-                f"{start + len(part) - 1}. Run `ortolan verify` on the bundle."
-            )
-    return logits_SV
