@@ -225,8 +225,10 @@ def _check_cell(operator: str, node: Any) -> None:
         )
     told = {text(a.name): a.i for a in node.attribute if a.type == _ATTRIBUTE_INT}
     width = told.pop("hidden_size", 0)
-    if not 1 <= width <= limits.MAX_DIMENSION:
-        raise RefusedError(f"a hidden_size of {operator} of at least 1", f"{width}")
+    if not 1 <= width <= limits.MAX_CELL_WIDTH:
+        raise RefusedError(
+            f"a hidden_size of {operator} from 1 to {limits.MAX_CELL_WIDTH}", f"{width}"
+        )
     if told != flags or len(node.attribute) != 1 + len(flags):
         raise RefusedError(f"hidden_size and {dict(flags)} alone in {operator}", "other attributes")
 
