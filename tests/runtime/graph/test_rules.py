@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx
@@ -337,7 +338,7 @@ def test_onnx_and_torch_stay_off_the_device() -> None:
 CELL = ["x", "w", "r", "b", "", "h", "c"]
 
 
-def cell_of(operator: str, inputs: list[str], outputs: int, **attributes: object) -> Change:
+def cell_of(operator: str, inputs: list[str], outputs: int, **attributes: Any) -> Change:
     def change(model: ModelProto) -> None:
         names = [f"cell{number}" for number in range(outputs)]
         model.graph.node.append(helper.make_node(operator, inputs, names, **attributes))
@@ -346,11 +347,12 @@ def cell_of(operator: str, inputs: list[str], outputs: int, **attributes: object
 
 
 def test_cells_are_accepted_as_they_are_written() -> None:
-    for operator, count, outputs, flags in (
+    forms: list[tuple[str, int, int, dict[str, Any]]] = [
         ("RNN", 6, 2, {}),
         ("GRU", 6, 2, {"linear_before_reset": 1}),
         ("LSTM", 7, 3, {}),
-    ):
+    ]
+    for operator, count, outputs, flags in forms:
         checked(changed(cell_of(operator, CELL[:count], outputs, hidden_size=4, **flags)))
 
 
