@@ -4,9 +4,14 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import onnx_ir as ir
+import torch
+
 from ortolan.export.exportable import Exportable
+from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.module import Described, open_empty
+from ortolan.export.trace.attention_maps import RECURRENT_MAPS, trace_recurrent_maps
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.folder import (
     empty_model,
@@ -18,7 +23,8 @@ from ortolan.modeling.checkpoint.folder import (
 from ortolan.modeling.config import RecurrentConfig
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.weights import ModuleWeights
-from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Graph, Tokens
 
 
 def open_recurrent_model(
@@ -28,12 +34,13 @@ def open_recurrent_model(
     given = None if tokenizer is None else Path(tokenizer)
     folder = given if given is not None and given.is_dir() else None
     described = _described(limit_context(model.config, max_context))
-    return open_empty(
+    opened = open_empty(
         empty_model(model.config).eval(),
         ModuleWeights(model),
         replace(described, sha256=cache(partial(module_sha256, model)), folder=folder),
         tokenizer=None if folder is not None else given,
     )
+    return _with_maps(opened, model.config)
 
 
 def open_recurrent(
@@ -52,7 +59,21 @@ def open_recurrent(
         replace(described, sha256=cache(checkpoint.sha256), folder=checkpoint.folder),
         tokenizer=None if tokenizer is None else Path(tokenizer),
     )
-    return replace(opened, keys=read_config_keys(checkpoint, accept_unknown))
+    return replace(_with_maps(opened, config), keys=read_config_keys(checkpoint, accept_unknown))
+
+
+def _with_maps(opened: Exportable, config: RecurrentConfig) -> Exportable:
+    """The same, whose attention can be shown if it has some."""
+    if config.attention is None:
+        return opened
+
+    def trace(role: str, graph: Graph, dtype: torch.dtype) -> ir.Model:
+        if role != MAPS_ROLE:
+            return opened.trace(role, graph, dtype)
+        traced = trace_recurrent_maps(config, dtype=dtype)
+        return simplify(traced, tables={}, context_length=opened.context_length)
+
+    return replace(opened, trace=trace, maps=RECURRENT_MAPS)
 
 
 def _described(config: RecurrentConfig) -> Described:

@@ -71,7 +71,7 @@ _CELLS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
     "ai.onnx::LSTM": (7, 3, {}),
 }
 """Of the recurrent operators the one form that ortolan writes: inputs, of which the fifth is left
-out, outputs, and attributes besides the width."""
+out, outputs at most, and attributes besides the width."""
 
 _HEAD_COUNTS = ("num_heads", "kv_num_heads", "q_num_heads")
 
@@ -218,10 +218,10 @@ def _check_cell(operator: str, node: Any) -> None:
     """Refuse other forms of a recurrent operator: their kernels index by what they are told."""
     inputs, outputs, flags = _CELLS[operator]
     given = [number for number, name in enumerate(node.input) if name]
-    edges = [number for number in range(inputs) if number != 4], outputs
-    if (given, len(node.output)) != edges or len(node.input) != inputs or b"" in node.output:
+    expected = [number for number in range(inputs) if number != 4]
+    if given != expected or len(node.input) != inputs or len(node.output) > outputs:
         raise RefusedError(
-            f"{inputs} inputs of {operator} but the fifth, and {outputs} outputs", "others"
+            f"{inputs} inputs of {operator} but the fifth, and at most {outputs} outputs", "others"
         )
     told = {text(a.name): a.i for a in node.attribute if a.type == _ATTRIBUTE_INT}
     width = told.pop("hidden_size", 0)

@@ -367,7 +367,7 @@ def test_cells_are_accepted_as_they_are_written() -> None:
         cell_of("LSTM", CELL, 3, hidden_size=4, direction="bidirectional"),
         cell_of("LSTM", CELL, 3, hidden_size=4, activations=["Affine"] * 3),
         cell_of("LSTM", CELL, 3, hidden_size=4, clip=0.0),
-        cell_of("LSTM", CELL, 1, hidden_size=4),
+        cell_of("LSTM", CELL, 4, hidden_size=4),
         cell_of("LSTM", CELL[:6], 3, hidden_size=4),
         cell_of("LSTM", [*CELL[:4], "lengths", "h", "c"], 3, hidden_size=4),
         cell_of("LSTM", [*CELL, "p"], 3, hidden_size=4),
