@@ -4,6 +4,7 @@ Every layer is a state space and no mlp. Falcon Mamba norms steps, keys and quer
 weights. A memory of fixed size has no end: the context is as long as a config says, or `CONTEXT`.
 """
 
+import math
 from typing import Any
 
 from ortolan.modeling.config import (
@@ -89,8 +90,9 @@ def _decoder(
 
 
 def _channels(hf: ConfigReader) -> int:
+    """Channels that the stream is expanded to."""
     width, expand = hf.size("hidden_size"), hf.get("expand", float, 2.0)
-    channels = hf.size("intermediate_size", int(min(max(expand, 0), MAX_SIZE) * width))
+    channels = int(min(max(expand, 0), MAX_SIZE) * width)
     if not 1 <= channels <= MAX_SIZE:
         raise ConfigError(
             f"{hf.name}: expected expand to give 1 to {MAX_SIZE} channels, got {channels}. "
@@ -104,7 +106,7 @@ def _first(hf: ConfigReader, *, inner_norm: NormConfig | None = None) -> StateSp
     # "auto", or a number.
     ranks = None if hf.is_text("time_step_rank") else hf.size("time_step_rank", None)
     return StateSpaceConfig(
-        num_heads=_channels(hf),
+        num_heads=hf.size("intermediate_size", _channels(hf)),
         head_dim=1,
         state_dim=hf.size("state_size", 16),
         taps=hf.size("conv_kernel", 4),
@@ -127,7 +129,8 @@ def _falcon_mamba(hf: ConfigReader) -> DecoderConfig:
 
 
 def _mamba2(hf: ConfigReader) -> DecoderConfig:
-    hf.skip("time_step_rank")
+    # Of the first Mamba; the number of channels is that of `expand` here.
+    hf.skip("time_step_rank", "intermediate_size")
     mixer = StateSpaceConfig(
         num_heads=hf.size("num_heads", 128),
         head_dim=hf.size("head_dim", 64),
@@ -154,21 +157,22 @@ def read_steps(hf: ConfigReader) -> tuple[float, float] | None:
     Raises:
         ConfigError: no two numbers, the first no larger than the second.
     """
-    given = hf.get("time_step_limit", list, [0.0, "Infinity"])
+    given = hf.get("time_step_limit", list, [0.0, math.inf])
     # transformers writes infinity as an object.
     plain = [each.get("__float__") if isinstance(each, dict) else each for each in given]
-    numbers = [float("inf") if each == "Infinity" else each for each in plain]
-    if len(numbers) != 2 or not all(type(each) in (int, float) for each in numbers):
+    numbers = [math.inf if each == "Infinity" else each for each in plain]
+    bounds = [float(each) for each in numbers if type(each) in (int, float)]
+    if len(given) != 2 or len(bounds) != 2:
         raise ConfigError(
             f"{hf.name}: expected time_step_limit to be two numbers, got {given!r:.80}. Correct it."
         )
-    low, high = map(float, numbers)
+    low, high = bounds
     if not 0 <= low <= high:
         raise ConfigError(
             f"{hf.name}: expected time_step_limit to rise from at least 0, got {low} and {high}. "
             "Correct it."
         )
-    return None if (low, high) == (0.0, float("inf")) else (low, high)
+    return None if (low, high) == (0.0, math.inf) else (low, high)
 
 
 MAMBA = LlamaFamily(config=_mamba, WEIGHTS=_MAMBA, BASE_MODEL_PREFIX="backbone")
