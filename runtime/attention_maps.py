@@ -19,9 +19,8 @@ from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.source import Input, SourceReader
-from ortolan.runtime.inputs.tokenizer import Tokenizer, read_ids
+from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_MAP_TOKENS
-from ortolan.runtime.model import open_tokenizer
 from ortolan.runtime.seq2seq import Seq2Seq
 
 __all__ = ["AttentionMaps", "attention_maps"]

@@ -169,3 +169,11 @@ MAX_TEMPLATE_BYTES = 128 << 10
 
 MAX_TEMPLATE_TOKENS = 12_000
 """Words and signs of Jinja; published ones have some thousands. So many are parsed in 0.1 s."""
+
+# --- the certificate ------------------------------------------------------------------------
+
+MAX_MEAN_KL = 100.0
+"""Nats, of what a certificate may let pass: a uniform guess among 2^26 tokens is 18 off."""
+
+MAX_COSINE_DISTANCE = 2.0
+"""The distance of a vector and its opposite."""

@@ -5,9 +5,9 @@ from typing import ClassVar
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.inputs.tokenizer import open_tokenizer
 
-__all__ = ["Model", "open_tokenizer"]
+__all__ = ["Model"]
 
 
 class Model:
@@ -63,11 +63,3 @@ def check_kind(manifest: Manifest, model: type[Model]) -> None:
         raise wrong_kind(
             manifest, what=f"load as {model.__name__}", expected=f"{article} {model.kind}"
         )
-
-
-def open_tokenizer(bundle: Bundle) -> Tokenizer | None:
-    """The tokenizer of a bundle, where it has one."""
-    name = bundle.manifest.tokenizer
-    if name is None:
-        return None
-    return Tokenizer.from_bytes(bundle.read(name), model_vocab_size=bundle.manifest.vocab_size)

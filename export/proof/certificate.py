@@ -5,6 +5,7 @@ to give the same logits in one go, in chunks, and token by token with its cache,
 same output alone and in a padded batch (`ortolan.runtime.certificate`).
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
 from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, Vectors
+from ortolan.runtime.certificate.surroundings import Surroundings, meanings_sha256, read_probes
+from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 
 THRESHOLDS = {
     "fp32": Thresholds(mean_kl=1e-6, mean_cosine=1e-8, max_abs_delta=1e-4, near_tie=1e-3),
@@ -41,9 +44,6 @@ LEEWAY = 1.5
 
 SMALLEST_BOUND = 1e-12
 """Instead of a bound of 0, which rounding alone exceeds."""
-
-ANY_DISTANCE = 1e9
-"""A bound that no model reaches, where a poor one is allowed."""
 
 Progress = Callable[[int, int], None]
 """Called with matrices read and matrices in all."""
@@ -72,10 +72,11 @@ def thresholds(
     is_rounded = cache == "int8" and THRESHOLDS[precision].max_abs_delta is not None
     bounds = THRESHOLDS["int8" if is_rounded else precision]
     if allow_poor and bounds.max_abs_delta is None:
-        bounds = Thresholds(mean_kl=ANY_DISTANCE, mean_cosine=ANY_DISTANCE)
+        bounds = Thresholds(mean_kl=MAX_MEAN_KL, mean_cosine=MAX_COSINE_DISTANCE)
     if OUTPUTS[output].are_logits:
         if max_kl is not None:
-            bounds = msgspec.structs.replace(bounds, mean_kl=max(max_kl, SMALLEST_BOUND))
+            bound = min(max(max_kl, SMALLEST_BOUND), MAX_MEAN_KL)
+            bounds = msgspec.structs.replace(bounds, mean_kl=bound)
         return msgspec.structs.replace(bounds, mean_cosine=None)
     if max_kl is not None:
         raise OptionError(
@@ -130,6 +131,20 @@ def certify(
         kind=model.kind,
         output=model.output,
         text=text,
+        surroundings=Surroundings(
+            meanings=meanings_sha256(
+                context_length=model.context_length,
+                vocab_size=model.vocab_size,
+                tokens=model.tokens,
+                source=model.takes,
+                output=model.gives,
+            ),
+            files={
+                name: hashlib.sha256(path.read_bytes()).hexdigest()
+                for name, path in sorted(model.companions.items())
+            },
+            readings=() if model.tokenizer is None else read_probes(model.tokenizer),
+        ),
     )
 
 

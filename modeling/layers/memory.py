@@ -5,8 +5,10 @@ write), R heads that read, W heads that write, H width of the controller, J shif
 
 What the paper leaves open is here: keys and additions go through tanh; all heads address the
 memory as the step before left it, then it is written, then read; every slot begins as one learned
-vector, and every head at slot 0. Heads that are not trained rather move than look for content, and
-stay sharp: from there, PyTorch finds that a text can be stored slot after slot.
+vector, and every head at slot 0. Heads that are not trained go by place rather than by content, and
+stay sharp; those that read wait, those that write move on by a slot a token. From there, gradients
+soon find that a text can be read where it was written. From heads at random, the controller learns
+to remember short texts by itself, and leaves it at that.
 """
 
 from typing import NamedTuple
@@ -20,8 +22,8 @@ from ortolan.modeling.config.recurrent import MemoryConfig
 EPSILON = 1e-8
 """Keeps the length of an empty slot from being zero."""
 
-MOVING, SHARP = 2.0, 2.0
-"""Of heads that are not trained: less of the gate, and more of the sharpness."""
+MOVING, SHARP, AHEAD = 2.0, 2.0, 2.0
+"""Of heads that are not trained: less of the gate, more sharpness, and a shift where they write."""
 
 
 class MemoryState(NamedTuple):
@@ -62,6 +64,7 @@ class Memory(nn.Module):
             addressing_KX = self.heads.bias[: config.heads * self.addressing].view(config.heads, -1)
             addressing_KX[:, config.width + 1] -= MOVING
             addressing_KX[:, config.width + 2] += SHARP
+            addressing_KX[config.read_heads :, config.width + 4 + config.shift_range] += AHEAD
 
     def forward(self, out_BH: Tensor, before: MemoryState) -> tuple[Tensor, MemoryState]:
         """Address, write and read once.

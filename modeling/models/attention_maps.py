@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from ortolan.modeling.layers.additive_attention import AdditiveAttention
 from ortolan.modeling.layers.attention import CrossAttention, SelfAttention
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import EncoderDecoderModel
@@ -16,7 +17,8 @@ def attention_maps(
     """The weights of each attention, `(B, H, queries, keys)` in float32, in the order of layers.
 
     Of an encoder-decoder: those of the encoder, then each layer's of the decoder, to its own
-    text and to the source. Rows of padding have no meaning; no token attends to padding.
+    text and to the source. Rows of padding have no meaning; no token attends to padding. Attention
+    of a recurrent network has one head.
 
     Args:
         model: of any kind.
@@ -29,8 +31,12 @@ def attention_maps(
     def record(module: nn.Module, arguments: tuple[Tensor, ...], _: Tensor) -> None:
         if isinstance(module, SelfAttention | CrossAttention):
             maps.append(module.weights(*arguments))  # type: ignore[arg-type]
+        elif isinstance(module, AdditiveAttention):
+            query, keys, _values, mask = arguments
+            maps.append(module.weights(query, keys, mask)[:, None])
 
-    layers = [m for m in model.modules() if isinstance(m, SelfAttention | CrossAttention)]
+    kinds = SelfAttention | CrossAttention | AdditiveAttention
+    layers = [m for m in model.modules() if isinstance(m, kinds)]
     hooks = [layer.register_forward_hook(record) for layer in layers]
     try:
         if isinstance(model, EncoderDecoderModel):

@@ -6,7 +6,7 @@ A size that is only a name fits every number: what a graph gives in the end is n
 from collections.abc import Iterable
 
 from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, LOGITS, OUTPUT, PIXELS
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest
 from ortolan.runtime.errors import GraphError
@@ -20,21 +20,15 @@ Shape = tuple[int | str, ...]
 def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str) -> None:
     """Check that a graph stays within what its manifest says.
 
-    Of an encoder and of a graph of attention maps, inputs and outputs are checked as well: they
-    take everything at once, and nothing else looks at their sizes.
-
     Raises:
         GraphError: a tensor outside the weights of the manifest; a local function that is not a
-            known portable body of a portable bundle; an input or output of an encoder or of
-            attention maps that is missing, of another type or of another size.
+            known portable body of a portable bundle; an input or output that is missing, of
+            another type or of another size.
     """
     _check_external(file, graph.external, manifest)
     for function in graph.functions:
         _check_function(file, function, manifest)
-    if role not in (ENCODER, MAPS_ROLE):
-        return
-    inputs = _inputs(manifest) if manifest.source is not None else {}
-    _check_values(file, "input", inputs, graph.inputs)
+    _check_values(file, "input", _inputs(role, manifest), graph.inputs)
     _check_values(file, "output", _outputs(role, manifest), graph.outputs)
 
 
@@ -74,8 +68,12 @@ def _check_function(file: str, function: LocalFunction, manifest: Manifest) -> N
         )
 
 
-def _inputs(manifest: Manifest) -> dict[str, tuple[str, Shape]]:
+def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
+    if role not in (ENCODER, MAPS_ROLE):
+        return {state.input: (state.dtype, state.shape) for state in manifest.states}
     match manifest.source:
+        case None:
+            return {}
         case ImageSource(channels=channels, height=height, width=width):
             return {PIXELS: ("float32", ("batch", channels, height, width))}
         case _:
@@ -86,6 +84,13 @@ def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
     if role == MAPS_ROLE:
         shape: Shape = ("batch", "heads", "queries", "keys")
         return {name: ("float32", shape) for name in manifest.attention_maps}
+    if role != ENCODER:
+        given: dict[str, tuple[str, Shape]] = {
+            state.output: (state.dtype, state.shape)
+            for state in manifest.states
+            if state.update != "source"
+        }
+        return given | {LOGITS: ("float32", ("batch", "rows", manifest.vocab_size))}
     if manifest.output is not None:
         tokens = ("tokens",) if manifest.output_kind.by_token else ()
         return {OUTPUT: ("float32", ("batch", *tokens, manifest.output.size))}

@@ -36,7 +36,7 @@ from ortolan.runtime.bundle.bundle import Bundle, check_file
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.manifest import File, Label, Sha256
 from ortolan.runtime.bundle.manifest_file import fingerprint
-from ortolan.runtime.errors import BundleError
+from ortolan.runtime.errors import BundleError, BundleFileError
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.machine.processor import processor_features
 
@@ -182,6 +182,7 @@ def open_packed(
 
     Raises:
         UnusableError: it is not for this bundle or not for this machine, or damaged.
+        BundleFileError: `full_check`, and packed weights are other than those written.
     """
     path = bundle.path / folder
     packed = _read_manifest(path)
@@ -196,6 +197,12 @@ def open_packed(
     try:
         check_file(path, packed.blob, is_read=full_check)
     except BundleError as error:
+        if full_check:
+            # without it nobody reads them before they are used: that is no time for a warning
+            raise BundleFileError(
+                f"{folder}: expected {BLOB} as it was written, got another. Run `ortolan pack` "
+                "again, or delete the folder."
+            ) from error
         # without the advice, which is about a bundle
         raise UnusableError(f"{BLOB} as it was written", str(error).partition(". ")[0]) from error
     return Packed(folder=folder, manifest=packed)
@@ -211,6 +218,9 @@ def find_packed(bundle: Bundle, *, onnxruntime: str, full_check: bool = False) -
 
     Returns:
         `None` where there are none. Where there are some, but none to use, a warning says why.
+
+    Raises:
+        BundleFileError: `full_check`, and packed weights are other than those written.
     """
     own = folder_name(onnxruntime)
     folders = sorted(_folders(bundle.path), key=lambda name: (name != own, name))

@@ -25,6 +25,7 @@ from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS, ModelKind
 from ortolan.runtime.bundle.manifest import KindName, Label, OutputName
 from ortolan.runtime.bundle.quality import Quality, rate
 from ortolan.runtime.certificate.sums import ExpectedWeights, WeightsReport
+from ortolan.runtime.certificate.surroundings import Surroundings, SurroundingsReport
 
 __all__ = [
     "MAX_PROBES",
@@ -48,7 +49,9 @@ ROWS = 32
 """Tokens of a probe whose vectors are kept: evenly spread, the first and the last among them."""
 
 Length = Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
-Positive = Annotated[float, Meta(gt=0)]
+Nats = Annotated[float, Meta(gt=0, le=limits.MAX_MEAN_KL)]
+Cosine = Annotated[float, Meta(gt=0, le=limits.MAX_COSINE_DISTANCE)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 PhaseName = Literal["prefill", "decode", "chunked", "single", "batch"]
 
 
@@ -68,7 +71,7 @@ class Probe(
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What still counts as the same model.
+    """What still counts as the same model. No bound is so wide that nothing is outside of it.
 
     Attributes:
         mean_kl: of the distributions, in nats, over all positions; for logits.
@@ -79,10 +82,10 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             where any token may.
     """
 
-    mean_kl: Positive | None = None
-    mean_cosine: Positive | None = None
-    max_abs_delta: Positive | None = None
-    near_tie: Annotated[float, Meta(ge=0)] | None = None
+    mean_kl: Nats | None = None
+    mean_cosine: Cosine | None = None
+    max_abs_delta: Annotated[float, Meta(gt=0, le=1)] | None = None
+    near_tie: Share | None = None
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,6 +158,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         onnxruntime: its version.
         thresholds: the bounds of the first.
         weights: what each computes by itself; `None` where that was not asked.
+        surroundings: whether the tokenizer and the roles of ids are those that were exported;
+            `None` where the certificate does not say, or that was not asked.
         exact: whether a text is the same alone and among others; `None` where that was not asked,
             or cannot be.
         p99_kl: below which 99 % of the positions are; `p99_cosine` likewise.
@@ -184,6 +189,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     text: Label
     thresholds: Thresholds
     weights: WeightsReport | None = None
+    surroundings: SurroundingsReport | None = None
     exact: ExactReport | None = None
     p99_kl: float | None = None
     p99_cosine: float | None = None
@@ -196,6 +202,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def device_summary(self) -> str:
         """Whether the device computes what was exported, in one line."""
         parts = [] if self.weights is None else [self.weights.summary]
+        if self.surroundings is not None and self.surroundings.wrong:
+            parts.append(self.surroundings.summary)
         if self.weights is None or not self.weights.wrong:
             parts.append(self._from_end_to_end)
         return f"{self.verdict}: {'; '.join(parts)}"
@@ -273,6 +281,7 @@ class Certificate:
         output: what is compared.
         text: what the probes are of, in words.
         weights: what each weight has to compute by itself.
+        surroundings: what has to be beside it; `None` where nobody took it down.
     """
 
     probes: tuple[Probe, ...]
@@ -282,6 +291,7 @@ class Certificate:
     token_ids: NDArray[np.int32]
     text: str
     weights: ExpectedWeights = field(default_factory=ExpectedWeights)
+    surroundings: Surroundings | None = None
     source_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     images: NDArray[np.uint8] | None = None
     kind: KindName = "decoder"

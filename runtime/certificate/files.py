@@ -36,6 +36,7 @@ from ortolan.runtime.certificate.fields import (
     kept_positions,
 )
 from ortolan.runtime.certificate.sums import VECTORS, ExpectedWeights, blocks
+from ortolan.runtime.certificate.surroundings import Surroundings
 from ortolan.runtime.errors import CertificateError
 
 __all__ = ["ARRAYS_NAME", "JSON_NAME", "read", "write"]
@@ -74,6 +75,7 @@ class _Document(
         text: what the probes are of.
         outputs: of each weight whose sums are kept, by name.
         stored: sha256 of each other tensor, by name.
+        surroundings: what was beside the model.
     """
 
     schema: Literal[2]
@@ -88,6 +90,7 @@ class _Document(
     text: Label
     outputs: Annotated[dict[Label, Outputs], Meta(max_length=limits.MAX_INITIALIZERS)]
     stored: Annotated[dict[Label, Sha256], Meta(max_length=limits.MAX_INITIALIZERS)]
+    surroundings: Surroundings | None = None
 
 
 class _Schema(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +125,7 @@ def write(folder: Path, certificate: Certificate) -> None:
         text=certificate.text,
         outputs=dict(certificate.weights.outputs),
         stored=dict(certificate.weights.stored),
+        surroundings=certificate.surroundings,
     )
     data = pack(_arrays(certificate), _expected_arrays(document))
     (folder / ARRAYS_NAME).write_bytes(data)
@@ -221,6 +225,7 @@ def _certificate(document: _Document, arrays: dict[str, Any]) -> Certificate:
             sizes=arrays["weight_sizes"],
             stored=document.stored,
         ),
+        surroundings=document.surroundings,
     )
 
 

@@ -1,7 +1,7 @@
 """Replays the certificate of a bundle: does this device compute what was exported?
 
-First every weight by itself (`weights`), then the model from end to end (`runs`), then texts alone
-and among others (`exact`).
+First every weight by itself (`weights`) and what surrounds the model (`surroundings`), then the
+model from end to end (`runs`), then texts alone and among others (`exact`).
 """
 
 import time
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.certificate.exact import check_exact
@@ -17,10 +18,14 @@ from ortolan.runtime.certificate.fields import Certificate, Report
 from ortolan.runtime.certificate.figures import Comparison
 from ortolan.runtime.certificate.files import read
 from ortolan.runtime.certificate.runs import compute, total_positions
+from ortolan.runtime.certificate.surroundings import check_surroundings
 from ortolan.runtime.certificate.weights import check_weights
 from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.session import Engine, available_providers, onnxruntime_version
 from ortolan.runtime.engine.threads import chosen_threads
+from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
 
 __all__ = ["replay", "verify"]
 
@@ -46,6 +51,7 @@ def verify(
         BundleError: the bundle is damaged.
         DeviceError: the device cannot be used.
         CertificateError: the certificate cannot be replayed.
+        MemoryPlanError: there is not the memory for its longest probe.
     """
     started = time.monotonic()
     bundle = open_bundle(path, full_check=True)
@@ -55,14 +61,25 @@ def verify(
     weights = check_weights(
         bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
     )
+    longest = max(probe.length for probe in certificate.probes)
+    RequestMemory(bundle.manifest).check(
+        tokens=longest,
+        rows=1,
+        source_tokens=max(probe.source or 0 for probe in certificate.probes),
+    )
+    surroundings = None
+    if certificate.surroundings is not None:
+        surroundings = check_surroundings(bundle, _tokenizer(bundle), certificate.surroundings)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     engine = Engine(bundle, device=device, threads=threads, packed=packed)
     report = replay(engine, certificate, progress=progress)
+    is_wrong = any(each.wrong for each in (weights, surroundings) if each is not None)
     return msgspec.structs.replace(
         report,
         weights=weights,
+        surroundings=surroundings,
         exact=check_exact(engine, certificate) if exact else None,
-        verdict="FAIL" if weights.wrong else report.verdict,
+        verdict="FAIL" if is_wrong else report.verdict,
         seconds=time.monotonic() - started,
     )
 
@@ -87,3 +104,11 @@ def replay(
         onnxruntime=onnxruntime_version(),
         seconds=time.monotonic() - started,
     )
+
+
+def _tokenizer(bundle: Bundle) -> Tokenizer | None:
+    """The tokenizer of a bundle; None as well where it cannot be read."""
+    try:
+        return open_tokenizer(bundle)
+    except TokenizerError:
+        return None

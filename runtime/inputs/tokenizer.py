@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from operator import index
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
@@ -17,7 +17,10 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream
 from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
 
-__all__ = ["TokenStream", "Tokenizer", "no_tokenizer", "read_ids"]
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.bundle import Bundle
+
+__all__ = ["TokenStream", "Tokenizer", "no_tokenizer", "open_tokenizer", "read_ids"]
 
 
 class Tokenizer:
@@ -84,8 +87,14 @@ class Tokenizer:
         self._check_text(text)
         with _ENCODING:
             encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
-            ids: list[int] = encoding.ids
-            return ids
+        ids: list[int] = encoding.ids
+        # what it puts around a text need not be in its vocabulary, and kernels do not all look
+        if ids and max(ids) >= self.vocab_size:
+            raise TokenizerError(
+                f"tokenizer: expected ids from 0 to {self.vocab_size - 1}, got {max(ids)}. "
+                "tokenizer.json belongs to another model."
+            )
+        return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and where each stands in it: its first character, and its end.
@@ -232,6 +241,18 @@ class Tokenizer:
                 "Take ids from this tokenizer or its model."
             )
         return plain
+
+
+def open_tokenizer(bundle: "Bundle") -> Tokenizer | None:
+    """The tokenizer of a bundle, where it has one.
+
+    Raises:
+        TokenizerError: it is damaged, or has ids outside of the vocabulary.
+    """
+    name = bundle.manifest.tokenizer
+    if name is None:
+        return None
+    return Tokenizer.from_bytes(bundle.read(name), model_vocab_size=bundle.manifest.vocab_size)
 
 
 def _emptied(library: tokenizers.Tokenizer) -> list[str]:

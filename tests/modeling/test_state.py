@@ -53,6 +53,25 @@ def test_a_convolution_is_causal_and_by_channel() -> None:
     torch.testing.assert_close(got, want)
 
 
+def test_vectors_of_all_tokens_so_far_are_in_their_places() -> None:
+    x = torch.randn(2, 5, 3)
+    whole, seen = WholeState().extend("x", x)
+    assert whole is x
+    assert torch.equal(seen[0], torch.ones(5, 5).tril().bool())
+    buffer = torch.full((2, 8, 3), 9.0)
+    # The second row is padded: its third token is none.
+    first = CachedState(
+        StepLengths(torch.tensor([2, 1]), torch.tensor(3)), {}, {}, sequences={"x": buffer}
+    )
+    first.extend("x", x[:, :3])
+    step = StepLengths(torch.tensor([3, 2]), torch.tensor(4))
+    state = CachedState(step, {}, {}, sequences=first.extended)
+    found, seen = state.extend("x", x[:, 3:4])
+    assert torch.equal(found[0, :4], x[0, :4])
+    assert torch.equal(found[1, :3], torch.cat((x[1, :2], x[1, 3:4])))
+    assert seen.sum(-1).tolist() == [[4], [3]]
+
+
 def test_a_module_is_trained_by_what_it_is_exported_from() -> None:
     module = unusual()
     ids = torch.randint(61, (3, 12))

@@ -113,9 +113,10 @@ class AnsweringTask:
 
 
 def word_tokenizer(data: Answers) -> Tokenizer:
-    """A token for each word of the texts to learn from, in the order of the alphabet."""
+    """A token for each word of the texts to learn from, in their order, after the one that ends."""
     words = sorted({word for pair in data.train for text in pair for word in text.split()})
-    tokenizer = Tokenizer(models.WordLevel({word: i + 1 for i, word in enumerate(words)}, END))
+    vocabulary = {word: number for number, word in enumerate([END, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, END))
     tokenizer.add_special_tokens([END])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer

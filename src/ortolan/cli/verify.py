@@ -42,6 +42,7 @@ def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> in
     print_table(
         [
             ("device", report.device_summary),
+            *([("beside", report.surroundings.summary)] if report.surroundings else []),
             *([("exact", report.exact.summary)] if report.exact else []),
             ("quality", report.quality.summary),
             ("compared", f"{report.output} of the {report.kind}: {phases}"),

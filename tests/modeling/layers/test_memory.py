@@ -121,3 +121,13 @@ def test_gradients_are_finite_at_the_start_of_a_text() -> None:
         assert parameter.grad is not None
         assert parameter.grad.isfinite().all()
         assert parameter.grad.any()
+
+
+def test_a_head_that_is_not_trained_writes_slot_after_slot() -> None:
+    torch.manual_seed(0)
+    config = MemoryConfig(slots=8, width=4)
+    memory = Memory(config, H)
+    state = memory.begin(MemoryState(torch.zeros(1, 8, 4), torch.zeros(1, 2, 8)))
+    for slot in range(1, 5):
+        _, state = memory(torch.tanh(torch.randn(1, H)), state)
+        assert state.weights[0, -1].argmax() == slot

@@ -1,6 +1,8 @@
 """Recurrent language models: whole texts as torch.nn has them, steps as whole texts."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -9,6 +11,9 @@ from torch import Tensor, nn
 from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig, RecurrentConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.cache import StepLengths
+from ortolan.modeling.layers.cells import RecurrentCell
+from ortolan.modeling.models.addressing import addressing
+from ortolan.modeling.models.attention_maps import attention_maps
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.state import CachedState, WholeState
 
@@ -158,3 +163,42 @@ def test_memories_and_scores_that_cannot_be_are_an_error() -> None:
         MemoryConfig(slots=4, width=3, shift_range=2)
     with pytest.raises(ConfigError, match="attention: expected a width of at least 1, got 0"):
         AdditiveAttentionConfig(width=0)
+
+
+def test_attention_maps_are_what_the_states_are_weighed_by() -> None:
+    module, ids = model_of("attentive"), texts()
+    with torch.no_grad():
+        (weights,) = attention_maps(module, ids)
+        states = module.embedding(ids)
+        for cell in cast(Iterable[RecurrentCell], module.cells):
+            states, _ = cell(states, (torch.zeros(2, E), torch.zeros(2, E)))
+        seen = torch.cat((states, weights[:, 0] @ states), -1)
+        join, head = cast(nn.Linear, module.join), cast(nn.Linear, module.head)
+        torch.testing.assert_close(head(torch.tanh(join(seen))), module(ids))
+    assert weights.shape == (2, 1, S, S)
+    assert not weights.triu(1).any()
+
+
+def test_addressing_is_what_the_memory_is_left_with() -> None:
+    module, ids = model_of("machine"), texts()
+    found = addressing(module, ids)
+    assert found.read.shape == (2, 2, S, 5)
+    assert found.write.shape == (2, 1, S, 5)
+    torch.testing.assert_close(found.read.sum(-1), torch.ones(2, 2, S))
+    names = {name: torch.zeros(shape) for name, shape in kept_shapes(module, ids).items()}
+    state = CachedState(StepLengths.first(S), {}, names)
+    with torch.no_grad():
+        module(ids, state)
+    weights = state.kept["memory.weights"] + torch.eye(5)[0]
+    torch.testing.assert_close(torch.cat((found.read, found.write), 1)[:, :, -1], weights)
+
+
+def test_addressing_without_a_memory_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="addressing: expected a model with a memory"):
+        addressing(model_of("gru"), texts())
+
+
+def kept_shapes(module: RecurrentModel, ids: Tensor) -> dict[str, tuple[int, ...]]:
+    found = WholeState()
+    module(ids, found)
+    return found.kept

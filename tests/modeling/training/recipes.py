@@ -228,6 +228,43 @@ def read(*, pairs: int = 400) -> Pairs:
     return Pairs(train=sentences(pairs, 0), held_out={"numbers": sentences(12, 1)})
 """
 
+ANSWERING = """
+[task]
+name = "answering"
+
+[model]
+model_type = "recurrent"
+cell = "gru"
+hidden_size = 24
+max_position_embeddings = 32
+
+[data]
+source = "data.py:read"
+
+[training]
+steps = 200
+batch_size = 16
+learning_rate = 1e-2
+warmup_steps = 5
+weight_decay = 0.0
+evaluate_every = 200
+"""
+
+ANSWERS = """
+import random
+
+from ortolan.modeling.training import Answers
+
+def texts(count: int, shortest: int, longest: int, seed: int) -> list[tuple[str, str]]:
+    rng = random.Random(seed)
+    words = (" ".join(rng.choices("abc", k=rng.randint(shortest, longest))) for _ in range(count))
+    return [(f"{text} |", text) for text in words]
+
+def read() -> Answers:
+    held_out = {"short": texts(60, 1, 2, 1), "long": texts(60, 8, 8, 2)}
+    return Answers(train=texts(1000, 1, 4, 0), held_out=held_out)
+"""
+
 DATA = {
     LANGUAGE_MODEL: TEXTS,
     MASKED: LABELLED,
@@ -235,6 +272,7 @@ DATA = {
     STARTED: LABELLED,
     IMAGE_CLASSIFICATION: IMAGES,
     TRANSLATION: PAIRS,
+    ANSWERING: ANSWERS,
 }
 
 

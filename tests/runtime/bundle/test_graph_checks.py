@@ -43,6 +43,13 @@ MAPS = graph(
     value("decoder.0.cross", "float32", "b", 4, "s", "t"),
 )
 
+CACHE = tuple(
+    value(f"past_key_values.0.{kind}", "float32", "b", 2, "c", 8) for kind in ("key", "value")
+)
+PRESENT = tuple(value(f"present.0.{kind}", "float32", "b", 2, "c", 8) for kind in ("key", "value"))
+STEP = graph(value("logits", "float32", "b", "n", 24), *PRESENT, inputs=CACHE)
+WIDE = value("past_key_values.0.key", "float32", "b", 2, "c", 16)
+
 
 @pytest.mark.parametrize(
     ("kind", "role", "summary"),
@@ -52,7 +59,7 @@ MAPS = graph(
         ("encoder-decoder", "encoder", CROSS),
         ("encoder-decoder", "attention", MAPS),
         ("decoder", "attention", graph(value("decoder.0.self", "float32", 1, 4, "s", "s"))),
-        ("decoder", "decoder", graph()),  # not looked at
+        ("decoder", "decoder", STEP),
     ],
 )
 def test_graph_that_fits_the_manifest_is_accepted(
@@ -77,6 +84,10 @@ def test_graph_that_fits_the_manifest_is_accepted(
             "'cross.0.key'",
         ),
         ("encoder-decoder", "attention", replace(MAPS, outputs=MAPS.outputs[:1]), "cross"),
+        ("decoder", "decoder", replace(STEP, inputs=(WIDE, CACHE[1])), "past_key_values.0.key"),
+        ("decoder", "decoder", replace(STEP, inputs=CACHE[:1]), "past_key_values.0.value"),
+        ("decoder", "decoder", replace(STEP, outputs=STEP.outputs[:2]), "present.0.value"),
+        ("decoder", "decoder", replace(STEP, outputs=STEP.outputs[1:]), "logits"),
     ],
 )
 def test_graph_that_does_not_fit_the_manifest_is_refused(

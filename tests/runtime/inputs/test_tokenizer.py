@@ -18,7 +18,7 @@ from tests.runtime.tiny_tokenizers import (
     saved,
     tokens_of,
 )
-from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Regex, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
 from ortolan.runtime.errors import TokenizerError
@@ -51,6 +51,19 @@ def test_encode_adds_special_tokens_only_when_asked() -> None:
     start = id_of("byte_level", "<s>")
     assert tokenizer.encode("Hello")[0] == start
     assert start not in tokenizer.encode("Hello", add_special_tokens=False)
+
+
+def test_ids_that_only_a_template_has_are_refused() -> None:
+    made = Library.from_str(library("byte_level").to_str())
+    beyond = made.get_vocab_size()
+    made.post_processor = processors.TemplateProcessing(
+        single="[FAR] $A", special_tokens=[("[FAR]", beyond)]
+    )
+    tokenizer = Tokenizer.from_bytes(made.to_str().encode())
+
+    assert tokenizer.encode("Hello", add_special_tokens=False)
+    with pytest.raises(TokenizerError, match=f"got {beyond}"):
+        tokenizer.encode("Hello")
 
 
 def test_decode_shows_special_tokens_only_when_asked() -> None:

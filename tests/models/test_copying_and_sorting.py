@@ -1,0 +1,80 @@
+"""The copying and the sorting models: their data, and what the trained ones answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+import copying.data
+import sorting.data
+from ortolan.modeling import TransformerModel, load
+from ortolan.modeling.training import Answers, Pair
+from ortolan.modeling.training.recipe import Answering, read_recipe
+from ortolan.modeling.training.tasks.answering import AnsweringTask, right_share
+
+MODELS = Path(__file__).parents[2] / "models"
+
+TRAINED = [("copying", "attentive-rnn"), ("copying", "transformer")]
+
+
+def symbols_of(text: str) -> list[str]:
+    return [word for word in text.split() if word in "abcdefgh"]
+
+
+def read(task: str) -> Answers:
+    if task == "copying":
+        return copying.data.read(texts=3000, held_out=40)
+    return sorting.data.read(texts=3000, held_out=40)
+
+
+def every_pair(data: Answers) -> list[Pair]:
+    return [*data.train, *(pair for pairs in data.held_out.values() for pair in pairs)]
+
+
+def test_answers_are_the_symbols_as_often_as_asked_for() -> None:
+    for prompt, answer in every_pair(read("copying")):
+        kind, *words, bar = prompt.split()
+        times = int(words.pop()) if kind == "repeat" else 1
+        assert bar == "|"
+        assert answer.split() == words * times == symbols_of(prompt) * times
+
+
+def test_answers_are_sorted() -> None:
+    for prompt, answer in every_pair(read("sorting")):
+        assert answer.split() == sorted(symbols_of(prompt))
+        assert prompt == f"{' '.join(symbols_of(prompt))} |"
+
+
+@pytest.mark.parametrize("task", ["copying", "sorting"])
+def test_data_is_the_same_again_and_no_long_text_is_held_out_and_learned(task: str) -> None:
+    data, again = read(task), read(task)
+    assert (data.train, data.held_out) == (again.train, again.held_out)
+    learned = {prompt for prompt, _ in data.train}
+    assert max(len(symbols_of(prompt)) for prompt in learned) == 10
+    for name, pairs in data.held_out.items():
+        assert not any(prompt in learned for prompt, answer in pairs if len(answer) > 10)
+        if "double" in name:
+            assert {len(symbols_of(prompt)) for prompt, _ in pairs} == {20}
+
+
+def answering_task(task: str, kind: str) -> AnsweringTask:
+    recipe = read_recipe(MODELS / task / kind / "recipe.toml")
+    assert isinstance(recipe.task, Answering)
+    recipe.data.update({"texts": 300, "held_out": 60})
+    return AnsweringTask(recipe, recipe.task, MODELS / task / kind)
+
+
+@pytest.mark.parametrize(("task", "kind"), TRAINED)
+def test_a_trained_model_answers_as_its_figures_say(task: str, kind: str) -> None:
+    folder = MODELS / task / kind
+    module, made = load(folder, TransformerModel), answering_task(task, kind)
+    figures = json.loads((folder / "training.json").read_text())
+    assert module.config == made.module.config
+    assert sum(p.numel() for p in module.parameters()) == figures["parameters"]
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() == (
+        made.tokenizer.get_vocab()
+    )
+    for name, texts in made.held_out.items():
+        share = figures[f"held_out_{name}_accuracy"]
+        assert right_share(module, texts) == pytest.approx(share, abs=0.15)
