@@ -161,7 +161,7 @@ def read_steps(hf: ConfigReader) -> tuple[float, float] | None:
     # transformers writes infinity as an object.
     plain = [each.get("__float__") if isinstance(each, dict) else each for each in given]
     numbers = [math.inf if each == "Infinity" else each for each in plain]
-    bounds = [float(each) for each in numbers if type(each) in (int, float)]
+    bounds = [float(n) for n in numbers if isinstance(n, int | float) and type(n) is not bool]
     if len(given) != 2 or len(bounds) != 2:
         raise ConfigError(
             f"{hf.name}: expected time_step_limit to be two numbers, got {given!r:.80}. Correct it."
