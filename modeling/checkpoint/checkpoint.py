@@ -82,9 +82,11 @@ class Checkpoint:
         """A file beside the weights, such as tokenizer.json; None where there is none.
 
         Raises:
-            CheckpointError: it has to be made, and cannot be.
+            CheckpointError: it has to be made, and cannot be; or it is there, and no file.
         """
         path = self.folder / name
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: expected a file, got something else. Remove it.")
         if name in self.made and not path.is_file():
             path.write_text(self.made[name]())
         return path if path.is_file() else None

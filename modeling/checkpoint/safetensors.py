@@ -4,7 +4,9 @@ A file is opened for one slice and closed again, so that nothing stays mapped an
 model costs the memory of the slice.
 """
 
+import json
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -48,8 +50,6 @@ class Safetensors:
         """
         with safe_open(str(self._files[name]), framework="pt") as file:
             if not self._shapes[name]:
-                return file.get_tensor(name)  # type: ignore[no-any-return]
-            if not self._shapes[name]:
                 number: Tensor = file.get_tensor(name)  # which has no slices
                 return number
             view = file.get_slice(name)
@@ -61,7 +61,8 @@ def _read_header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of one file, its header bounded before it is parsed."""
     with file.open("rb") as stream:
         prefix = stream.read(8)
-    size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        header = stream.read(min(max(size, 0), MAX_HEADER_BYTES))
     if not 0 < size <= min(MAX_HEADER_BYTES, file.stat().st_size):
         raise CheckpointError(
             f"{file}: expected a safetensors header of at most {MAX_HEADER_BYTES} bytes, "
@@ -69,9 +70,23 @@ def _read_header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
         )
     try:
         with safe_open(str(file), framework="pt") as tensors:
+            _check_names_differ(file, header)
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 yield name, tuple(tensors.get_slice(name).get_shape())
     except SafetensorError as error:
         raise CheckpointError(
             f"{file}: expected a whole safetensors file, got {error}. Fetch it again."
         ) from error
+
+
+def _check_names_differ(file: Path, header: bytes) -> None:
+    """Refuse a name that a header gives twice: libraries differ in which of the two they read."""
+
+    def names_of(pairs: list[tuple[str, object]]) -> None:
+        twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+        if twice:
+            raise CheckpointError(
+                f"{file}: expected a name once, got {twice[0]!r} again. Save the checkpoint again."
+            )
+
+    json.loads(header, object_pairs_hook=names_of)

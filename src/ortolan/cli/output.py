@@ -57,7 +57,6 @@ class ProgressBars:
             self._step = step
             self._bar = tqdm(
                 total=total,
-                file=sys.__stderr__,
                 desc=f"{step:<9}",
                 bar_format="{desc} {bar:30} {percentage:3.0f}% {elapsed}",
             )

@@ -12,7 +12,6 @@ from typing import TextIO
 
 __all__ = ["guarded_streams"]
 
-_KEPT = "\n\t"
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Characters that change the order in which others are shown (Unicode Standard Annex 9)."""
@@ -21,28 +20,36 @@ _SEPARATORS = (0x2028, 0x2029)
 _ESCAPES = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
     for code in (*_CONTROL, *_DIRECTION, *_SEPARATORS)
-    if chr(code) not in _KEPT
+    if chr(code) not in "\n\t"
 }
+_ESCAPES_OF_PROGRESS = {code: text for code, text in _ESCAPES.items() if chr(code) != "\r"}
 
 
 class _Guarded(io.TextIOWrapper):
     """A text stream whose control characters are visible."""
 
+    escapes = _ESCAPES
+
     def write(self, text: str) -> int:
         """Write a text; see the module."""
-        super().write(text.translate(_ESCAPES))
+        super().write(text.translate(self.escapes))
         return len(text)
+
+
+class _GuardedProgress(_Guarded):
+    """One on which bars of progress are drawn over themselves."""
+
+    escapes = _ESCAPES_OF_PROGRESS
 
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
     """Put guarded streams in place of `sys.stdout` and `sys.stderr`, for the time of a command.
 
-    What cannot be encoded is escaped as well. `sys.__stderr__` stays what it was, for programs
-    that draw on a terminal on purpose.
+    What cannot be encoded is escaped as well.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_guarded, before)
+    sys.stdout, sys.stderr = _guarded(sys.stdout, _Guarded), _guarded(sys.stderr, _GuardedProgress)
     try:
         yield
     finally:
@@ -52,10 +59,10 @@ def guarded_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _guarded(stream: TextIO) -> TextIO:
+def _guarded(stream: TextIO, kind: type[_Guarded]) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):
         return stream
-    return _Guarded(
+    return kind(
         stream.buffer,
         encoding=stream.encoding,
         errors="backslashreplace",

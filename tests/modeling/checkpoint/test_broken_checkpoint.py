@@ -1,6 +1,7 @@
 """Checkpoint folders that are torn, incomplete, hostile, or not of the config beside them."""
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
 from torch import Tensor
 
 from ortolan.modeling import CheckpointError, WeightError, load
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.safetensors import MAX_HEADER_BYTES
 from ortolan.modeling.checkpoint.shards import MAX_INDEX_BYTES
 
@@ -211,6 +213,22 @@ def test_a_header_that_makes_no_sense_is_an_error(llama: Path, header: bytes) ->
     (llama / "model.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match="expected a whole safetensors file"):
         load(llama)
+
+
+def test_a_name_given_twice_is_refused(llama: Path) -> None:
+    entry = b'{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    header = b'{"a":' + entry + b',"a":' + entry + b"}"
+    content = struct.pack("<Q", len(header)) + header + bytes(4)
+    (llama / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="expected a name once, got 'a' again"):
+        load(llama)
+
+
+def test_a_companion_that_is_no_file_is_refused(llama: Path) -> None:
+    (llama / "tokenizer.json").unlink(missing_ok=True)
+    os.mkfifo(llama / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="expected a file, got something else"):
+        open_checkpoint(llama).companion("tokenizer.json")
 
 
 # --- shards -------------------------------------------------------------------------------------
