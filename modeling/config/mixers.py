@@ -115,7 +115,7 @@ class StateSpaceConfig:
         norm: of Mamba 2: of what leaves each group, after its gate.
         inner_norm: of the first Mamba: of the numbers of the steps, keys and queries; None without.
         steps: bounds of the steps of Mamba 2; None for none.
-        activation: of what leaves the convolution, and of the gate.
+        activation: of what leaves the convolution; gates have SiLU.
     """
 
     num_heads: int

@@ -12,6 +12,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 LINEAR, CONV = "linear_attention", "conv"
 
+_OLD = {"mamba": LINEAR, "attention": FULL}
+"""What older configs call them."""
+
 
 def read_layer_kinds(
     hf: ConfigReader, default: Sequence[str], known: Sequence[str] = (FULL, SLIDING)
@@ -22,11 +25,12 @@ def read_layer_kinds(
         ConfigError: not as many as there are layers, or another kind.
     """
     layers = hf.size("num_hidden_layers", most=MAX_LAYERS)
-    kinds = hf.get("layer_types", list, list(default))
+    given = hf.get("layer_types", list, list(default))
+    kinds = [_OLD.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
     if len(kinds) != layers or not all(kind in known for kind in kinds):
         raise ConfigError(
             f"{hf.name}: expected layer_types to hold {' or '.join(known)} for {layers} layers, "
-            f"got {kinds!r:.80}. This checkpoint cannot be loaded faithfully."
+            f"got {given!r:.80}. This checkpoint cannot be loaded faithfully."
         )
     return tuple(kinds)
 

@@ -275,6 +275,8 @@ _SHARED_MLP: Table = {
     ),
 }
 
+GRANITEMOESHARED_WEIGHTS: Table = {**_GRANITEMOE, **_SHARED_MLP}
+
 _GPT_OSS: Table = {
     **_LLAMA,
     "model.layers.{}.self_attn.sinks": Target("blocks.{}.attention.sinks"),
@@ -327,7 +329,7 @@ FLEX_OLMO = MixtureFamily(
     },
 )
 GRANITEMOE = MixtureFamily(config=_granitemoe, WEIGHTS=_GRANITEMOE)
-GRANITEMOESHARED = MixtureFamily(config=_granitemoe, WEIGHTS={**_GRANITEMOE, **_SHARED_MLP})
+GRANITEMOESHARED = MixtureFamily(config=_granitemoe, WEIGHTS=GRANITEMOESHARED_WEIGHTS)
 GRANITEMOE_SWA = MixtureFamily(
     config=_granitemoe_swa,
     WEIGHTS={

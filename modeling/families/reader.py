@@ -124,6 +124,13 @@ class ConfigReader:
         """Whether there is a list under `key`."""
         return isinstance(self._values.get(key), list)
 
+    def is_text(self, key: str) -> bool:
+        """Whether there is a word under `key`, which counts as read then."""
+        if not isinstance(self._values.get(key), str):
+            return False
+        self._read.add(key)
+        return True
+
     def nested(self, key: str) -> "ConfigReader | None":
         """The object under `key` as a reader of its own; None where absent or null.
 

@@ -105,7 +105,7 @@ def _exaone_moe(hf: ConfigReader) -> DecoderConfig:
     named = hf.get(
         "mlp_layer_types", list, ["dense" if i < first else "sparse" for i in range(layers)]
     )
-    if len(named) != layers or not set(named) <= {"dense", "sparse"}:
+    if len(named) != layers or not all(kind in ("dense", "sparse") for kind in named):
         raise ConfigError(
             f"{hf.name}: expected mlp_layer_types to hold dense or sparse for {layers} layers, got "
             f"{named!r:.80}. This checkpoint cannot be loaded faithfully."

@@ -103,7 +103,7 @@ class ChannelStateSpace(_StateSpace):
         )
         step_BSI = F.softplus(self.step_size(rank))
         out_BSI, after = self._recurred(x_BSI, step_BSI, key, query, memory[1])
-        return out_BSI * self.activation(gate), (window, after)
+        return out_BSI * F.silu(gate), (window, after)
 
 
 class HeadStateSpace(_StateSpace):

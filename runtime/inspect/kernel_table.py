@@ -5,7 +5,8 @@ have. Whether a kernel is fast, or right, takes a device to find out.
 
 Source: the kernel registries of the packages onnxruntime and onnxruntime-gpu 1.31.1, of which a
 test compares the first with the one that is installed. The second was read without a GPU, and
-nothing was run on it.
+nothing was run on it; its rows of CausalConvWithState and LinearAttention are from the source of
+their kernels (contrib_ops/cuda/bert).
 
 Notes:
     * An operator has one decisive input, whose type is that of the computation. Where another
@@ -48,6 +49,7 @@ _MOVES = Kernels(_ALL, _ALL)
 _PRODUCT = Kernels(_SINGLE, _FLOATS)
 _COMPARISON = Kernels(_NUMBERS, _COUNTS | _types("float32 float16"))
 _NORM = Kernels(_FLOATS, _FLOATS)
+_RECURRENT = Kernels(_SINGLE, _types("float32 float16"))
 _TWO_FLOATS = Kernels(_types("float32 float16"), _FLOATS)
 
 KERNELS: dict[str, Kernels] = {
@@ -95,10 +97,12 @@ KERNELS: dict[str, Kernels] = {
     "ai.onnx::Transpose": Kernels(TYPES, _ALL),
     "ai.onnx::Unsqueeze": _MOVES,
     "ai.onnx::Where": Kernels(_NUMBERS, _FLOATS | _COUNTS | _types("uint8")),
+    "com.microsoft::CausalConvWithState": _RECURRENT,
     "com.microsoft::DynamicQuantizeMatMul": Kernels(_SINGLE, _NONE),
     "com.microsoft::FusedMatMul": _PRODUCT,
     "com.microsoft::GatherBlockQuantized": _TWO_FLOATS,
     "com.microsoft::GroupQueryAttention": Kernels(_types("float32 float16"), _HALVES),
+    "com.microsoft::LinearAttention": _RECURRENT,
     "com.microsoft::MatMulNBits": _TWO_FLOATS,
     "com.microsoft::MoE": _PRODUCT,
     "com.microsoft::QMoE": Kernels(_types("float32 float16"), _HALVES),

@@ -137,10 +137,10 @@ def test_export_makes_a_bundle_that_verifies(
 
 
 def test_transformers_exports_a_type_without_a_family(environments: Path, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_config(tiny_config("lfm2"))  # type: ignore[no-untyped-call]
-    model.save_pretrained(tmp_path / "lfm2")
+    model = AutoModelForCausalLM.from_config(tiny_config("lfm2_moe"))  # type: ignore[no-untyped-call]
+    model.save_pretrained(tmp_path / "lfm2_moe")
     program = installed("transformers", environments) / "ortolan"
-    run(program, "export", tmp_path / "lfm2", tmp_path / "bundle")
+    run(program, "export", tmp_path / "lfm2_moe", tmp_path / "bundle")
     assert "PASS" in run(program, "verify", tmp_path / "bundle")
 
 

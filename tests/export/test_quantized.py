@@ -15,12 +15,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.export import tiny_models
+from tests.tiny import FAMILY_CONFIGS
 
 import ortolan
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.options import ExportOptions
 from ortolan.export.precision import GroupSize, Int4, Int8, Precision
 from ortolan.modeling import DecoderConfig, DecoderModel
+from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.runtime import Bundle, load
 from ortolan.runtime.certificate import read
 
@@ -122,6 +124,39 @@ def test_bundle_computes_what_its_codes_stand_for(
     # The codes are not the weights: what is compared could have come out otherwise.
     if integers is Int4:
         assert np.abs(logits(module.eval(), IDS) - expected).max() > bound / 10
+
+
+def hybrid(name: str) -> DecoderModel:
+    """A family with other mixers than attention, wide enough for groups of weights."""
+    wide = {"hidden_size": 128, "intermediate_size": 192}
+    return tiny_models.decoder(config_from_hf(FAMILY_CONFIGS[name] | wide | HYBRID_SIZES[name]))
+
+
+HYBRID_SIZES: dict[str, dict[str, Any]] = {
+    "lfm2": {},
+    "qwen3_5_text": {"linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    "mamba2": {"num_heads": 8, "head_dim": 32},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lfm2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3_5_text", "mamba2"))],
+)
+def test_hybrid_bundle_computes_what_its_codes_stand_for(name: str, tmp_path: Path) -> None:
+    module = hybrid(name)
+    bundle, loaded = export(module, tmp_path / "out", Int4(method="rtn", group_size=32))
+    quantized = {tensor.name for tensor in bundle.manifest.quantized}
+    mixing = {n for n, p in module.named_parameters() if p.dim() == 2 and ".project." in n}
+    assert mixing <= quantized
+    assert not any(".conv." in name or name.endswith(("decay", "skip")) for name in quantized)
+    expected = logits(stands_for(bundle, module), IDS)
+    bound = WIDE * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(loaded.logits(IDS), expected, atol=bound)
+    assert np.abs(logits(module.eval(), IDS) - expected).max() > bound / 10
+    with loaded.sequence() as sequence:
+        single = np.stack([sequence.append([token]) for token in IDS])
+    np.testing.assert_allclose(single, expected, atol=bound)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tests.tiny.modern import EVEN
+from tests.tiny.decoders import NO_TOKENS, VOCABULARY
+from tests.tiny.modern import EVEN, FACTORS
 
 LFM2 = EVEN | {
     "model_type": "lfm2",
@@ -19,6 +20,44 @@ QWEN3_5 = EVEN | {
     "linear_value_head_dim": 12,
 }
 
-_ALL: tuple[dict[str, Any], ...] = (LFM2, QWEN3_5)
+MAMBA: dict[str, Any] = {
+    "model_type": "mamba",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "state_size": 4,
+    "num_hidden_layers": 2,
+    **NO_TOKENS,
+}
+FALCON_MAMBA = MAMBA | {"model_type": "falcon_mamba"}
+MAMBA2 = MAMBA | {"model_type": "mamba2", "num_heads": 4, "head_dim": 16, "n_groups": 2}
+GRANITE = (
+    EVEN
+    | FACTORS
+    | {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 48,
+        "mamba_n_heads": 4,
+        "mamba_d_state": 8,
+    }
+)
+RECURRENT_GEMMA = EVEN | {
+    "model_type": "recurrent_gemma",
+    "hidden_size": 64,
+    "lru_width": 48,
+    "attention_window_size": 7,
+    "block_types": ["recurrent", "attention"],
+}
+
+_ALL: tuple[dict[str, Any], ...] = (
+    LFM2,
+    QWEN3_5,
+    MAMBA,
+    FALCON_MAMBA,
+    MAMBA2,
+    GRANITE,
+    RECURRENT_GEMMA,
+)
 
 HYBRIDS: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

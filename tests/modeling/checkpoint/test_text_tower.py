@@ -58,6 +58,16 @@ QWEN_IMAGES: dict[str, Any] = {
     "num_position_embeddings": 16,
 }
 
+QWEN3_5_TEXT: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+
 MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 2]}
 
 SPECIAL = {"image_token_id": 5, "image_token_index": 5, "video_token_id": 6}
@@ -142,6 +152,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "model_type": "qwen2_5_vl",
             "text_config": TEXT | {"rope_parameters": MROPE},
+            "vision_config": QWEN_IMAGES,
+        },
+    ),
+    "qwen3_5": (
+        "Qwen3_5ForConditionalGeneration",
+        {
+            "model_type": "qwen3_5",
+            "text_config": TEXT | QWEN3_5_TEXT,
             "vision_config": QWEN_IMAGES,
         },
     ),

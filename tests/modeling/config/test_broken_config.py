@@ -59,7 +59,7 @@ def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, r"expected one of the \d+ families of Ortolan, got 'mamba'"),
+        ({"model_type": "zamba2"}, r"expected one of the \d+ families of Ortolan, got 'zamba2'"),
         ({"model_type": None}, "expected model_type, got nothing"),
         ({"model_type": ["llama"]}, "expected model_type of type str"),
         ({"attention_sinks": 4}, "whose effect is known, got attention_sinks"),

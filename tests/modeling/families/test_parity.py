@@ -125,7 +125,7 @@ CASES = {
     **{name: Case(values=values) for name, values in cases_classics.CASES.items()},
     **{name: Case(**case) for name, case in cases_modern.CASES.items()},
     **{name: Case(**case) for name, case in cases_mixtures.CASES.items()},
-    **{name: Case(values=values) for name, values in cases_hybrids.CASES.items()},
+    **{name: Case(**case) for name, case in cases_hybrids.CASES.items()},
     # The other adds the biases twice.
     "falcon-alibi": Case(values=cases_classics.FALCON_ALIBI, attention="sdpa"),
     # families of the tests

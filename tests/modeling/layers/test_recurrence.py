@@ -77,6 +77,18 @@ def test_a_state_continues_where_it_stopped() -> None:
     torch.testing.assert_close(torch.cat(got, 2), whole)
 
 
+def test_heads_may_share_queries_and_keys() -> None:
+    given = random("delta rule and decay of a head")
+    one = given._replace(query=given.query[:, :1], key=given.key[:, :1])
+    each = given._replace(query=one.query.expand(-1, H, -1, -1), key=one.key.expand(-1, H, -1, -1))
+    for got, wanted in zip(recur(one, zeros()), recur(each, zeros()), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def zeros() -> Tensor:
+    return torch.zeros(B, H, D, U)
+
+
 def test_gradients_flow() -> None:
     given = random("delta rule and decay of a channel")
     given.key.requires_grad_()
@@ -87,8 +99,11 @@ def test_gradients_flow() -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.onnx of itself
 @pytest.mark.parametrize("name", ["linear", "decay of a channel", "delta rule and decay of a head"])
-def test_a_trace_has_one_node_that_computes_the_same(name: str) -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_trace_has_one_node_that_computes_the_same(name: str, *, shares: bool) -> None:
     given = random(name)
+    if shares:
+        given = given._replace(query=given.query[:, :1], key=given.key[:, :1])
 
     class Module(nn.Module):
         def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:

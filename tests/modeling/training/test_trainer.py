@@ -57,7 +57,7 @@ def test_a_text_shorter_than_a_window_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('model_type = "llama"', 'model_type = "mamba"'),
+        ('model_type = "llama"', 'model_type = "zamba2"'),
         ("hidden_size = 32", "hidden_sizes = 32"),
         ("num_key_value_heads = 2", "num_key_value_heads = 3"),
     ],

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ortolan.runtime.engine.attention_kernels import (
 from ortolan.runtime.engine.memory_plan import plan_memory
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.graph.summary import AttentionNode
 
 SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
@@ -49,6 +51,11 @@ def test_heads_are_those_of_the_widest_attention(bundle: Bundle) -> None:
     held = {state.shape[1] for state in bundle.manifest.states}
     assert {query_heads([], bundle.manifest.states)} == held
     assert query_heads([], []) == 1
+    linear = AttentionNode(
+        name="", operator="com.microsoft::LinearAttention", attributes={"q_num_heads": 4096}
+    )
+    graphs = [replace(graph, attention=(linear,)) for graph in bundle.graphs.values()]
+    assert query_heads(graphs, []) == 1  # it has no scores
 
 
 def test_a_prompt_in_parts_gives_what_it_gives_whole(

@@ -210,6 +210,19 @@ def test_most_heads_are_accepted() -> None:
     assert node.attributes["num_heads"] == limits.MAX_HEADS
 
 
+def linear(q_heads: int, kv_heads: int) -> Change:
+    return add_node("LinearAttention", "com.microsoft", q_num_heads=q_heads, kv_num_heads=kv_heads)
+
+
+def test_heads_of_linear_attention_may_be_channels_that_share_keys() -> None:
+    most = limits.MAX_RECURRENCE_HEADS
+    for q_heads, kv_heads in ((most, most), (1, most), (2, 8), (8, 2)):
+        checked(changed(linear(q_heads, kv_heads)))
+    for q_heads, kv_heads in ((3, 8), (8, 3)):
+        assert f"multiple of {kv_heads}" in error_of(changed(linear(q_heads, kv_heads)))
+    assert "'kv_num_heads'" in error_of(changed(linear(1, most + 1)))
+
+
 def test_heads_that_do_not_divide_are_refused() -> None:
     assert "multiple of 2" in error_of(changed(set_attention("num_heads", 5)))
 
