@@ -6,6 +6,7 @@ import pytest
 
 import cost
 from cost import Point
+from ortolan.modeling.models.building import build
 
 
 def point(kind: str, length: int, seconds: float | None) -> Point:
@@ -36,13 +37,13 @@ def test_points_beyond_the_limit_are_said_to_be() -> None:
 
 def test_models_have_about_as_many_weights() -> None:
     for kind in cost.KINDS:
-        model = cost.build(cost._config(kind, 64))
+        model = build(cost._config(kind, 64))
         assert 1.0e6 < sum(weight.numel() for weight in model.parameters()) < 1.2e6
 
 
 @pytest.mark.slow
 def test_a_point_is_measured(tmp_path: Path) -> None:
-    model = cost.build(cost._config("ntm", 64))
+    model = build(cost._config("ntm", 64))
     first, last = cost.measure("ntm", model, (8, 16), tmp_path / "bundle", limit=1e-9)
     assert first.train_s is not None
     assert first.token_s is not None

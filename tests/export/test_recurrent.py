@@ -16,8 +16,10 @@ from ortolan.export.options import ExportOptions
 from ortolan.export.precision import Int4, Int8
 from ortolan.modeling.checkpoint.folder import save
 from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig, RecurrentConfig
+from ortolan.modeling.models.attention_maps import attention_maps as maps_of_torch
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.runtime import Decoder, InputError, PromptLookup
+from ortolan.runtime.attention_maps import attention_maps
 from ortolan.runtime.certificate import verify
 
 VOCAB, CONTEXT = 53, 400
@@ -159,6 +161,22 @@ def test_products_in_few_bits(name: str, precision: Int4 | Int8, tmp_path: Path)
     quantized = {tensor.name for tensor in bundle.manifest.quantized}
     assert {"embedding.weight", "head.weight"} <= quantized
     assert ("cells.0.weight_hh" in quantized) == (name == "machine")
+
+
+def test_maps_of_attention_are_those_of_torch(tmp_path: Path) -> None:
+    model, ids = model_of("attentive"), random_ids(9)
+    options = ExportOptions(attention_maps=True, proof="quick")
+    ortolan.export(model, tmp_path / "bundle", options=options)
+    found = attention_maps(tmp_path / "bundle", ids)
+    (want,) = maps_of_torch(model, torch.tensor([ids]))
+    assert_close(found.maps["decoder.0.self"], want[0].detach().numpy())
+    with pytest.raises(OptionError, match="maps are not traced"):
+        ortolan.export(model_of("lstm"), tmp_path / "other", options=options)
+
+
+def test_no_kernel_reads_vectors_of_attention_in_8_bits(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cache: expected the fused attention"):
+        ortolan.export(model_of("attentive"), tmp_path / "b", options=ExportOptions(cache="int8"))
 
 
 @pytest.mark.parametrize("name", ["attentive", pytest.param("machine", marks=pytest.mark.slow)])
