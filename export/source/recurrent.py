@@ -11,7 +11,8 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.module import Described, open_empty
-from ortolan.export.trace.attention_maps import RECURRENT_MAPS, trace_recurrent_maps
+from ortolan.export.trace.module import find_carried
+from ortolan.export.trace.recurrent_maps import map_names, trace_recurrent_maps
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.folder import (
     empty_model,
@@ -63,17 +64,19 @@ def open_recurrent(
 
 
 def _with_maps(opened: Exportable, config: RecurrentConfig) -> Exportable:
-    """The same, whose attention can be shown if it has some."""
-    if config.attention is None:
+    """The same, of which is shown what it looks at, if it does."""
+    names = map_names(config)
+    if not names:
         return opened
+    kept = find_carried(opened.module).kept
 
     def trace(role: str, graph: Graph, dtype: torch.dtype) -> ir.Model:
         if role != MAPS_ROLE:
             return opened.trace(role, graph, dtype)
-        traced = trace_recurrent_maps(config, dtype=dtype)
+        traced = trace_recurrent_maps(config, kept, dtype=dtype)
         return simplify(traced, tables={}, context_length=opened.context_length)
 
-    return replace(opened, trace=trace, maps=RECURRENT_MAPS)
+    return replace(opened, trace=trace, maps=names)
 
 
 def _described(config: RecurrentConfig) -> Described:

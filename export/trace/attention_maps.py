@@ -6,10 +6,9 @@ from typing import cast
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
-from ortolan.export.trace.program import Entry, Signature, model_in, trace, trace_entry
+from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.export.trace.sides import Sides, sides_of
 from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import (
@@ -17,15 +16,11 @@ from ortolan.modeling.config import (
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
-    RecurrentConfig,
     StackConfig,
 )
 from ortolan.modeling.models.attention_maps import attention_maps
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
-
-RECURRENT_MAPS = ("decoder.0.self",)
-"""Of a recurrent network with attention, which has one head."""
 
 
 def map_names(sides: Sides) -> tuple[str, ...]:
@@ -84,17 +79,6 @@ def trace_decoder_maps(config: DecoderConfig, *, dtype: torch.dtype) -> ir.Model
         return Signature(arguments=(ids,), axes=({1: "sequence"},), inputs=(IDS,), outputs=outputs)
 
     return trace(config, dtype, _DecoderMaps, signature)
-
-
-def trace_recurrent_maps(config: RecurrentConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace the map of a recurrent network with attention; see `trace_decoder_maps`."""
-    with FakeTensorMode():
-        ids = torch.zeros(1, 3, dtype=torch.int64)
-        io = Signature(
-            arguments=(ids,), axes=({1: "sequence"},), inputs=(IDS,), outputs=RECURRENT_MAPS
-        )
-        model = model_in(config, dtype)
-        return trace_entry(_DecoderMaps(model), io, model.tied)
 
 
 def trace_encoder_maps(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:

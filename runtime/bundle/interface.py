@@ -4,7 +4,8 @@ A role is a key of the manifest's `graphs`:
 
     decoder, prefill, decode   new tokens after those in a cache, and a source where there is one
     encoder                    whole texts or images at once
-    attention                  whole texts or images at once, to what attends to what
+    attention                  whole texts or images at once, to what attends to what; of a decoder
+                               that takes one token at a time, one token and its states
 """
 
 from collections.abc import Collection
@@ -66,7 +67,7 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
         return source
     if role == MAPS_ROLE:
         target = (TARGET_IDS if source else IDS,) if kind.has_decoder else ()
-        return (*source, *target)
+        return (*source, *target, *(state.input for state in manifest.carried_by_maps))
     lengths = (SOURCE_LENGTHS,) if source else ()
     return (*STEP_INPUTS, *lengths, *(state.input for state in manifest.states))
 
@@ -74,7 +75,10 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
 def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     """Names of what the graph of a role gives."""
     if role == MAPS_ROLE:
-        return manifest.attention_maps
+        return (
+            *manifest.attention_maps,
+            *(state.output for state in manifest.carried_by_maps),
+        )
     if role == ENCODER and not manifest.model_kind.has_decoder:
         return (OUTPUT,)
     states = [

@@ -306,6 +306,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         decoder = self.graphs.get(DECODER)
         return decoder is not None and decoder.sequence == 1
 
+    @property
+    def carried_by_maps(self) -> tuple[State, ...]:
+        """The states of a graph of attention maps: those of a decoder that takes one token."""
+        return self.states if self.takes_one else ()
+
     def state_bytes(self, update: str) -> int:
         """Memory of one row in all states of that update, and of one token where they grow."""
         return sum(state.unit_bytes for state in self.states if state.update == update)

@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 import ortolan
+from ortolan.cli.attention_picture import choose
 from ortolan.export.errors import OptionError
 from ortolan.export.options import ExportOptions
 from ortolan.export.precision import Int4, Int8
 from ortolan.modeling.checkpoint.folder import save
 from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig, RecurrentConfig
+from ortolan.modeling.models.addressing import addressing
 from ortolan.modeling.models.attention_maps import attention_maps as maps_of_torch
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.runtime import Decoder, InputError, PromptLookup
@@ -172,6 +174,23 @@ def test_maps_of_attention_are_those_of_torch(tmp_path: Path) -> None:
     assert_close(found.maps["decoder.0.self"], want[0].detach().numpy())
     with pytest.raises(OptionError, match="maps are not traced"):
         ortolan.export(model_of("lstm"), tmp_path / "other", options=options)
+
+
+def test_maps_of_a_memory_are_those_of_torch(tmp_path: Path) -> None:
+    model, ids = model_of("machine"), random_ids(9)
+    options = ExportOptions(attention_maps=True, proof="quick")
+    ortolan.export(model, tmp_path / "bundle", options=options)
+    found, want = attention_maps(tmp_path / "bundle", ids), addressing(model, torch.tensor([ids]))
+    assert_close(found.maps["decoder.0.read"], want.read[0].numpy())
+    assert_close(found.maps["decoder.0.write"], want.write[0].numpy())
+    assert found.queries["decoder.0.read"] == tuple(map(str, ids))
+    assert found.keys["decoder.0.read"] == tuple(map(str, range(MEMORY.slots)))
+    panels = choose(found, kind=None, layers=None, heads=None, mean=False)
+    assert [panel.title.partition(", ")[2] for panel in panels] == [
+        "read head 0",
+        "read head 1",
+        "write head 0",
+    ]
 
 
 def test_no_kernel_reads_vectors_of_attention_in_8_bits(tmp_path: Path) -> None:
