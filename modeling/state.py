@@ -211,10 +211,17 @@ class State(ABC):
             `(B, H, S, U)`.
         """
         before = self.recall(name, (value.shape[1], key.shape[3], value.shape[3]), value)
-        given = Recurrence(query, key, value, decay, rate, scale)
+        given = Recurrence(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            None if decay is None else decay.transpose(1, 2),
+            None if rate is None else rate.transpose(1, 2),
+            scale,
+        )
         out, after = recur(given, before)
         self.keep(name, after)
-        return out
+        return out.transpose(1, 2)
 
     def __init__(self) -> None:
         self.layers: dict[int, AttentionConfig] = {}
