@@ -15,6 +15,7 @@ BAR_INCHES = 0.36
 FRAME_INCHES = 1.1
 WIDTH_INCHES = 4.6
 FRONTIER_INCHES = (9, 6)
+LENGTHS_INCHES = (11, 8)
 OURS = ("ortolan", "bundle")
 SHADES = (FIRST, "#0b3c4d", "#3fa7c4", "#7a4fa3", "#2f9e77", "#5566cc")
 GREYS = ("#8a979e", "#b08d57", "#9a7b8f", "#7d8c6a")
@@ -113,3 +114,31 @@ def draw_frontier(
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
+
+
+def draw_lengths(
+    rows: Sequence[Mapping[str, Any]], path: Path, *, figures: Mapping[str, str], title: str
+) -> None:
+    """Write a PNG: figures by the length of a text, both as logarithms, a line for each kind.
+
+    Args:
+        rows: with a `kind`, a `length` and the figures, some of which may be None.
+        path: the file.
+        figures: the key of each in a row, which ends in its unit, and its name.
+        title: what was measured, and on what.
+    """
+    figure = Figure(figsize=LENGTHS_INCHES, layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    panels = figure.subplots(-(-len(figures) // 2), 2, squeeze=False)
+    for axes, (key, name) in zip(panels.flat, figures.items(), strict=False):
+        for kind in dict.fromkeys(row["kind"] for row in rows):
+            known = [row for row in rows if row["kind"] == kind and row[key] is not None]
+            places = [row["length"] for row in known]
+            axes.plot(places, [row[key] for row in known], marker="o", markersize=3, label=kind)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_title(f"{name}, {key.rpartition('_')[2]}", fontsize="small")
+        axes.legend(fontsize="x-small")
+        axes.grid(visible=True, which="both", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)

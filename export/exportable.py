@@ -72,6 +72,7 @@ class Exportable:
         takes: what the encoder takes; None for a decoder by itself.
         gives: what an encoder by itself gives; None for the other kinds.
         cached: what its decoder caches, in the order of the states; None with an encoder.
+        takes_one: its decoder reads its tokens one by one (docs/adr/0026).
         keys: what became of the keys of its config.json; none of a live module.
         left_out: towers of the checkpoint for other inputs than texts.
     """
@@ -96,6 +97,7 @@ class Exportable:
     takes: TextSource | ImageSource | None
     gives: Output | None
     cached: Cached | None = None
+    takes_one: bool = False
     keys: ConfigKeys = NO_KEYS
     left_out: tuple[str, ...] = ()
 

@@ -102,6 +102,7 @@ def export(
         precision=precision,
         device=device,
         options=options,
+        takes_one=model.takes_one,
     )
     data = _calibration(model, settings, file, is_given=calibration is not None)
     inputs = _inputs(model, settings, data)

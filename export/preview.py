@@ -183,7 +183,7 @@ def _costs(model: Exportable) -> dict[str, Cost]:
 
 
 def _cost(model: Exportable, precision: PrecisionName, *, writes: bool) -> Cost:
-    settings = resolve(model.kind, precision=precision)
+    settings = resolve(model.kind, precision=precision, takes_one=model.takes_one)
     quantization = settings.quantization
     method = None if quantization is None else quantization.method
     layers = [

@@ -67,6 +67,7 @@ class Settings:
         quantization: how weights are stored; `None` where they are floats.
         options: as given.
         auto: what bits are chosen by; `None` where they are given.
+        takes_one: the decoder reads its tokens one by one.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class Settings:
     quantization: Quantization | None
     options: ExportOptions
     auto: Auto | None = None
+    takes_one: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -122,7 +124,7 @@ class Settings:
     @property
     def _step_files(self) -> dict[str, Graph]:
         if self.options.graphs == "unified":
-            return {DECODER: Graph(file="decoder.onnx")}
+            return {DECODER: Graph(file="decoder.onnx", sequence=1 if self.takes_one else None)}
         if self.options.prefill_precision is None or KINDS[self.kind].has_encoder:
             return {
                 PREFILL: Graph(file="prefill.onnx", min_new_tokens=2),
@@ -140,6 +142,7 @@ def resolve(
     precision: Precision = "fp32",
     device: Device = "cpu",
     options: ExportOptions = DEFAULTS,
+    takes_one: bool = False,
 ) -> Settings:
     """Fill in defaults and refuse what does not go together.
 
@@ -148,6 +151,7 @@ def resolve(
         precision: of the weights.
         device: that the graphs are made for.
         options: the rest.
+        takes_one: the decoder reads its tokens one by one.
 
     Raises:
         OptionError: names the option, what was expected and what was got.
@@ -168,6 +172,7 @@ def resolve(
         quantization=None if isinstance(weights, str) else quantization_of(kind, weights, device),
         options=options,
         auto=auto,
+        takes_one=takes_one,
     )
     if settings.quantization is not None and options.attention == "portable":
         keeps: Keeps = "none" if settings.quantization.keeps == "none" else "plain"
@@ -239,6 +244,11 @@ def _check_graphs(settings: Settings) -> None:
         raise OptionError(
             "graphs: expected unified for an encoder, got split. Only the graph of a decoder can "
             "be cut in two: leave --graphs out."
+        )
+    if settings.takes_one and settings.options.graphs == "split":
+        raise OptionError(
+            "graphs: expected unified for a model that reads its tokens one by one, got split. "
+            "There is one graph for prompts and for steps: leave --graphs out."
         )
 
 

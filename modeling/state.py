@@ -13,7 +13,7 @@ rotated channels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -34,6 +34,7 @@ class State(ABC):
 
     Attributes:
         layers: the attention of each layer that had keys in this forward, by its number.
+        takes_one: the module has asked for its tokens one by one.
     """
 
     @staticmethod
@@ -139,15 +140,12 @@ class State(ABC):
 
     @abstractmethod
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A tensor that the step before kept; zeros at the start of a text.
+        """A tensor `(B, *shape)` that the step before kept; zeros at the start of a text.
 
         Args:
             name: any, the same at every step.
             shape: of one text's.
             like: any tensor `(B, ...)`; the result has its B, its type and its device.
-
-        Returns:
-            `(B, *shape)`.
         """
 
     @abstractmethod
@@ -166,6 +164,15 @@ class State(ABC):
             `(B, T, E)`, and bool `(B, S, T)` or `(1, S, T)`: which of them are a new token's own or
             before it. The others hold no meaning.
         """
+
+    def tokens(self, x: Tensor) -> Sequence[Tensor]:
+        """The new tokens of `(B, S, ...)` one by one, `(B, ...)` each.
+
+        For a module in which each needs what was computed for the one before it. Its bundle takes
+        prompts token by token.
+        """
+        self.takes_one = True
+        return x.unbind(1)
 
     def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A causal convolution of each channel with its own taps, over the text so far.
@@ -211,20 +218,13 @@ class State(ABC):
             `(B, H, S, U)`.
         """
         before = self.recall(name, (value.shape[1], key.shape[3], value.shape[3]), value)
-        given = Recurrence(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            None if decay is None else decay.transpose(1, 2),
-            None if rate is None else rate.transpose(1, 2),
-            scale,
-        )
-        out, after = recur(given, before)
+        out, after = recur(Recurrence(query, key, value, decay, rate, scale).turned(), before)
         self.keep(name, after)
         return out.transpose(1, 2)
 
     def __init__(self) -> None:
         self.layers: dict[int, AttentionConfig] = {}
+        self.takes_one = False
         self._value_widths: dict[int, int] = {}
 
     @abstractmethod
@@ -366,11 +366,9 @@ class CachedState(State):
         """Those of the buffer, the new ones in their places."""
         before_BCE = self._sequences[name]
         positions_BS = self._step.positions(x.shape[1]).long()
-        rows_BSE = positions_BS[..., None].expand_as(x)
-        after_BCE = self.extended[name] = before_BCE.scatter(1, rows_BSE, x)
+        after_BCE = self.extended[name] = ops.extended(before_BCE, x, positions_BS)
         reach = self._step.reach(before_BCE.shape[1])
-        slots_T = torch.arange(reach, device=x.device)
-        return after_BCE[:, :reach], slots_T <= positions_BS[..., None]
+        return after_BCE[:, :reach], torch.arange(reach, device=x.device) <= positions_BS[..., None]
 
     def _attend(
         self,

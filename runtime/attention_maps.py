@@ -116,6 +116,8 @@ def _names(name: str, sides: _Sides) -> tuple[tuple[str, ...], tuple[str, ...]]:
     side, _, kind = name.split(".")
     if side == "encoder":
         return sides.source, sides.source
+    if kind in ("read", "write"):  # slots of a memory have numbers
+        return sides.read, ()
     return (sides.written, sides.source) if kind == "cross" else (sides.read, sides.read)
 
 

@@ -14,8 +14,9 @@ from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.reply import Reply, ReplyStream, reply_of
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.runner import Runner, teacher_forced
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation import sequence
 from ortolan.runtime.generation.completion import Completion

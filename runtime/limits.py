@@ -53,6 +53,9 @@ MAX_CONTEXT = 1 << 21
 MAX_HEADS = 1024
 """Kernels truncate head counts to 32 bits: 2^32 becomes 0 and a division kills the process."""
 
+MAX_CELL_WIDTH = 1 << 16
+"""Numbers in the state of a recurrent cell."""
+
 MAX_RECURRENCE_HEADS = 1 << 16
 """Of linear attention, in which each channel of a state space is a head."""
 

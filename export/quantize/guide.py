@@ -44,7 +44,9 @@ def is_affordable(model: Exportable, tokens: int, names: Iterable[str]) -> bool:
         names: of weights to calibrate.
     """
     weights = sum(math.prod(model.weights.shape(name)) for name in names)
-    return model.sides.has_decoder and 0 < tokens * weights <= MOST_WORK
+    # token by token, every product is as many as there are tokens
+    is_quick = not model.takes_one and tokens * weights <= MOST_WORK
+    return model.sides.has_decoder and tokens * weights > 0 and is_quick
 
 
 def importance(

@@ -23,6 +23,8 @@ NARROW = 2048
 EXPERT_INPUTS = (2, 4)
 """The inputs of a MoE node that are weights: those of gate and up, and of down."""
 
+CELLS = frozenset({"RNN", "GRU", "LSTM"})
+"""Operators of a pass over several tokens, whose second and third input are weights."""
 
 Keeps = Literal["all", "plain", "none"]
 
@@ -62,9 +64,10 @@ def plan(
 ) -> dict[str, Scheme]:
     """The scheme of every weight that is quantized, by the name of its initializer.
 
-    Position tables, norms, biases and routers are not: they are small. Of the experts of a layer
-    both weights are, in the same groups, or none is. What the checkpoint stores in as few bits
-    keeps the scheme that it has there.
+    Position tables, norms, biases and routers are not: they are small. Nor are the weights of
+    recurrent cells where a node reads them, which has no form of few bits. Of the experts of a
+    layer both weights are, in the same groups, or none is. What the checkpoint stores in as few
+    bits keeps the scheme that it has there.
 
     Args:
         models: tidied graphs.
@@ -75,7 +78,14 @@ def plan(
         OptionError: a pattern of `exclude` matches no weight, or no groups divide the rows of
             experts.
     """
-    matrices = {name: shape for model in models for name, shape in _matrices(model.graph)}
+    models = list(models)
+    of_cells = {name for model in models for name in _of_cells(model.graph)}
+    matrices = {
+        name: shape
+        for model in models
+        for name, shape in _matrices(model.graph)
+        if name not in of_cells
+    }
     experts = {names: widths for model in models for names, widths in _experts(model.graph)}
     names = [*matrices, *(name for both in experts for name in both)]
     unmatched = [
@@ -228,6 +238,18 @@ def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             continue
         if ids.is_graph_input() and ids.name in (IDS, TARGET_IDS):
             yield table.name, static_shape(table)
+
+
+def _of_cells(graph: ir.Graph) -> Iterator[str]:
+    """Weights of the nodes of recurrent cells, which read them in another order of rows."""
+    ahead = [value for node in graph if node.op_type in CELLS for value in node.inputs[1:3]]
+    while ahead:
+        value = ahead.pop()
+        maker = None if value is None else value.producer()
+        if maker is not None:
+            ahead += maker.inputs
+        elif value is not None and value.name:
+            yield value.name
 
 
 def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:

@@ -11,14 +11,16 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.options import Via
 from ortolan.export.source.family import open_family, open_model
 from ortolan.export.source.module import open_module
+from ortolan.export.source.recurrent import open_recurrent, open_recurrent_model
 from ortolan.export.source.transformers import open_transformers
 from ortolan.export.source.transformers.keys import unread_keys
 from ortolan.export.source.transformers.skeleton import INSTALL, is_installed, knows
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ortolan.modeling.checkpoint.folder import read_config, unknown_keys
-from ortolan.modeling.config import ModelConfig
+from ortolan.modeling.config import ModelConfig, RecurrentConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import FAMILIES, unknown_family
+from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.models.stack import TransformerModel
 
 __all__ = ["Source", "open_exportable", "unknown_keys_of", "way_of"]
@@ -51,14 +53,21 @@ def open_exportable(
     """
     if isinstance(source, nn.Module):
         _refuse_options(accept_unknown, via, adapter)
-        own = isinstance(source, TransformerModel)
-        open_live: Callable[..., Exportable] = open_model if own else open_module
+        open_live: Callable[..., Exportable] = open_module
+        if isinstance(source, RecurrentModel):
+            open_live = open_recurrent_model
+        elif isinstance(source, TransformerModel):
+            open_live = open_model
         return open_live(source, tokenizer=tokenizer, max_context=max_context)
     checkpoint = open_checkpoint(source, adapter=adapter)
     by_family = way_of(checkpoint, via) == "family"
     if by_family and via is None:
         _check_family_reads(checkpoint, accept_unknown)
-    open_published: Callable[..., Exportable] = open_family if by_family else open_transformers
+    open_published: Callable[..., Exportable] = open_transformers
+    if by_family:
+        config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+        is_recurrent = isinstance(config, RecurrentConfig)
+        open_published = open_recurrent if is_recurrent else open_family
     return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )

@@ -130,6 +130,7 @@ def open_empty(
         tokenizer=tokenizer_of(companions, carried.vocab_size),
         takes=None,
         gives=None,
+        takes_one=carried.takes_one,
     )
 
 
@@ -159,6 +160,7 @@ def _cached(module: nn.Module, carried: Carried, ids: Tensor) -> Sequence[LayerC
         {layer: _empty(spec, tokens) for layer, spec in carried.layers.items()},
         {name: torch.zeros(1, *shape) for name, shape in carried.kept.items()},
         torch.tensor([[tokens - 1]]),
+        {name: torch.zeros(1, tokens, width) for name, width in carried.extended.items()},
     )
     module(ids[None], state)
     return [state.presents[layer] for layer in carried.layers]

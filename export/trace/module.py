@@ -6,7 +6,7 @@ Shape letters: B batch, S new tokens, R requested positions, V vocabulary.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 import torch
@@ -33,13 +33,17 @@ class Carried:
 
     Attributes:
         layers: the attention of each layer that has keys, by its number.
+        extended: channels of what else grows by every token, by name.
         kept: the shape of what is kept for one text, by name.
         vocab_size: of its logits.
+        takes_one: it reads its tokens one by one.
     """
 
     layers: Mapping[int, AttentionConfig]
+    extended: Mapping[str, int]
     kept: Mapping[str, tuple[int, ...]]
     vocab_size: int
+    takes_one: bool
 
     def states(self, dtype: StateType) -> tuple[State, ...]:
         """As the manifest lists them."""
@@ -59,18 +63,22 @@ class Carried:
                 names, [spec for spec in self.layers.values() for _ in range(2)], strict=True
             )
         ]
-        replaced = [
+        others: list[tuple[str, tuple[int | str, ...], Literal["append", "replace"]]] = [
+            *((name, ("capacity", width), "append") for name, width in self.extended.items()),
+            *((name, shape, "replace") for name, shape in self.kept.items()),
+        ]
+        named = [
             State(
                 name=name,
                 input=f"past.{name}",
                 output=f"{PRESENT}.{name}",
                 shape=("batch", *shape),
                 dtype=dtype,
-                update="replace",
+                update=update,
             )
-            for name, shape in self.kept.items()
+            for name, shape, update in others
         ]
-        return (*appended, *replaced)
+        return (*appended, *named)
 
 
 class _ModuleGraph(Entry):
@@ -87,24 +95,26 @@ class _ModuleGraph(Entry):
         total: Tensor,
         logit_positions: Tensor,
         states: Sequence[Tensor],
-    ) -> tuple[Tensor, list[LayerCache], list[Tensor]]:
-        layers = self.carried.layers
-        buffers, memory = states[: 2 * len(layers)], states[2 * len(layers) :]
-        pairs = map(LayerCache, buffers[::2], buffers[1::2])
-        seen = seen_of(total, buffers[0].shape[2]) if buffers else None
+    ) -> tuple[Tensor, list[LayerCache], list[Tensor], list[Tensor]]:
+        carried, given = self.carried, iter(states)
+        caches = {layer: LayerCache(next(given), next(given)) for layer in carried.layers}
+        sequences = {name: next(given) for name in carried.extended}
+        growing = caches or sequences
         state = CachedState(
-            StepLengths(seqlens_k, total, seen),
-            dict(zip(layers, pairs, strict=True)),
-            dict(zip(self.carried.kept, memory, strict=True)),
+            StepLengths(seqlens_k, total, seen_of(total, states[0].shape[-2]) if growing else None),
+            caches,
+            dict(zip(carried.kept, given, strict=True)),
             logit_positions,
+            sequences,
         )
         logits = self.model(input_ids, state)
         if not state.has_selected:
             logits = select(logits, logit_positions)
         return (
             logits.float(),
-            [state.presents[layer] for layer in self.carried.layers],
-            [state.kept[name] for name in self.carried.kept],
+            [state.presents[layer] for layer in carried.layers],
+            [state.extended[name] for name in carried.extended],
+            [state.kept[name] for name in carried.kept],
         )
 
 
@@ -126,15 +136,17 @@ def find_carried(module: nn.Module) -> Carried:
         raise ConfigError(
             f"module: expected {expected}, got {got}. Return one tensor (B, S, V) from forward."
         )
-    if not state.layers and not state.kept:
+    if not state.layers and not state.kept and not state.extended:
         raise ConfigError(
-            "module: expected attention through state.attend, or a state through state.keep, got "
-            "neither. What it computes from other tokens cannot be continued."
+            "module: expected attention through state.attend, or a state through state.keep or "
+            "state.extend, got none. What it computes from other tokens cannot be continued."
         )
     return Carried(
         layers=dict(state.layers),
+        extended={name: shape[-1] for name, shape in state.extended.items()},
         kept={name: shape[1:] for name, shape in state.kept.items()},
         vocab_size=int(logits.shape[-1]),
+        takes_one=state.takes_one,
     )
 
 
@@ -182,35 +194,45 @@ def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Si
         for spec in carried.layers.values()
         for _ in range(2)
     ]
+    sequences = [
+        torch.zeros(batch, capacity, width, dtype=dtype) for width in carried.extended.values()
+    ]
     memory = [torch.zeros(batch, *shape, dtype=dtype) for shape in carried.kept.values()]
     length: dict[int, str] = {} if sequence else {1: "sequence"}
     rows: dict[int, str] = {} if sequence else {1: "rows"}
-    buffer = {0: "batch", 2: "capacity"}
-    layers = len(carried.layers)
+    layers, named = len(carried.layers), [*carried.extended, *carried.kept]
     return Signature(
         arguments=(
             torch.zeros(batch, new_tokens, dtype=torch.int64),
             torch.zeros(batch, dtype=torch.int32),
             torch.zeros((), dtype=torch.int32),
             torch.zeros(batch, sequence or 3, dtype=torch.int64),
-            [*cache, *memory],  # together: an empty list would leave every axis without a name
+            [
+                *cache,
+                *sequences,
+                *memory,
+            ],  # together: an empty list would leave every axis without a name
         ),
         axes=(
             {0: "batch", **length},
             {0: "batch"},
             {},
             {0: "batch", **rows},
-            [*(buffer for _ in cache), *({0: "batch"} for _ in memory)],
+            [
+                *({0: "batch", 2: "capacity"} for _ in cache),
+                *({0: "batch", 1: "capacity"} for _ in sequences),
+                *({0: "batch"} for _ in memory),
+            ],
         ),
         inputs=[
             *STEP_INPUTS,
             *state_names(PAST, layers),
-            *(f"past.{name}" for name in carried.kept),
+            *(f"past.{name}" for name in named),
         ],
         outputs=[
             LOGITS,
             *state_names(PRESENT, layers),
-            *(f"{PRESENT}.{name}" for name in carried.kept),
+            *(f"{PRESENT}.{name}" for name in named),
         ],
     )
 

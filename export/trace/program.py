@@ -22,8 +22,8 @@ from ortolan.export.trace.repeat import UnlikeBlocksError, repeat
 from ortolan.export.trace.shorten import mark, shorten
 from ortolan.export.values import share_initializer
 from ortolan.modeling.config import ModelConfig
+from ortolan.modeling.models.building import build
 from ortolan.modeling.models.stack import TransformerModel
-from ortolan.modeling.models.transformer import build
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -81,14 +81,14 @@ def trace(
     with FakeTensorMode():
         whole = signature(config)
         if blocks.repeat:
-            model = _model(short, dtype)
+            model = model_in(short, dtype)
             mark(model, blocks)
             traced = trace_entry(entry(model), signature(short), model.tied)
             # Slower, and the same graph: the model is traced whole instead.
             with contextlib.suppress(UnlikeBlocksError):
                 repeat(traced, blocks, inputs=whole.inputs, outputs=whole.outputs)
                 return traced
-        model = _model(config, dtype)
+        model = model_in(config, dtype)
         return trace_entry(entry(model), whole, model.tied)
 
 
@@ -142,7 +142,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _model(config: ModelConfig, dtype: torch.dtype) -> TransformerModel:
+def model_in(config: ModelConfig, dtype: torch.dtype) -> TransformerModel:
     """A model in `dtype`. `Module.to` cannot swap fake parameters, so it is born in it."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config.recurrent import CellKind
+from ortolan.modeling.layers.cell_nodes import pass_over
+from ortolan.modeling.layers.sizes import is_one
 
 States = tuple[Tensor, ...]
 """What a cell carries, `(B, H)` each; the first is its output."""
@@ -87,7 +89,13 @@ class RecurrentCell(nn.Module):
             nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)
 
     def forward(self, x_BSI: Tensor, states: States) -> tuple[Tensor, States]:
-        """Read some tokens: `(B, S, I)` to the output after each, `(B, S, H)`, and the states."""
+        """Read some tokens: `(B, S, I)` to the output after each, `(B, S, H)`, and the states.
+
+        While `torch.onnx.export` traces, several tokens are one node.
+        """
+        if torch.onnx.is_in_onnx_export() and not is_one(x_BSI.shape[1]):
+            weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+            return pass_over(self.kind, x_BSI, weights, states)
         outputs = []
         for x_BG in F.linear(x_BSI, self.weight_ih, self.bias_ih).unbind(1):
             states = self._next(x_BG, states)

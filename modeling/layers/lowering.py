@@ -173,11 +173,11 @@ def join_channels(x: Tensor) -> Tensor:
 
 
 def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
-    """A buffer `(B, K, C, D)` with `(B, K, S, D)` written from slots `start`, int64 `(B,)`."""
+    """A buffer `(B, ..., C, D)` with `(B, ..., S, D)` written from slots `start`, int64 `(B,)`."""
     return torch.onnx.ops.symbolic(
         "TensorScatter",
         (past, new, start),
-        {"axis": 2},
+        {"axis": past.dim() - 2},
         dtype=past.dtype,
         shape=tuple(past.shape),
         version=OPSET,

@@ -43,6 +43,7 @@ __all__ = [
     "cross_attention",
     "cross_attention_weights",
     "cross_states",
+    "extended",
     "over_heads",
     "shared_attention",
     "softplus",
@@ -176,7 +177,7 @@ def cached_attention(
         q_BHSD = rotate(q_BHSD, angles_B1SR)
         k_BKSD = rotate(k_BKSD, angles_B1SR)
     present = LayerCache(
-        _extended(past.key, k_BKSD, positions_BS), _extended(past.value, v_BKSU, positions_BS)
+        extended(past.key, k_BKSD, positions_BS), extended(past.value, v_BKSU, positions_BS)
     )
     reach = step.reach(past.key.shape[2])
     k_BKTD, v_BKTU = (buffer[:, :, :reach] for buffer in present)
@@ -364,12 +365,12 @@ def _bias(qkv: Tensor | Heads, relative: Relative | None, spec: AttentionConfig)
     return add(relative.bias, added)
 
 
-def _extended(past_BKCD: Tensor, new_BKSD: Tensor, positions_BS: Tensor) -> Tensor:
-    """A buffer with new rows at their positions."""
+def extended(past: Tensor, new: Tensor, positions_BS: Tensor) -> Tensor:
+    """A buffer `(B, ..., C, D)` with `(B, ..., S, D)` at their positions."""
     if torch.onnx.is_in_onnx_export():
-        return lowering.scatter(past_BKCD, new_BKSD, positions_BS[:, 0])
-    slots = positions_BS[:, None, :, None]
-    return past_BKCD.scatter(2, slots.expand_as(new_BKSD), new_BKSD)
+        return lowering.scatter(past, new, positions_BS[:, 0])
+    slots = positions_BS.reshape(positions_BS.shape[0], *[1] * (past.dim() - 3), -1, 1)
+    return past.scatter(-2, slots.expand_as(new), new)
 
 
 def _joined(out_BHSU: Tensor) -> Tensor:

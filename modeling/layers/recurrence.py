@@ -41,6 +41,14 @@ class Recurrence(NamedTuple):
     rate: Tensor | None = None
     scale: float = 1.0
 
+    def turned(self) -> "Recurrence":
+        """The same with heads in the place of tokens, and tokens in that of heads."""
+        query, key, value = (each.transpose(1, 2) for each in self[:3])
+        decay, rate = (
+            None if gate is None else gate.transpose(1, 2) for gate in (self.decay, self.rate)
+        )
+        return Recurrence(query, key, value, decay, rate, self.scale)
+
 
 def recur(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
     """Continue a recurrence by some tokens; one node while `torch.onnx.export` traces.

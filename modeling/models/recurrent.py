@@ -112,7 +112,7 @@ class RecurrentModel(TransformerModel):
             ),
         )
         outputs = []
-        for x_BE in x_BSE.unbind(1):
+        for x_BE in state.tokens(x_BSE):
             out_BX, carry = self.machine_step(x_BE, carry)
             outputs.append(out_BX)
         for number, cell in enumerate(self.layers):

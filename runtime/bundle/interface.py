@@ -4,12 +4,13 @@ A role is a key of the manifest's `graphs`:
 
     decoder, prefill, decode   new tokens after those in a cache, and a source where there is one
     encoder                    whole texts or images at once
-    attention                  whole texts or images at once, to what attends to what
+    attention                  whole texts or images at once, to what attends to what; of a decoder
+                               that takes one token at a time, one token and its states
 """
 
 from collections.abc import Collection
 
-from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest
 from ortolan.runtime.errors import GraphError, ManifestError
 
@@ -66,7 +67,7 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
         return source
     if role == MAPS_ROLE:
         target = (TARGET_IDS if source else IDS,) if kind.has_decoder else ()
-        return (*source, *target)
+        return (*source, *target, *(state.input for state in manifest.carried_by_maps))
     lengths = (SOURCE_LENGTHS,) if source else ()
     return (*STEP_INPUTS, *lengths, *(state.input for state in manifest.states))
 
@@ -74,7 +75,10 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
 def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     """Names of what the graph of a role gives."""
     if role == MAPS_ROLE:
-        return manifest.attention_maps
+        return (
+            *manifest.attention_maps,
+            *(state.output for state in manifest.carried_by_maps),
+        )
     if role == ENCODER and not manifest.model_kind.has_decoder:
         return (OUTPUT,)
     states = [
@@ -117,10 +121,11 @@ def check_layout(manifest: Manifest) -> None:
             not begin with the batch.
     """
     for role, graph in manifest.graphs.items():
-        if graph.sequence is not None and (role, graph.sequence) != ("decode", 1):
+        takes_one = role in (DECODER, DECODE)
+        if graph.sequence is not None and not (takes_one and graph.sequence == 1):
             raise ManifestError(
                 f"{graph.file}: expected a {role} graph for any number of new tokens"
-                f"{' or for one' if role == 'decode' else ''}, got one for {graph.sequence}. "
+                f"{' or for one' if takes_one else ''}, got one for {graph.sequence}. "
                 "Export the checkpoint again."
             )
     decode, prefill = manifest.graphs.get("decode"), manifest.graphs.get("prefill")

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS, ModelKind, OutputKind
+from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, ModelKind, OutputKind
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.errors import BundleKindError
 
@@ -299,6 +299,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def output_kind(self) -> OutputKind:
         """What its outputs have in common; those of a decoder are logits."""
         return OUTPUTS["logits" if self.output is None else self.output.kind]
+
+    @property
+    def takes_one(self) -> bool:
+        """Whether no step takes more than one new token of each row (docs/adr/0026)."""
+        decoder = self.graphs.get(DECODER)
+        return decoder is not None and decoder.sequence == 1
+
+    @property
+    def carried_by_maps(self) -> tuple[State, ...]:
+        """The states of a graph of attention maps: those of a decoder that takes one token."""
+        return self.states if self.takes_one else ()
 
     def state_bytes(self, update: str) -> int:
         """Memory of one row in all states of that update, and of one token where they grow."""

@@ -42,7 +42,11 @@ _openers = 0
 
 
 def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
-    """Heads of the widest attention: as nodes say, or as many as a state has."""
+    """Heads of the widest attention: as nodes say, or as many as a state has.
+
+    A state of one vector a token is that of additive attention, which has as many numbers for each
+    pair of tokens as the vector has (docs/adr/0026).
+    """
     said = (
         int(node.attributes[name])
         for graph in graphs
@@ -56,7 +60,12 @@ def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
         for state in states
         if state.update == "append" and len(state.shape) > 1 and isinstance(state.shape[1], int)
     )
-    return max([1, *said, *held])
+    vectors = (
+        state.shape[2]
+        for state in states
+        if state.update == "append" and len(state.shape) == 3 and isinstance(state.shape[2], int)
+    )
+    return max([1, *said, *held, *vectors])
 
 
 def chunk_tokens(heads: int, length: int) -> int:

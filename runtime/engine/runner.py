@@ -12,6 +12,9 @@ number of rows, in another order than rows in pairs. So nothing is computed by o
 has an even number of rows, a part of a prompt an even number of tokens, of which the last may be a
 dummy that the next token overwrites, and logits are asked for an even number of positions.
 
+Some graphs take one token of each row at a time (docs/adr/0026). A chunk is then as many calls as
+it has tokens, each the same whatever was computed before or beside it.
+
 Shape letters: B rows of a step, S new tokens, R positions, V vocabulary.
 """
 
@@ -27,9 +30,8 @@ from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens
 from ortolan.runtime.engine.session import Engine, share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
-from ortolan.runtime.errors import NumericError
 
-__all__ = ["GRID", "Runner", "teacher_forced"]
+__all__ = ["GRID", "Runner"]
 
 GRID = 128
 """Tokens. Exact parts of prompts end at multiples of it, counted from the beginning of the row.
@@ -37,13 +39,16 @@ GRID = 128
 Where several prompts share these tokens, what was computed for one is what the others need.
 """
 
+TOGETHER = 16
+"""Most tokens of a part of a prompt where the graph takes one at a time: others wait that long."""
+
 WIDE = 32
 """Most tokens of a wide step: of more, each costs nearly what a step does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wide:
-    """A wide step that stays bound, and what it reads and writes."""
+class _Call:
+    """A call of one row that stays bound, and what it reads and writes."""
 
     run: Callable[[], None]
     ids: NDArray[np.int64]
@@ -96,7 +101,7 @@ class Runner:
         self._idle: list[int] = []
         self._covered = 0
         self._calls: dict[int, Callable[[], None]] = {}
-        self._wide_calls: dict[tuple[int, int], _Wide] = {}
+        self._row_calls: dict[tuple[int, int, int], _Call] = {}
 
     # --- a prompt ---------------------------------------------------------------------------------
 
@@ -123,12 +128,18 @@ class Runner:
             ContextLengthError: the row would be longer than the context; nothing has changed.
             ForkedError: the process was forked after the engine was made.
         """
+        if self._engine.manifest.takes_one:
+            if logits_RV is None:
+                logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
+            self._one_by_one(row, ids, positions, logits_RV)
+            return logits_RV
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
         computed, asked = [*ids], [*positions]
         if self._exact:
-            asked += asked[:1] * (len(asked) % 2)
             if not slots.replaces:  # a sum cannot forget a token
                 computed += [0] * (len(computed) % 2)
+            if len(computed) > 1 or self._engine.few_tokens > 1:
+                asked += asked[:1] * (len(asked) % 2)
         end = length + len(computed) - len(ids)
         # a total beyond the capacity would make the kernel give a longer buffer than the one bound
         self.reserve(end)
@@ -155,6 +166,22 @@ class Runner:
             logits_RV[...] = written
         return written
 
+    def _one_by_one(
+        self, row: int, ids: Sequence[int], positions: Sequence[int], logits_RV: NDArray[np.float32]
+    ) -> None:
+        """A chunk by a graph that takes one token at a time."""
+        lengths = self.slots.lengths
+        self.reserve(lengths[row] + len(ids))
+        self._engine.check_process()
+        for place, token in enumerate(ids):
+            self.slots.begin([row])
+            call = self._bound_call(row, 1)
+            call.ids[0, 0], call.last[0], call.total[()] = token, lengths[row], lengths[row] + 1
+            call.run()
+            lengths[row] += 1
+            self.slots.take_over([row])
+            logits_RV[np.equal(positions, place)] = call.logits[0, 0]
+
     def chunks(
         self, row: int, ids: Sequence[int], *, most: int = CHUNK
     ) -> Iterator[tuple[int, Sequence[int]]]:
@@ -173,6 +200,8 @@ class Runner:
         """Most new tokens that the next call of a row takes."""
         length = self.slots.lengths[row]
         most = min(self._chunk, chunk_tokens(self._engine.heads, length))
+        if self._engine.manifest.takes_one:
+            most = min(most, TOGETHER)
         # by place alone: never by what was asked for, or by how many texts there are
         return min(most - most % 2, self._chunk - length % self._chunk) if self._exact else most
 
@@ -220,7 +249,7 @@ class Runner:
         end = lengths[row] + size
         self.reserve(end)
         self._engine.check_process()
-        wide = self._wide_calls.get((row, size)) or self._bind_wide(row, size)
+        wide = self._bound_call(row, size)
         wide.ids[0, : len(tokens)] = tokens
         wide.ids[0, len(tokens) :] = 0
         wide.last[0], wide.total[()] = end - 1, end
@@ -229,15 +258,19 @@ class Runner:
         written: NDArray[np.float32] = wide.logits[0, : len(tokens)]
         return written
 
-    def _bind_wide(self, row: int, size: int) -> "_Wide":
+    def _bound_call(self, row: int, size: int) -> "_Call":
+        """A call of some tokens of a row, until the buffers change."""
+        key = (row, size, self.slots.turn)
+        if key in self._row_calls:
+            return self._row_calls[key]
         ids, last = np.zeros((1, size), np.int64), np.zeros(1, np.int32)
         total, positions = np.zeros((), np.int32), np.arange(size, dtype=np.int64)[None]
         logits = np.empty((1, size, self._engine.manifest.vocab_size), np.float32)
         session, rows = self._engine.session(size), slice(row, row + 1)
         run = self._bind(session, rows, ids, last, total, positions, logits)
-        wide = _Wide(run=run, ids=ids, last=last, total=total, logits=logits)
-        self._wide_calls[row, size] = wide
-        return wide
+        call = _Call(run=run, ids=ids, last=last, total=total, logits=logits)
+        self._row_calls[key] = call
+        return call
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -326,7 +359,7 @@ class Runner:
 
     def _unbind(self) -> None:
         self._calls.clear()
-        self._wide_calls.clear()
+        self._row_calls.clear()
 
     def _bind(
         self, session: Any, rows: slice, *feeds_and_logits: NDArray[Any]
@@ -351,25 +384,3 @@ class Runner:
             for state, values in zip(self._engine.source_states, source.states, strict=True):
                 binding.bind_ortvalue_input(state.input, share(values))
         return partial(session.run_with_iobinding, binding)
-
-
-def teacher_forced(runner: Runner, ids: Sequence[int]) -> NDArray[np.float32]:
-    """Append tokens to row 0, and compute the logits that follow each of them, `(S, V)`.
-
-    Raises:
-        ContextLengthError: the row would be longer than the context.
-        NumericError: the logits are not finite.
-        ForkedError: the process was forked after the engine was made.
-    """
-    runner.reserve(runner.slots.lengths[0] + len(ids))
-    logits_SV = np.empty((len(ids), runner.logits_BV.shape[1]), np.float32)
-    for start, part in runner.chunks(0, ids):
-        rows = logits_SV[start : start + len(part)]
-        runner.chunk(0, part, positions=range(len(part)), logits_RV=rows)
-        if not np.isfinite(rows.max(axis=-1)).all():
-            # a kernel may spread one over its whole call, so the position is not known
-            raise NumericError(
-                f"logits: expected finite ones, got others at positions {start} to "
-                f"{start + len(part) - 1}. Run `ortolan verify` on the bundle."
-            )
-    return logits_SV

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import LENGTHS, check_layout, check_names
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, check_layout, check_names
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph
 from ortolan.runtime.bundle.manifest_file import fingerprint
@@ -125,9 +125,10 @@ class Engine:
 
         Activations that are rounded by one scale for a whole call depend on what is in the call. A
         part that cannot be padded, since a state is replaced, may have an odd number of tokens.
+        Tokens that are computed one by one know of no part.
         """
         is_replaced = any(state.update == "replace" for state in self.manifest.states)
-        return is_replaced or _SCALED_CALL in self._operators
+        return not self.manifest.takes_one and (is_replaced or _SCALED_CALL in self._operators)
 
     @property
     def rows_multiple(self) -> int:
@@ -161,8 +162,10 @@ class Engine:
     @property
     def few_tokens(self) -> int:
         """Most new tokens of a row that the graph of steps takes."""
-        is_one = self._few is self._many
-        return self.manifest.context_length if is_one else self._many_from - 1
+        if self.manifest.takes_one:
+            return 1
+        is_same = self._few is self._many
+        return self.manifest.context_length if is_same else self._many_from - 1
 
     def session(self, new_tokens: int, *, rows_per_source: int = 1) -> Any:
         """The onnxruntime session for steps of that many new tokens in each row."""
@@ -230,7 +233,25 @@ class Engine:
                 opened = _open_session(self._bundle, MAPS_ROLE, self.threads, None)
                 # a new dictionary: a fork in another thread may be walking through the old one
                 self._sessions = {**self._sessions, MAPS_ROLE: opened}
-        return self._whole(MAPS_ROLE, inputs)
+        if not self.manifest.takes_one:
+            return self._whole(MAPS_ROLE, inputs)
+        return self._token_by_token(inputs[IDS])
+
+    def _token_by_token(self, ids_1S: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
+        """The maps of a text, of which the graph takes one token and the states before it."""
+        carried: dict[str, NDArray[Any]] = {
+            state.input: np.zeros(
+                [n if isinstance(n, int) else 1 for n in state.shape], state.dtype
+            )
+            for state in self.manifest.states
+        }
+        found: dict[str, list[NDArray[np.float32]]] = {}
+        for place in range(ids_1S.shape[1]):
+            given = self._whole(MAPS_ROLE, {IDS: ids_1S[:, place : place + 1], **carried})
+            carried = {state.input: given[state.output] for state in self.manifest.states}
+            for name in self.manifest.attention_maps:
+                found.setdefault(name, []).append(given[name])
+        return {name: np.concatenate(rows, axis=2) for name, rows in found.items()}
 
     def _whole(
         self, role: str, inputs: Mapping[str, NDArray[Any]]

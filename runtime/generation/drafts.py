@@ -116,18 +116,21 @@ def check_draft(draft: Draft, bundle: Bundle) -> None:
     """Refuse a draft that cannot guess for this bundle.
 
     Raises:
-        InputError: it is none, its model has another tokenizer, or the states of the bundle
+        InputError: it is none, its model has another tokenizer, or the states of one of the two
             cannot take a wrong guess back.
     """
     if not hasattr(draft, "begin"):
         raise InputError(
             f"draft: expected PromptLookup() or DraftModel(model), got {type(draft).__name__}."
         )
-    replaced = [state.name for state in bundle.manifest.states if state.update == "replace"]
-    if replaced:
+    bundles = (bundle, draft.model.bundle) if isinstance(draft, DraftModel) else (bundle,)
+    states = [state for each in bundles for state in each.manifest.states]
+    replaced = [state.name for state in states if state.update == "replace"]
+    if replaced or bundle.manifest.takes_one:
+        got = repr(replaced[0]) if replaced else "tokens that are taken one by one"
         raise InputError(
-            f"draft: expected states that grow, got {replaced[0]!r}, which cannot take a wrong "
-            "guess back. Generate without a draft."
+            f"draft: expected states that grow, got {got}, which cannot take a wrong "
+            "guess back. Generate without a draft, or choose another model to guess."
         )
     if isinstance(draft, DraftModel):
         small = draft.model.bundle

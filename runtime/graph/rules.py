@@ -65,6 +65,14 @@ _ATTENTION = frozenset(
     }
 )
 
+_CELLS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
+    "ai.onnx::RNN": (6, 2, {}),
+    "ai.onnx::GRU": (6, 2, {"linear_before_reset": 1}),
+    "ai.onnx::LSTM": (7, 3, {}),
+}
+"""Of the recurrent operators the one form that ortolan writes: inputs, of which the fifth is left
+out, outputs at most, and attributes besides the width."""
+
 _HEAD_COUNTS = ("num_heads", "kv_num_heads", "q_num_heads")
 
 _ATTRIBUTE_FLOAT, _ATTRIBUTE_INT = 1, 2
@@ -184,6 +192,8 @@ def _check_node(node: Any) -> None:
             name = text(attribute.name)
             raise RefusedError(f"32 bits for {name!r} of {operator}", f"{attribute.i}")
     _check_kernel_traps(operator, node)
+    if operator in _CELLS:
+        _check_cell(operator, node)
 
 
 def _check_kernel_traps(operator: str, node: Any) -> None:
@@ -202,6 +212,25 @@ def _check_kernel_traps(operator: str, node: Any) -> None:
         raise RefusedError(f"num_outputs of {operator} to be {outputs}", "another number")
     if operator == "ai.onnx::Einsum" and b"" in node.input:
         raise RefusedError(f"all inputs of {operator}", "one left out")
+
+
+def _check_cell(operator: str, node: Any) -> None:
+    """Refuse other forms of a recurrent operator: their kernels index by what they are told."""
+    inputs, outputs, flags = _CELLS[operator]
+    given = [number for number, name in enumerate(node.input) if name]
+    expected = [number for number in range(inputs) if number != 4]
+    if given != expected or len(node.input) != inputs or len(node.output) > outputs:
+        raise RefusedError(
+            f"{inputs} inputs of {operator} but the fifth, and at most {outputs} outputs", "others"
+        )
+    told = {text(a.name): a.i for a in node.attribute if a.type == _ATTRIBUTE_INT}
+    width = told.pop("hidden_size", 0)
+    if not 1 <= width <= limits.MAX_CELL_WIDTH:
+        raise RefusedError(
+            f"a hidden_size of {operator} from 1 to {limits.MAX_CELL_WIDTH}", f"{width}"
+        )
+    if told != flags or len(node.attribute) != 1 + len(flags):
+        raise RefusedError(f"hidden_size and {dict(flags)} alone in {operator}", "other attributes")
 
 
 def _attention(node: Any) -> AttentionNode:

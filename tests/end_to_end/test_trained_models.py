@@ -7,14 +7,18 @@ from typing import Literal
 import msgspec
 import numpy as np
 import pytest
+import torch
 from sacrebleu import corpus_bleu
 
+import copying.data
 import digits.data
 import numerals.data
 import ortolan
+import sorting.data
+from ortolan.modeling import TransformerModel, load
 from ortolan.modeling.training.data import LabelledTexts, read_data
 from ortolan.modeling.training.recipe import read_recipe
-from ortolan.runtime import Encoder, Seq2Seq
+from ortolan.runtime import Decoder, Encoder, Seq2Seq
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -56,3 +60,23 @@ def test_snippets_are_named_by_their_package(tmp_path: Path) -> None:
     # Three standard deviations of a quarter of them.
     leeway = 3 * (0.25 / len(right)) ** 0.5
     assert np.mean(right) == pytest.approx(card["held_out_accuracy"], abs=leeway)
+
+
+@pytest.mark.parametrize("task", ["copying", "sorting"])
+@pytest.mark.parametrize("kind", ["attentive-rnn", "ntm", "transformer"])
+def test_prompts_are_answered_as_in_torch(task: str, kind: str, tmp_path: Path) -> None:
+    folder = MODELS / task / kind
+    ortolan.export(folder, tmp_path / "bundle")
+    bundle, model = ortolan.load(tmp_path / "bundle", Decoder), load(folder, TransformerModel)
+    read = {"copying": copying.data.read, "sorting": sorting.data.read}[task]
+    card = msgspec.json.decode((folder / "training.json").read_bytes())
+    for name, pairs in read(texts=1, held_out=30).held_out.items():
+        done = bundle.generate([prompt for prompt, _ in pairs])
+        right = [each.text == answer for each, (_, answer) in zip(done, pairs, strict=True)]
+        for (prompt, answer), is_right in zip(pairs, right, strict=True):
+            ids = bundle.tokenizer.encode(f"{prompt} {answer}") if bundle.tokenizer else []
+            answered = [*ids[-len(answer.split()) :], *bundle.manifest.tokens.eos]
+            with torch.inference_mode():
+                likeliest = model(torch.tensor([ids]))[0, -len(answered) :].argmax(-1)
+            assert (likeliest.tolist() == answered) == is_right, prompt
+        assert np.mean(right) == pytest.approx(card[f"held_out_{name}_accuracy"], abs=0.2)

@@ -1,12 +1,14 @@
 """The copying and the sorting models: their data, and what the trained ones answer."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 import copying.data
+import copying.pictures
 import sorting.data
 from ortolan.modeling import TransformerModel, load
 from ortolan.modeling.training import Answers, Pair
@@ -15,7 +17,11 @@ from ortolan.modeling.training.tasks.answering import AnsweringTask, right_share
 
 MODELS = Path(__file__).parents[2] / "models"
 
-TRAINED = [("copying", "attentive-rnn"), ("copying", "transformer")]
+TRAINED = [
+    (task, kind)
+    for task in ("copying", "sorting")
+    for kind in ("attentive-rnn", "ntm", "transformer")
+]
 
 
 def symbols_of(text: str) -> list[str]:
@@ -61,7 +67,7 @@ def test_data_is_the_same_again_and_no_long_text_is_held_out_and_learned(task: s
 def answering_task(task: str, kind: str) -> AnsweringTask:
     recipe = read_recipe(MODELS / task / kind / "recipe.toml")
     assert isinstance(recipe.task, Answering)
-    recipe.data.update({"texts": 300, "held_out": 60})
+    recipe.data.update({"texts": 300, "held_out": 30})
     return AnsweringTask(recipe, recipe.task, MODELS / task / kind)
 
 
@@ -78,3 +84,28 @@ def test_a_trained_model_answers_as_its_figures_say(task: str, kind: str) -> Non
     for name, texts in made.held_out.items():
         share = figures[f"held_out_{name}_accuracy"]
         assert right_share(module, texts) == pytest.approx(share, abs=0.15)
+
+
+def test_the_machine_copies_without_an_error_at_trained_lengths() -> None:
+    figures = json.loads((MODELS / "copying" / "ntm" / "training.json").read_text())
+    assert figures["held_out_copy_trained_accuracy"] == 1
+
+
+def test_the_machine_reads_slot_after_slot_what_it_wrote_slot_after_slot() -> None:
+    prompt = "copy c a f e b a d |"
+    write, read = copying.pictures.addressing_panels(prompt)
+    assert list(write.keys) == [*prompt.split(), *symbols_of(prompt)]
+    slots = len(read.queries)
+    written = write.shares.argmax(0)[1:8].tolist()
+    answered = read.shares.argmax(0)[8:15].tolist()
+    assert written == answered
+    assert {(after - before) % slots for before, after in pairwise(answered)} in ({1}, {slots - 1})
+
+
+def test_the_network_with_attention_sees_the_symbols_one_after_the_other() -> None:
+    prompt = "copy c a f e b d |"
+    panel = copying.pictures.attention_panel(prompt)
+    assert panel.shares.shape == (len(panel.queries), len(panel.keys))
+    seen = panel.shares[7:13].argmax(1).tolist()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3

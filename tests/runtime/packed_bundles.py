@@ -31,15 +31,17 @@ BITS = 4
 def write(
     folder: Path, kind: str, *, seed: int = 0, group: int = 32, has_text: bool = False
 ) -> Bundle:
-    """Write a bundle: `fp32`, `split`, `recurrent`, `int4`, `int4-split` or `int8-prefill`.
+    """Write a bundle: `fp32`, `split`, `recurrent`, `recurrent-split`, `by-token`, `int4`,
+    `int4-split`, `int4-by-token` or `int8-prefill`.
 
-    The last one has products in 4 bits too, for steps. Groups of more than 32 weights are longer
-    than a row of the embedding, which stays float.
+    Those by token are recurrent. The last one has products in 4 bits too, for steps. Groups of more
+    than 32 weights are longer than a row of the embedding, which stays float.
     """
     write_bundle(
         folder,
         split=kind.endswith("split") or kind == "int8-prefill",
-        recurrent=kind == "recurrent",
+        recurrent=kind.startswith("recurrent") or kind.endswith("by-token"),
+        takes_one=kind.endswith("by-token"),
         seed=seed,
         tokenizer=tokenizer_json() if has_text else None,
         tokens=Tokens(bos=BOS, eos=(EOS,)) if has_text else None,

@@ -58,6 +58,7 @@ def write_bundle(
     *,
     split: bool = False,
     recurrent: bool = False,
+    takes_one: bool = False,
     poisoned: int | None = None,
     context_length: int = CONTEXT,
     tokens: Tokens | None = None,
@@ -77,13 +78,12 @@ def write_bundle(
     weights = random_weights(seed, context_length)
     reference, sound = _certificate(weights, recurrent=recurrent), dict(weights)
     if poisoned is not None:
-        weights["embedding"] = weights["embedding"].copy()
-        weights["embedding"][poisoned] = np.nan
+        weights |= {"embedding": _poisoned(weights["embedding"], poisoned)}
     blob, places = _pack(weights)
     blob_name = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
-    graphs = {"prefill": None, "decode": 1} if split else {"decoder": None}
-    named = {} if tokenizer is None else {"tokenizer.json": tokenizer}
-    contents = {blob_name: blob, **others, **named}
+    graphs = {"prefill": None, "decode": 1} if split else {"decoder": 1 if takes_one else None}
+    contents = {blob_name: blob, **others}
+    contents |= {} if tokenizer is None else {"tokenizer.json": tokenizer}
     for role, sequence in graphs.items():
         graph = _graph(weights, places, blob_name, sequence=sequence, recurrent=recurrent)
         contents[f"{role}.onnx"] = _model(graph).SerializeToString(deterministic=True)
@@ -113,6 +113,12 @@ def write_bundle(
     )
     (folder / "manifest.json").write_bytes(encode(manifest))
     return TinyDecoder(path=folder, weights=weights, recurrent=recurrent)
+
+
+def _poisoned(embedding: NDArray[np.float32], token: int) -> NDArray[np.float32]:
+    changed = embedding.copy()
+    changed[token] = np.nan
+    return changed
 
 
 def _files(contents: dict[str, bytes]) -> tuple[File, ...]:

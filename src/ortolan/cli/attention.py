@@ -38,9 +38,9 @@ def _numbers(
 @click.option("--mean", is_flag=True, help="One map per layer, the mean of its heads.")
 @click.option(
     "--kind",
-    type=click.Choice(["self", "cross"]),
-    help="self: among the tokens of a text; cross: from target to source. By default cross where "
-    "there is one.",
+    type=click.Choice(["self", "cross", "read", "write"]),
+    help="self: among the tokens of a text; cross: from target to source, the default where there "
+    "is one; read, write: the slots of a memory, both by default.",
 )
 @options.threads
 def command(

@@ -65,15 +65,16 @@ def choose(
         InputError: there is no such layer, head or kind.
     """
     kinds = {name.rpartition(".")[2] for name in found.maps}
-    wanted = kind or ("cross" if "cross" in kinds else "self")
-    if wanted not in kinds:
-        raise InputError(f"kind: expected {' or '.join(sorted(kinds))}, got {wanted}.")
-    names = [name for name in found.maps if name.endswith(f".{wanted}")]
+    # a machine reads and writes the same slots: one below the other
+    wanted = {kind} if kind else {"cross"} & kinds or {"read", "write"} & kinds or {"self"}
+    if not wanted <= kinds:
+        raise InputError(f"kind: expected {' or '.join(sorted(kinds))}, got {kind}.")
+    names = [name for name in found.maps if name.rpartition(".")[2] in wanted]
     known = sorted({int(name.split(".")[1]) for name in names})
     _check("layers", layers, known)
     panels = []
     for name in names:
-        side, layer, _ = name.split(".")
+        side, layer, of = name.split(".")
         if layers is not None and int(layer) not in layers:
             continue
         maps_HQK = found.maps[name]
@@ -85,7 +86,7 @@ def choose(
         panels += [
             Panel(
                 row=name,
-                title=f"{side} layer {layer}, {title}",
+                title=f"{side} layer {layer}, {f'{of} ' if of in ('read', 'write') else ''}{title}",
                 shares=shares,
                 queries=found.queries[name],
                 keys=found.keys[name],

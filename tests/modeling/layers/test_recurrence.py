@@ -35,8 +35,7 @@ def random(name: str, *, scale: float = 0.5) -> Recurrence:
 
 def recur(given: Recurrence, state: Tensor) -> tuple[Tensor, Tensor]:
     """With heads before tokens, as `State.recur` has them."""
-    turned = (each.transpose(1, 2) if isinstance(each, Tensor) else each for each in given)
-    out, after = recur_in_time(Recurrence(*turned), state)  # type: ignore[arg-type]
+    out, after = recur_in_time(given.turned(), state)
     return out.transpose(1, 2), after
 
 

@@ -18,7 +18,7 @@ def tried(path: Path, kind: str) -> ExactReport | None:
     return check_exact(Engine(bundle, threads=1), read(bundle))
 
 
-@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "by-token", "int4", "int8-prefill"])
 def test_texts_are_the_same_alone_and_among_others(tmp_path: Path, kind: str) -> None:
     assert tried(tmp_path, kind) == ExactReport(comparisons=14, different=())
 

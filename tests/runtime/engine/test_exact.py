@@ -13,6 +13,16 @@ from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.runner import GRID, Runner
 from ortolan.runtime.engine.session import Engine
 
+KINDS = (
+    "fp32",
+    "recurrent",
+    "recurrent-split",
+    "by-token",
+    "int4",
+    "int4-by-token",
+    "int8-prefill",
+)
+
 
 def random_ids(count: int, seed: int = 0) -> list[int]:
     chosen: list[int] = np.random.default_rng(seed).integers(0, VOCABULARY, count).tolist()
@@ -22,11 +32,10 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
     folder = tmp_path_factory.mktemp("exact")
-    kinds = ("fp32", "recurrent", "int4", "int8-prefill")
     # groups of more than 32: kernels for an odd last row add up otherwise
     return {
         kind: Engine(packed_bundles.write(folder / kind, kind, group=64), threads=1)
-        for kind in kinds
+        for kind in KINDS
     }
 
 
@@ -55,7 +64,7 @@ def test_exact_parts_give_what_the_whole_gives_wherever_they_are_cut(
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 301])
 def test_exact_prompts_are_cut_by_place_whatever_came_before(
     exact: dict[str, Engine], kind: str, count: int

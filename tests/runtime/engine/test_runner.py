@@ -12,12 +12,13 @@ from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, TinyDecoder, assert_
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import State
-from ortolan.runtime.engine.runner import Runner, teacher_forced
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Buffer, Slots
+from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import ContextLengthError, NumericError
 
-KINDS = ("unified", "split", "recurrent")
+KINDS = ("unified", "split", "recurrent", "by-token")
 
 Tiny = dict[str, tuple[TinyDecoder, Engine]]
 
@@ -31,6 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         "unified": write_bundle(folder / "unified"),
         "split": write_bundle(folder / "split", split=True),
         "recurrent": write_bundle(folder / "recurrent", recurrent=True),
+        "by-token": write_bundle(folder / "by-token", recurrent=True, takes_one=True),
     }
     return {kind: (tiny, Engine(open_bundle(tiny.path))) for kind, tiny in bundles.items()}
 

@@ -74,6 +74,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
     bundles = {
         "fp32": write_bundle(folder / "fp32").path,
         "recurrent": write_bundle(folder / "recurrent", recurrent=True).path,
+        "by-token": packed_bundles.write(folder / "by-token", "by-token").path,
         # its kernel takes rows in pairs
         "int4": packed_bundles.write(folder / "int4", "int4", group=64).path,
         "int8-prefill": packed_bundles.write(folder / "int8", "int8-prefill", group=64).path,
@@ -144,7 +145,7 @@ texts = st.builds(
 )
 
 
-@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "by-token", "int4", "int8-prefill"])
 def test_texts_that_join_and_leave_at_any_time_give_what_they_give_alone(
     engines: dict[str, Engine], alone: Callable[[str, Asked], RecordedText], kind: str
 ) -> None:
@@ -222,7 +223,7 @@ def test_more_texts_than_slots_are_served_in_turn(
         assert_same(text, alone("fp32", text.asked))
 
 
-@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "by-token", "int4", "int8-prefill"])
 @pytest.mark.parametrize("rounds", [0, 1, 2, 3, 6])
 def test_a_suspended_text_goes_on_as_if_nothing_had_happened(
     engines: dict[str, Engine],
@@ -262,7 +263,7 @@ def test_a_suspended_text_can_be_cancelled(engines: dict[str, Engine]) -> None:
     assert len(high.completion().tokens) == 9
 
 
-@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "by-token", "int4", "int8-prefill"])
 def test_a_prompt_with_a_known_beginning_gives_what_it_gives_without(
     engines: dict[str, Engine], alone: Callable[[str, Asked], RecordedText], kind: str
 ) -> None:

@@ -46,6 +46,12 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return load(write_bundle(folder, recurrent=True).path, Decoder)
 
 
+@pytest.fixture(scope="module")
+def by_token(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    folder = tmp_path_factory.mktemp("sequence") / "by-token"
+    return load(write_bundle(folder, recurrent=True, takes_one=True).path, Decoder)
+
+
 @settings(max_examples=10, deadline=None)
 @given(parts=st.lists(st.lists(ids, min_size=1, max_size=12), min_size=1, max_size=5))
 def test_parts_give_what_the_reference_gives_for_the_whole(
@@ -126,7 +132,7 @@ def test_arrays_of_ids_are_taken(model: Decoder) -> None:
     assert one.tokens == (3, 4)
 
 
-@pytest.mark.parametrize("kind", ["model", "recurrent"])
+@pytest.mark.parametrize("kind", ["model", "recurrent", "by_token"])
 @pytest.mark.parametrize("count", [1, 30, 1040])
 def test_an_error_inside_leaves_the_sequence_as_it_was(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
@@ -242,7 +248,7 @@ def test_a_closed_sequence_is_refused_and_closing_twice_is_not(model: Decoder) -
 # --- snapshots ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["model", "recurrent"])
+@pytest.mark.parametrize("kind", ["model", "recurrent", "by_token"])
 def test_a_restored_and_a_forked_sequence_go_on_as_the_first_one(
     request: pytest.FixtureRequest, kind: str
 ) -> None:

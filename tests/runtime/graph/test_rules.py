@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx
@@ -345,3 +346,48 @@ def test_onnx_and_torch_stay_off_the_device() -> None:
     )
 
     assert done.stdout.strip() == "set()"
+
+
+CELL = ["x", "w", "r", "b", "", "h", "c"]
+
+
+def cell_of(operator: str, inputs: list[str], outputs: int, **attributes: Any) -> Change:
+    def change(model: ModelProto) -> None:
+        names = [f"cell{number}" for number in range(outputs)]
+        model.graph.node.append(helper.make_node(operator, inputs, names, **attributes))
+
+    return change
+
+
+def test_cells_are_accepted_as_they_are_written() -> None:
+    forms: list[tuple[str, int, int, dict[str, Any]]] = [
+        ("RNN", 6, 2, {}),
+        ("GRU", 6, 2, {"linear_before_reset": 1}),
+        ("LSTM", 7, 3, {}),
+    ]
+    for operator, count, outputs, flags in forms:
+        checked(changed(cell_of(operator, CELL[:count], outputs, hidden_size=4, **flags)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        cell_of("LSTM", CELL, 3),
+        cell_of("LSTM", CELL, 3, hidden_size=0),
+        cell_of("LSTM", CELL, 3, hidden_size=limits.MAX_CELL_WIDTH + 1),
+        cell_of("LSTM", CELL, 3, hidden_size=4.0),
+        cell_of("LSTM", CELL, 3, hidden_size=4, layout=1),
+        cell_of("LSTM", CELL, 3, hidden_size=4, direction="bidirectional"),
+        cell_of("LSTM", CELL, 3, hidden_size=4, activations=["Affine"] * 3),
+        cell_of("LSTM", CELL, 3, hidden_size=4, clip=0.0),
+        cell_of("LSTM", CELL, 4, hidden_size=4),
+        cell_of("LSTM", CELL[:6], 3, hidden_size=4),
+        cell_of("LSTM", [*CELL[:4], "lengths", "h", "c"], 3, hidden_size=4),
+        cell_of("LSTM", [*CELL, "p"], 3, hidden_size=4),
+        cell_of("GRU", CELL[:6], 2, hidden_size=4),
+        cell_of("GRU", CELL[:6], 2, hidden_size=4, linear_before_reset=0),
+        cell_of("RNN", CELL[:6], 2, hidden_size=4, linear_before_reset=1),
+    ],
+)
+def test_other_forms_of_cells_are_refused(change: Change) -> None:
+    error_of(changed(change))

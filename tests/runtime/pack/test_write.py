@@ -21,7 +21,7 @@ from ortolan.runtime.errors import BundleError
 from ortolan.runtime.pack import write as packing
 from ortolan.runtime.pack.write import pack
 
-KINDS = ("fp32", "split", "recurrent", "int4", "int4-split")
+KINDS = ("fp32", "split", "recurrent", "by-token", "int4", "int4-split")
 
 IDS = list(range(40))
 

@@ -19,7 +19,7 @@ from ortolan.runtime.loading import load
 from ortolan.runtime.serving.service import Service
 from ortolan.runtime.serving.ticket import Ticket
 
-KINDS = ("fp32", "recurrent", "int4", "int8-prefill")
+KINDS = ("fp32", "recurrent", "by-token", "int4", "int8-prefill")
 
 
 @dataclass(frozen=True, kw_only=True)

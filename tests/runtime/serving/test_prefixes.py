@@ -25,7 +25,7 @@ from ortolan.runtime.serving import prefixes
 from ortolan.runtime.serving.prefix_counts import PrefixCounts
 from ortolan.runtime.serving.prefixes import PrefixCache
 
-KINDS = ("fp32", "int4", "int8-prefill", "recurrent")
+KINDS = ("fp32", "int4", "int8-prefill", "recurrent", "by-token")
 PLENTY = 1 << 30
 LIMIT = 4
 
@@ -50,6 +50,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
         "fp32": write_bundle(folder / "fp32").path,
         "other": write_bundle(folder / "other", seed=1).path,
         "recurrent": write_bundle(folder / "recurrent", recurrent=True).path,
+        "by-token": packed_bundles.write(folder / "by-token", "by-token").path,
         # its kernel takes rows in pairs
         "int4": packed_bundles.write(folder / "int4", "int4", group=64).path,
         "int8-prefill": packed_bundles.write(folder / "int8", "int8-prefill", group=64).path,

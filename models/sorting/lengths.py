@@ -1,0 +1,38 @@
+"""The share of prompts of each length that the trained networks sort without an error.
+
+python models/sorting/lengths.py
+"""
+
+import random
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from ortolan.modeling import TransformerModel, load
+from ortolan.modeling.training.tasks.answering import right_share
+
+HERE = Path(__file__).parent
+
+KINDS = ("attentive-rnn", "ntm", "transformer")
+
+LENGTHS = (10, 11, 12, 13, 14, 16, 18, 20)
+
+TEXTS = 250
+
+
+def share(folder: Path, length: int) -> float:
+    """The share of right answers to prompts of a length, the same ones for every network."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rng = random.Random(f"sorting {length}")
+    texts = []
+    for _ in range(TEXTS):
+        symbols = rng.choices("abcdefgh", k=length)
+        words = [*symbols, "|", *sorted(symbols), "<end>"]
+        texts.append((tokenizer.encode(" ".join(words)).ids, length + 1))
+    return right_share(load(folder, TransformerModel), texts)
+
+
+if __name__ == "__main__":
+    for kind in KINDS:
+        shares = (f"{length}: {share(HERE / kind, length):.1%}" for length in LENGTHS)
+        print(kind, *shares, sep="  ")
