@@ -218,9 +218,9 @@ class State(ABC):
             `(B, H, S, U)`.
         """
         before = self.recall(name, (value.shape[1], key.shape[3], value.shape[3]), value)
-        out, after = recur(Recurrence(query, key, value, decay, rate, scale), before)
+        out, after = recur(Recurrence(query, key, value, decay, rate, scale).turned(), before)
         self.keep(name, after)
-        return out
+        return out.transpose(1, 2)
 
     def __init__(self) -> None:
         self.layers: dict[int, AttentionConfig] = {}

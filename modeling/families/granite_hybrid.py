@@ -59,6 +59,13 @@ def WEIGHTS(config: DecoderConfig) -> Table:  # noqa: N802 - in the place of a c
 
 def config(hf: ConfigReader) -> DecoderConfig:
     """A `GraniteMoeHybridConfig` of Hugging Face as a `DecoderConfig`."""
+    # Of the first values of weights.
+    hf.skip("init_method")
+    if hf.get("normalization_function", str, "rmsnorm") != "rmsnorm":
+        raise ConfigError(
+            f"{hf.name}: expected normalization_function to be rmsnorm, got another. "
+            "This checkpoint cannot be loaded faithfully."
+        )
     made = replace(granite.GRANITE.config(hf), model_type="granitemoehybrid")
     if hf.get("position_embedding_type", str, "nope") != "rope":
         made = replace(made, positions=NoPositions())

@@ -79,7 +79,8 @@ def config(hf: ConfigReader) -> DecoderConfig:
     """A `RecurrentGemmaConfig` of Hugging Face as a `DecoderConfig`."""
     hf.skip("w_init_variance_scale", "final_w_init_variance_scale", "layers_block_type")
     # Copies of others, under the names that other families have for them.
-    hf.skip("layer_types", "sliding_window", "head_dim", "embeddings_scale_by_sqrt_dim")
+    hf.skip("layer_types", "sliding_window", "head_dim", "_block_types")
+    hf.require("embeddings_scale_by_sqrt_dim")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     norm = NormConfig(kind="rms", eps=hf.get("rms_norm_eps", float, 1e-6))
     activation = hf.get("hidden_activation", str, "gelu_pytorch_tanh")

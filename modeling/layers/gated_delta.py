@@ -14,7 +14,7 @@ from ortolan.modeling.layers.convolution import convolve
 from ortolan.modeling.layers.fixed_memory import FixedMemoryMixer
 from ortolan.modeling.layers.linear import PackedLinear
 from ortolan.modeling.layers.norms import norm
-from ortolan.modeling.layers.ops import split
+from ortolan.modeling.layers.ops import softplus, split
 from ortolan.modeling.layers.recurrence import Recurrence, recur
 
 UNIT_EPSILON = 1e-6
@@ -55,23 +55,23 @@ class GatedDelta(FixedMemoryMixer):
         qkv = F.silu(qkv_BCS).transpose(1, 2)
         keys = config.num_key_heads * config.key_dim
         query, key, value = split(qkv, [keys, keys, config.num_heads * config.value_dim], -1)
-        decay_BSH = -self.decay.exp() * F.softplus(step_BSH + self.step_bias)
+        decay_BSH = -self.decay.exp() * softplus(step_BSH + self.step_bias)
         given = Recurrence(
             self._unit(query),
             self._unit(key),
-            torch.unflatten(value, -1, (config.num_heads, -1)).transpose(1, 2),
-            decay_BSH.transpose(1, 2),
-            torch.sigmoid(rate_BSH).transpose(1, 2),
+            torch.unflatten(value, -1, (config.num_heads, -1)),
+            decay_BSH,
+            torch.sigmoid(rate_BSH),
             config.key_dim**-0.5,
         )
-        out_BHSU, after = recur(given, memory[1])
-        normed_BSHU = self.norm(out_BHSU.transpose(1, 2))
+        out_BSHU, after = recur(given, memory[1])
+        normed_BSHU = self.norm(out_BSHU)
         return normed_BSHU.flatten(2) * F.silu(gate), (window, after)
 
     def _unit(self, x: Tensor) -> Tensor:
-        """Queries or keys of length 1, `(B, K, S, D)`."""
+        """Queries or keys of length 1, `(B, S, K, D)`."""
         width = self.config.key_dim
         x_BSKD = torch.unflatten(x, -1, (-1, width))
         # As a norm, which is one node: by the root of the mean square, and of the width.
         scale = torch.full((width,), width**-0.5, dtype=x.dtype, device=x.device)
-        return F.rms_norm(x_BSKD, (width,), scale, UNIT_EPSILON / width).transpose(1, 2)
+        return F.rms_norm(x_BSKD, (width,), scale, UNIT_EPSILON / width)

@@ -5,7 +5,6 @@ each.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import LinearRecurrenceConfig
@@ -13,6 +12,7 @@ from ortolan.modeling.layers.cache import Memory
 from ortolan.modeling.layers.convolution import convolve
 from ortolan.modeling.layers.feed_forward import ACTIVATIONS
 from ortolan.modeling.layers.fixed_memory import FixedMemoryMixer
+from ortolan.modeling.layers.ops import softplus
 from ortolan.modeling.layers.recurrence import Recurrence, recur
 
 SHARPNESS = 8.0
@@ -48,17 +48,15 @@ class LinearRecurrence(FixedMemoryMixer):
         conv_BCS, window = convolve(entering_BCS, self.conv.weight, self.conv.bias, memory[0])
         x_BSC = conv_BCS.transpose(1, 2)
         gate_BSC = torch.sigmoid(self.recurrence_gate(x_BSC))
-        decay_BSC = -SHARPNESS * gate_BSC * F.softplus(self.decay)
+        decay_BSC = -SHARPNESS * gate_BSC * softplus(self.decay)
         scale_BSC = torch.sqrt(1 - torch.exp(2 * decay_BSC))
         scale_BSC = torch.where(positions[..., None] == 0, 1.0, scale_BSC)
         added_BSC = x_BSC * torch.sigmoid(self.input_gate(x_BSC)) * scale_BSC
         # Every channel is a head of one number, whose query and key are 1.
-        one = torch.ones_like(added_BSC[:, None, :, :1])
-        value_BCS1 = added_BSC.transpose(1, 2)[..., None]
-        given = Recurrence(one, one, value_BCS1, decay_BSC.transpose(1, 2))
-        out_BCS1, after = recur(given, memory[1])
-        out_BSC = out_BCS1[..., 0].transpose(1, 2)
-        return out_BSC * self.activation(self.gate(x_BSE)), (window, after)
+        one_BS11 = torch.ones_like(added_BSC[..., :1])[..., None]
+        given = Recurrence(one_BS11, one_BS11, added_BSC[..., None], decay_BSC)
+        out_BSC1, after = recur(given, memory[1])
+        return out_BSC1[..., 0] * self.activation(self.gate(x_BSE)), (window, after)
 
 
 class BlockLinear(nn.Module):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ortolan.modeling.config import AttentionConfig
@@ -45,6 +46,7 @@ __all__ = [
     "extended",
     "over_heads",
     "shared_attention",
+    "softplus",
     "split",
     "split_heads",
     "split_projections",
@@ -329,6 +331,15 @@ def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
     if torch.onnx.is_in_onnx_export():
         return lowering.split(x, sizes, axis)
     return torch.split(x, sizes, axis)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """`log(1 + exp(x))`; one node, where the exporter would spell out PyTorch's linear part."""
+    if torch.onnx.is_in_onnx_export():
+        return torch.onnx.ops.symbolic(
+            "Softplus", (x,), dtype=x.dtype, shape=x.shape, version=lowering.OPSET
+        )
+    return F.softplus(x)
 
 
 def _at(rotary: Rotary, positions_BS: Tensor) -> Rotary:

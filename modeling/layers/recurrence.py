@@ -24,12 +24,12 @@ class Recurrence(NamedTuple):
     """What enters a recurrence.
 
     Attributes:
-        query: `(B, K, S, D)`, K a divisor of H; as many heads of values in turn share each.
-        key: `(B, K, S, D)`.
-        value: `(B, H, S, U)`.
-        decay: logarithms of what the state is multiplied by before each token, `(B, H, S)` or for
-            each channel of the keys `(B, H, S, D)`; none by default.
-        rate: of the delta rule, `(B, H, S)`: what the state gives for the key already is taken from
+        query: `(B, S, K, D)`, K a divisor of H; as many heads of values in turn share each.
+        key: `(B, S, K, D)`.
+        value: `(B, S, H, U)`.
+        decay: logarithms of what the state is multiplied by before each token, `(B, S, H)` or for
+            each channel of the keys `(B, S, H, D)`; none by default.
+        rate: of the delta rule, `(B, S, H)`: what the state gives for the key already is taken from
             the value, and so much of the rest is added; values are added as they are by default.
         scale: of the queries.
     """
@@ -41,6 +41,14 @@ class Recurrence(NamedTuple):
     rate: Tensor | None = None
     scale: float = 1.0
 
+    def turned(self) -> "Recurrence":
+        """The same with heads in the place of tokens, and tokens in that of heads."""
+        query, key, value = (each.transpose(1, 2) for each in self[:3])
+        decay, rate = (
+            None if gate is None else gate.transpose(1, 2) for gate in (self.decay, self.rate)
+        )
+        return Recurrence(query, key, value, decay, rate, self.scale)
+
 
 def recur(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
     """Continue a recurrence by some tokens; one node while `torch.onnx.export` traces.
@@ -50,40 +58,40 @@ def recur(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
         state_BHDU: after the tokens before them; zeros at the start of a text.
 
     Returns:
-        `(B, H, S, U)`, and the state after the last token.
+        `(B, S, H, U)`, and the state after the last token.
     """
     if torch.onnx.is_in_onnx_export():
         return _node(given, state_BHDU)
     query, key, value, decay, rate, scale = given
-    times = value.shape[1] // key.shape[1]
+    times = value.shape[2] // key.shape[2]
     if times > 1:
-        query, key = (each.repeat_interleave(times, 1) for each in (query, key))
+        query, key = (each.repeat_interleave(times, 2) for each in (query, key))
     outputs = []
-    for place in range(key.shape[2]):
-        key_BHD1 = key[:, :, place, :, None]
-        added_BHU = value[:, :, place]
+    for place in range(key.shape[1]):
+        key_BHD1 = key[:, place, :, :, None]
+        added_BHU = value[:, place]
         if decay is not None:
-            step = decay[:, :, place].exp()
+            step = decay[:, place].exp()
             state_BHDU = state_BHDU * (
                 step[..., None] if step.dim() == 3 else step[..., None, None]
             )
         if rate is not None:
             added_BHU = added_BHU - (state_BHDU * key_BHD1).sum(2)
-            added_BHU = added_BHU * rate[:, :, place, None]
+            added_BHU = added_BHU * rate[:, place, :, None]
         state_BHDU = state_BHDU + key_BHD1 * added_BHU[:, :, None]
-        outputs.append((state_BHDU * query[:, :, place, :, None]).sum(2) * scale)
-    return torch.stack(outputs, 2), state_BHDU
+        outputs.append((state_BHDU * query[:, place, :, :, None]).sum(2) * scale)
+    return torch.stack(outputs, 1), state_BHDU
 
 
 def _node(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
-    batch, heads, length, width = given.value.shape
+    batch, length, heads, width = given.value.shape
     inputs = (given.query, given.key, given.value)
     gates = [None if gate is None else _joined(gate) for gate in (given.decay, given.rate)]
     out, state = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::LinearAttention",
         (*(_joined(each) for each in inputs), state_BHDU, *gates),
         {
-            "q_num_heads": given.query.shape[1],
+            "q_num_heads": given.query.shape[2],
             "kv_num_heads": heads,
             "update_rule": _RULES[given.decay is not None, given.rate is not None],
             "scale": given.scale,
@@ -92,10 +100,9 @@ def _node(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
         shapes=((batch, length, heads * width), state_BHDU.shape),
         version=1,
     )
-    return torch.unflatten(out, -1, (heads, width)).transpose(1, 2), state
+    return torch.unflatten(out, -1, (heads, width)), state
 
 
 def _joined(x: Tensor) -> Tensor:
-    """`(B, H, S, ...)` as `(B, S, H * ...)`."""
-    x = x.transpose(1, 2)
+    """`(B, S, H, ...)` as `(B, S, H * ...)`."""
     return x.flatten(2) if x.dim() > 3 else x

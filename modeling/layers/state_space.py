@@ -18,7 +18,7 @@ from ortolan.modeling.layers.feed_forward import ACTIVATIONS
 from ortolan.modeling.layers.fixed_memory import FixedMemoryMixer
 from ortolan.modeling.layers.linear import PackedLinear
 from ortolan.modeling.layers.norms import norm
-from ortolan.modeling.layers.ops import split
+from ortolan.modeling.layers.ops import softplus, split
 from ortolan.modeling.layers.recurrence import Recurrence, recur
 
 
@@ -70,14 +70,13 @@ class _StateSpace(FixedMemoryMixer):
             torch.unflatten(each, -1, (self.config.groups, -1)) for each in (key, query)
         )
         given = Recurrence(
-            query_BSGN.transpose(1, 2),
-            key_BSGN.transpose(1, 2),
-            (x_BSHU * step_BSH[..., None]).transpose(1, 2),
-            decay.transpose(1, 2),
+            query_BSGN,
+            key_BSGN,
+            x_BSHU * step_BSH[..., None],
+            decay,
         )
-        out_BHSU, after = recur(given, memory)
-        out_BSHU = out_BHSU.transpose(1, 2) + x_BSHU * self.skip[:, None]
-        return out_BSHU.flatten(2), after
+        out_BSHU, after = recur(given, memory)
+        return (out_BSHU + x_BSHU * self.skip[:, None]).flatten(2), after
 
 
 class ChannelStateSpace(_StateSpace):
@@ -101,7 +100,7 @@ class ChannelStateSpace(_StateSpace):
         rank, key, query = (
             normed(part) for normed, part in zip(self.inner_norms, parts, strict=True)
         )
-        step_BSI = F.softplus(self.step_size(rank))
+        step_BSI = softplus(self.step_size(rank))
         out_BSI, after = self._recurred(x_BSI, step_BSI, key, query, memory[1])
         return out_BSI * F.silu(gate), (window, after)
 
@@ -122,7 +121,7 @@ class HeadStateSpace(_StateSpace):
         mixed, window = self._convolved(mixed, memory[0])
         shared = config.groups * config.state_dim
         x_BSI, key, query = split(mixed, [config.channels, shared, shared], -1)
-        step_BSH = F.softplus(step + self.step_bias)
+        step_BSH = softplus(step + self.step_bias)
         if config.steps is not None:
             step_BSH = step_BSH.clamp(*config.steps)
         out_BSI, after = self._recurred(x_BSI, step_BSH, key, query, memory[1])

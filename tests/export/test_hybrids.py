@@ -14,6 +14,8 @@ from tests.modeling.mixers import CHANNELS, CONV, DELTA, HEADS, LRU
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.options import Attention, ExportOptions
+from ortolan.export.trace.attention_maps import map_names
+from ortolan.export.trace.sides import sides_of
 from ortolan.modeling import DecoderModel
 from ortolan.modeling.config import BlockConfig, DecoderConfig, Mixer
 from ortolan.runtime.engine.runner import Runner
@@ -80,6 +82,10 @@ def test_the_manifest_lists_what_each_layer_carries(hybrid: Exported) -> None:
         "past_key_values.1.conv",
         "past_key_values.1.recurrent",
     ]
+
+
+def test_only_layers_with_attention_have_maps(hybrid: Exported) -> None:
+    assert map_names(sides_of(hybrid.module.config)) == (f"decoder.{len(KINDS)}.self",)
 
 
 def test_a_text_at_once_and_in_parts_gives_what_pytorch_gives(hybrid: Exported) -> None:

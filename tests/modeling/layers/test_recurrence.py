@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from ortolan.modeling.layers.cache import StepLengths
-from ortolan.modeling.layers.recurrence import Recurrence, recur
+from ortolan.modeling.layers.recurrence import Recurrence
+from ortolan.modeling.layers.recurrence import recur as recur_in_time
 from ortolan.modeling.state import CachedState, State
 
 B, H, S, D, U = 2, 3, 7, 8, 4
@@ -30,6 +31,12 @@ def random(name: str, *, scale: float = 0.5) -> Recurrence:
         torch.rand(B, H, S) if has_rate else None,
         scale,
     )
+
+
+def recur(given: Recurrence, state: Tensor) -> tuple[Tensor, Tensor]:
+    """With heads before tokens, as `State.recur` has them."""
+    out, after = recur_in_time(given.turned(), state)
+    return out.transpose(1, 2), after
 
 
 def by_hand(given: Recurrence) -> Tensor:
