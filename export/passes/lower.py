@@ -12,6 +12,7 @@ from ortolan.export.passes.quantize_portable import QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
 from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.quantize.plan import is_block
 from ortolan.export.settings import Settings
 from ortolan.export.values import static_shape
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, MAPS_ROLE, PREFILL
@@ -71,8 +72,13 @@ def _quantize_products(
     """Products of integers in the graph that takes whole texts; the weights that it has."""
     has_encoder = KINDS[settings.kind].has_encoder
     role = ENCODER if has_encoder else PREFILL
-    names = [name for name in schemes if ".blocks." in f".{name}"]
+    names = [name for name in schemes if is_block(name)]
     channels = [name for name in names if _is_product(graphs[role].graph, name)]
+    if not channels:
+        raise OptionError(
+            "prefill_precision: expected products in the layers of the model, got none. "
+            "Leave it out."
+        )
     rewrite = QuantizeProducts(set(channels))
     rewrite(graphs[role])
     if has_encoder and MAPS_ROLE in graphs:

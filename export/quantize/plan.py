@@ -164,13 +164,13 @@ def scheme_of(
     name: str, columns: int, options: Quantization, weights: Weights | None = None
 ) -> Scheme:
     """The scheme of a weight with rows of so many columns; see `plan`."""
-    scheme = options.scheme if _is_block(name) else options.head
-    if options.narrow is not None and _is_block(name) and columns < NARROW:
+    scheme = options.scheme if is_block(name) else options.head
+    if options.narrow is not None and is_block(name) and columns < NARROW:
         scheme = replace(scheme, group=options.narrow)
     fits = options.fits or scheme.bits > options.scheme.bits
     fitting = _fewest_bytes(scheme, columns) if fits else scheme
     # Look-ups have no minimums.
-    return _kept(weights, name, fitting, options, has_minimums=_is_block(name))
+    return _kept(weights, name, fitting, options, has_minimums=is_block(name))
 
 
 def _kept(
@@ -183,7 +183,7 @@ def _kept(
 ) -> Scheme:
     """The scheme that a weight has already, unless it takes more bits or nodes than it may."""
     stored = None if options.keeps == "none" else stored_scheme(weights, name)
-    most = planned.bits if _is_block(name) else max(planned.bits, options.kept_head_bits)
+    most = planned.bits if is_block(name) else max(planned.bits, options.kept_head_bits)
     if stored is None or stored.bits > most:
         return planned
     has_place = options.keeps == "all" and has_minimums
@@ -213,7 +213,7 @@ def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
     return min(smaller, key=lambda candidate: (row_bytes(candidate), -candidate.group))
 
 
-def _is_block(name: str) -> bool:
+def is_block(name: str) -> bool:
     """Whether a weight is of one of several layers; the others are tables, or of a head."""
     return re.search(r"\.\d+\.", f".{name}") is not None
 

@@ -6,6 +6,7 @@ width.
 Source: the operator LinearAttention of onnxruntime (com.microsoft, version 1).
 """
 
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -67,19 +68,24 @@ def recur(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
     if times > 1:
         query, key = (each.repeat_interleave(times, 2) for each in (query, key))
     outputs = []
-    for place in range(key.shape[1]):
-        key_BHD1 = key[:, place, :, :, None]
-        added_BHU = value[:, place]
-        if decay is not None:
-            step = decay[:, place].exp()
-            state_BHDU = state_BHDU * (
-                step[..., None] if step.dim() == 3 else step[..., None, None]
-            )
-        if rate is not None:
-            added_BHU = added_BHU - (state_BHDU * key_BHD1).sum(2)
-            added_BHU = added_BHU * rate[:, place, :, None]
+    # unbound once: the gradient of an index is as large as what it is taken from, at every token
+    for query_BHD, key_BHD, added_BHU, decay_BHX, rate_BH in zip(
+        query.unbind(1),
+        key.unbind(1),
+        value.unbind(1),
+        repeat(None) if decay is None else decay.exp().unbind(1),
+        repeat(None) if rate is None else rate.unbind(1),
+        strict=False,
+    ):
+        key_BHD1 = key_BHD[..., None]
+        if decay_BHX is not None:
+            # of each head, or of each channel of its keys
+            widened = decay_BHX if decay_BHX.dim() == 3 else decay_BHX[..., None]
+            state_BHDU = state_BHDU * widened[..., None]
+        if rate_BH is not None:
+            added_BHU = (added_BHU - (state_BHDU * key_BHD1).sum(2)) * rate_BH[..., None]
         state_BHDU = state_BHDU + key_BHD1 * added_BHU[:, :, None]
-        outputs.append((state_BHDU * query[:, place, :, :, None]).sum(2) * scale)
+        outputs.append((state_BHDU * query_BHD[..., None]).sum(2) * scale)
     return torch.stack(outputs, 1), state_BHDU
 
 

@@ -50,15 +50,24 @@ class Task(Protocol):
         ...
 
 
+KEPT = ("decay", "step_bias")
+"""Parameters of recurrences, whose values say how fast a state forgets."""
+
+
 def initialise(module: TransformerModel, *, layers: int, std: float = 0.02) -> None:
     """Normal weights, those of residual projections smaller with depth (GPT-2).
 
+    What says how fast a state forgets keeps the values of its paper.
+
     Args:
-        module: its matrices and biases are drawn anew; norms stay as they are.
+        module: the matrices and biases of its products are drawn anew; the rest stays as it is.
         layers: residual projections in series are twice as many.
         std: standard deviation of the other matrices.
     """
     for name, parameter in module.named_parameters():
+        kind = name.rpartition(".")[2]
+        if kind in KEPT:
+            continue
         if parameter.dim() == 2:
             is_residual = name.endswith((".out.weight", ".down.weight"))
             nn.init.normal_(parameter, std=std / math.sqrt(2 * layers if is_residual else 1))

@@ -160,3 +160,21 @@ def test_options_of_the_other_way_are_refused(tmp_path: Path) -> None:
     model = build(config)
     with pytest.raises(OptionError, match="via: expected none for a live module"):
         open_exportable(model, tokenizer=None, max_context=None, via="transformers")
+
+
+def test_products_of_any_model_take_prompts_in_8_bits(tmp_path: Path) -> None:
+    saved(tmp_path / "source", "llama")
+    split = ExportOptions(
+        via="transformers", graphs="split", prefill_precision="int8", allow_poor=True
+    )
+
+    bundle = ortolan.export(
+        tmp_path / "source",
+        tmp_path / "bundle",
+        precision=ortolan.Int4(method="rtn"),
+        options=split,
+    )
+
+    graph = bundle.path / bundle.manifest.graphs["prefill"].file
+    counts = Counter(node.op_type for node in onnx.load(graph, load_external_data=False).graph.node)
+    assert counts["MatMulInteger"] + counts["DynamicQuantizeMatMul"] >= 2 * 4

@@ -1,0 +1,20 @@
+import pytest
+import torch
+from tests.modeling.mixers import MIXERS, hybrid
+
+from ortolan.modeling.models.building import build
+from ortolan.modeling.training.tasks.task import KEPT, initialise
+
+
+@pytest.mark.parametrize("name", ["gated-delta", "state-space-channels", "linear-recurrence"])
+def test_what_says_how_fast_a_state_forgets_keeps_its_values(name: str) -> None:
+    module = build(hybrid(MIXERS[name]))
+    before = {key: value.clone() for key, value in module.named_parameters()}
+
+    initialise(module, layers=6)
+
+    kept = [key for key in before if key.rpartition(".")[2] in KEPT]
+    assert kept
+    after = dict(module.named_parameters())
+    assert all(torch.equal(before[key], after[key]) for key in kept)
+    assert not torch.equal(before["embedding.weight"], after["embedding.weight"])
