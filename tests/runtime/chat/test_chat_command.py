@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -129,6 +130,8 @@ def _take_terminal(descriptor: int) -> None:
     import termios
 
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+    # a shell starts its jobs in the background without it, and tests run in such
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
