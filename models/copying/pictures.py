@@ -72,5 +72,7 @@ def answered(
 
 
 if __name__ == "__main__":
+    for place in sys.argv[1:3]:
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
     draw([panel for prompt in PROMPTS for panel in addressing_panels(prompt)], Path(sys.argv[1]))
     draw([attention_panel(prompt) for prompt in ATTENDED], Path(sys.argv[2]))
