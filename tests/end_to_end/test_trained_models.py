@@ -62,8 +62,14 @@ def test_snippets_are_named_by_their_package(tmp_path: Path) -> None:
     assert np.mean(right) == pytest.approx(card["held_out_accuracy"], abs=leeway)
 
 
-@pytest.mark.parametrize("task", ["copying", "sorting"])
-@pytest.mark.parametrize("kind", ["attentive-rnn", "ntm", "transformer"])
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        pytest.param(task, kind, marks=pytest.mark.slow if kind != "ntm" else ())
+        for task in ("copying", "sorting")
+        for kind in ("attentive-rnn", "ntm", "transformer")
+    ],
+)
 def test_prompts_are_answered_as_in_torch(task: str, kind: str, tmp_path: Path) -> None:
     folder = MODELS / task / kind
     ortolan.export(folder, tmp_path / "bundle")

@@ -103,6 +103,7 @@ def signature(session: Any) -> dict[str, tuple[str, list[int | str]]]:
 IDS, INT32, FLOATS = "tensor(int64)", "tensor(int32)", "tensor(float)"
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_of_an_encoder_are_those_of_the_contract(
     exported: Callable[[str], Exported],
 ) -> None:
@@ -117,6 +118,7 @@ def test_inputs_and_outputs_of_an_encoder_are_those_of_the_contract(
     }
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_of_an_encoder_decoder_are_those_of_the_contract(
     exported: Callable[[str], Exported],
 ) -> None:

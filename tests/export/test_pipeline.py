@@ -252,6 +252,7 @@ ortolan.export(sys.argv[1], sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_two_exports_are_equal_byte_for_byte_whatever_the_place_and_the_hash_seed(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_products_in_few_bits(name: str, precision: Int4 | Int8, tmp_path: Path)
     assert ("cells.0.weight_hh" in quantized) == (name == "machine")
 
 
+@pytest.mark.slow
 def test_maps_of_attention_are_those_of_torch(tmp_path: Path) -> None:
     model, ids = model_of("attentive"), random_ids(9)
     options = ExportOptions(attention_maps=True, proof="quick")
@@ -176,6 +177,7 @@ def test_maps_of_attention_are_those_of_torch(tmp_path: Path) -> None:
         ortolan.export(model_of("lstm"), tmp_path / "other", options=options)
 
 
+@pytest.mark.slow
 def test_maps_of_a_memory_are_those_of_torch(tmp_path: Path) -> None:
     model, ids = model_of("machine"), random_ids(9)
     options = ExportOptions(attention_maps=True, proof="quick")

@@ -161,9 +161,21 @@ def logits_of(module: TransformerModel, *inputs: NDArray[Any]) -> NDArray[np.flo
     return out
 
 
+SLOW = (
+    "alibi",
+    "relative-key",
+    "latents",
+    "norms of blocks",
+    "norms of queries and keys",
+    "rotary of each layer",
+    "sinusoidal",
+)
+"""Kinds of many nodes or several layers, which take long to trace."""
+
+
 def slow_kind(name: str) -> Any:
-    """The kinds that are spelled out in the graph, which takes long to trace, are slow tests."""
-    return pytest.param(name, marks=pytest.mark.slow if name in ("alibi", "relative-key") else ())
+    """A kind, as a slow test where it takes long to trace."""
+    return pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
 
 
 @pytest.mark.parametrize("name", [slow_kind(name) for name in KINDS])
