@@ -4,6 +4,7 @@ Shape letters: B batch, S new tokens, N of them to go on with, E model width, M 
 mixer.
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -19,7 +20,7 @@ class _Config(Protocol):
     def states(self) -> tuple[LayerState, ...]: ...
 
 
-class FixedMemoryMixer(nn.Module):
+class FixedMemoryMixer(nn.Module, ABC):
     """A mixer of tokens that remembers a fixed number of tensors of each text.
 
     It is called as attention is. Rotary and relative positions mean nothing to it; rows are not
@@ -35,6 +36,7 @@ class FixedMemoryMixer(nn.Module):
         super().__init__()
         self._states = config.states
 
+    @abstractmethod
     def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:
         """What enters the last product, `(B, S, M)`, and the memory after the last token.
 
@@ -43,7 +45,6 @@ class FixedMemoryMixer(nn.Module):
             memory: after the tokens before them, in the order of the states.
             positions: int `(B, S)` or `(1, S)`; of the new tokens.
         """
-        raise NotImplementedError
 
     def forward(
         self,

@@ -30,6 +30,7 @@ __all__ = [
     "Surroundings",
     "SurroundingsReport",
     "check_surroundings",
+    "meanings_of",
     "meanings_sha256",
     "read_probes",
 ]
@@ -120,7 +121,7 @@ def check_surroundings(
 ) -> SurroundingsReport:
     """Compare what surrounds the model of a bundle with what was exported."""
     wrong = []
-    if _meanings(bundle.manifest) != expected.meanings:
+    if meanings_of(bundle.manifest) != expected.meanings:
         wrong.append("roles of tokens, labels or sizes of inputs")
     hashes = {file.name: file.sha256 for file in bundle.manifest.files}
     wrong += [name for name, sha256 in expected.files.items() if hashes.get(name) != sha256]
@@ -129,7 +130,8 @@ def check_surroundings(
     return SurroundingsReport(readings=len(expected.readings), wrong=tuple(wrong))
 
 
-def _meanings(manifest: Manifest) -> str:
+def meanings_of(manifest: Manifest) -> str:
+    """`meanings_sha256` of a manifest."""
     return meanings_sha256(
         context_length=manifest.context_length,
         vocab_size=manifest.vocab_size,

@@ -19,7 +19,7 @@ from ortolan.runtime.certificate import JSON_NAME, verify
 from ortolan.runtime.certificate.surroundings import (
     PROBE_TEXTS,
     Surroundings,
-    meanings_sha256,
+    meanings_of,
     read_probes,
 )
 from ortolan.runtime.errors import CertificateError
@@ -37,13 +37,7 @@ def bundle(tmp_path: Path) -> Path:
     manifest, tokenizer = opened.manifest, open_tokenizer(opened)
     assert tokenizer is not None
     expected = Surroundings(
-        meanings=meanings_sha256(
-            context_length=manifest.context_length,
-            vocab_size=manifest.vocab_size,
-            tokens=manifest.tokens,
-            source=manifest.source,
-            output=manifest.output,
-        ),
+        meanings=meanings_of(manifest),
         files={file.name: file.sha256 for file in manifest.files if "tokenizer" in file.name},
         readings=read_probes(tokenizer),
     )
