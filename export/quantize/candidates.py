@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ortolan import files
 from ortolan.export.precision import StoredMethod
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, into_groups
@@ -66,7 +68,8 @@ class Candidates:
         loss, start = 0.0, 0
         for part in weight.parts:
             file = self._folder / f"{len(self._found)}-{len(rows)}.pt"
-            torch.save(_packed(part.codes), file)
+            with files.create(file) as stream:
+                torch.save(_packed(part.codes), cast("IO[bytes]", stream))
             stop = start + len(part.rows)
             rows.append(_Rows(start=start, stop=stop, file=file))
             loss += _squared_error(part) if part.loss is None else part.loss

@@ -9,11 +9,13 @@ Shape letters: S tokens, V vocabulary.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ortolan import files
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.streamed import Result, run
@@ -44,7 +46,8 @@ class Reference:
         self._model, self._inputs, self._folder = model, inputs, folder
         for event in run(model.module, model.weights, calls(model, inputs)):
             if isinstance(event, Result):
-                torch.save(event.value, folder / f"{event.index}.pt")
+                with files.create(folder / f"{event.index}.pt") as file:
+                    torch.save(event.value, cast("IO[bytes]", file))
 
     def distances(
         self, variants: Sequence[Rounded], progress: Callable[[int, int], None]

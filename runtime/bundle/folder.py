@@ -1,7 +1,10 @@
 """Opening the folder that an export wrote: every file of it is checked."""
 
+import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import manifest_file
@@ -9,10 +12,14 @@ from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.manifest import NAME
-from ortolan.runtime.errors import BundleNotFoundError
+from ortolan.runtime.errors import BundleError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["open_bundle"]
+__all__ = ["open_bundle", "while_replaced"]
+
+T = TypeVar("T")
+
+_TRIES = 10
 
 
 def open_bundle(
@@ -37,6 +44,34 @@ def open_bundle(
         BundleFileError: a listed file is missing, resized, altered, or not a plain file.
         GraphError: a graph does what a bundle may not do, or does not fit the manifest.
     """
+    return while_replaced(path, lambda: _opened(path, full_check=full_check, progress=progress))
+
+
+def while_replaced(path: str | os.PathLike[str], read: Callable[[], T]) -> T:
+    """Read a bundle, and again where another one took its place meanwhile.
+
+    Raises:
+        BundleError: that of `read`, about a folder that stayed.
+    """
+    for _ in range(_TRIES):
+        before = _identity(path)
+        with contextlib.suppress(BundleError):
+            return read()
+        if _identity(path) == before:
+            break
+    return read()
+
+
+def _identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """What is another for another folder of the same path; None where there is none."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _opened(path: str | os.PathLike[str], *, full_check: bool, progress: Progress | None) -> Bundle:
     folder = _folder(path)
     manifest = manifest_file.decode(_read_manifest(folder))
     roles = {graph.file: role for role, graph in manifest.graphs.items()}
