@@ -21,7 +21,7 @@ PROMPT = [*range(40)]
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("loading")
-    return {kind: packed_bundles.write(folder / kind, kind).path for kind in KINDS}
+    return {kind: packed_bundles.write(folder / kind, kind, group=64).path for kind in KINDS}
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,8 @@ def destroy(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def tokens(model: Any) -> list[int]:
-    written: list[int] = model.generate(PROMPT, max_new_tokens=12).tokens
+def tokens(model: Any) -> tuple[int, ...]:
+    written: tuple[int, ...] = model.generate(PROMPT, max_new_tokens=12).tokens
     return written
 
 
