@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.runtime import packed_bundles, tiny_encoder
 
-from ortolan.runtime import BundleFileError, InputError, MemoryPlanError, load
+from ortolan.runtime import BundleFileError, InputError, MemoryPlanError, load, open_bundle
 from ortolan.runtime.pack.write import pack
 
 KINDS = ("fp32", "split", "recurrent", "by-token", "int4", "int4-split", "int8-prefill")
@@ -61,7 +61,7 @@ def test_copied_weights_of_a_decoder_outlive_their_folder(
 def test_a_packed_folder_may_go_as_well(bundles: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(bundles["int4"], tmp_path / "bundle")
     expected = load(folder, threads=1).logits(PROMPT)
-    pack(packed_bundles.open_bundle(folder))
+    pack(open_bundle(folder))
     model = load(folder, threads=1, weights="copy")
     destroy(folder)
     assert np.array_equal(expected, model.logits(PROMPT))
