@@ -4,7 +4,7 @@ import os
 from typing import Any, Literal, TypeVar, overload
 
 from ortolan.runtime.arguments import checked_flag, checked_path
-from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.folder import again_when_replaced, open_bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
@@ -44,6 +44,7 @@ def load(
 ) -> Any: ...
 
 
+@again_when_replaced
 def load(
     path: str | os.PathLike[str],
     kind: type[Model] | None = None,

@@ -9,15 +9,14 @@ Shape letters: S tokens, V vocabulary.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ortolan import files
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
+from ortolan.export.quantize.candidates import write_tensors
 from ortolan.export.streamed import Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import OUTPUTS
@@ -46,8 +45,7 @@ class Reference:
         self._model, self._inputs, self._folder = model, inputs, folder
         for event in run(model.module, model.weights, calls(model, inputs)):
             if isinstance(event, Result):
-                with files.create(folder / f"{event.index}.pt") as file:
-                    torch.save(event.value, cast("IO[bytes]", file))
+                write_tensors(folder / f"{event.index}.pt", event.value)
 
     def distances(
         self, variants: Sequence[Rounded], progress: Callable[[int, int], None]

@@ -1,10 +1,10 @@
 """Opening the folder that an export wrote: every file of it is checked."""
 
-import contextlib
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import manifest_file
@@ -15,13 +15,37 @@ from ortolan.runtime.bundle.manifest import NAME
 from ortolan.runtime.errors import BundleError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["open_bundle", "while_replaced"]
+__all__ = ["again_when_replaced", "open_bundle"]
 
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+StrPath = str | os.PathLike[str]
 
 _TRIES = 10
 
 
+def again_when_replaced(read: F) -> F:
+    """Let a function that reads a bundle begin again where another one took its place meanwhile.
+
+    Args:
+        read: its first argument is the path.
+    """
+
+    @functools.wraps(read)
+    def call(path: StrPath, *args: Any, **kwargs: Any) -> Any:
+        for _ in range(_TRIES):
+            before = _identity(path)
+            try:
+                return read(path, *args, **kwargs)
+            except BundleError:
+                if _identity(path) == before:
+                    raise
+        return read(path, *args, **kwargs)
+
+    return cast("F", call)
+
+
+@again_when_replaced
 def open_bundle(
     path: str | os.PathLike[str],
     *,
@@ -44,34 +68,6 @@ def open_bundle(
         BundleFileError: a listed file is missing, resized, altered, or not a plain file.
         GraphError: a graph does what a bundle may not do, or does not fit the manifest.
     """
-    return while_replaced(path, lambda: _opened(path, full_check=full_check, progress=progress))
-
-
-def while_replaced(path: str | os.PathLike[str], read: Callable[[], T]) -> T:
-    """Read a bundle, and again where another one took its place meanwhile.
-
-    Raises:
-        BundleError: that of `read`, about a folder that stayed.
-    """
-    for _ in range(_TRIES):
-        before = _identity(path)
-        with contextlib.suppress(BundleError):
-            return read()
-        if _identity(path) == before:
-            break
-    return read()
-
-
-def _identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """What is another for another folder of the same path; None where there is none."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
-
-
-def _opened(path: str | os.PathLike[str], *, full_check: bool, progress: Progress | None) -> Bundle:
     folder = _folder(path)
     manifest = manifest_file.decode(_read_manifest(folder))
     roles = {graph.file: role for role, graph in manifest.graphs.items()}
@@ -90,7 +86,16 @@ def _opened(path: str | os.PathLike[str], *, full_check: bool, progress: Progres
     return Bundle(path=folder, manifest=manifest, graphs=graphs)
 
 
-def _folder(path: str | os.PathLike[str]) -> Path:
+def _identity(path: StrPath) -> tuple[int, ...] | None:
+    """What is another for another bundle at the same path; None where there is none."""
+    try:
+        folder, manifest = os.stat(path), os.stat(os.path.join(path, NAME))
+    except (OSError, TypeError, ValueError):
+        return None
+    return folder.st_dev, folder.st_ino, manifest.st_ino, manifest.st_mtime_ns
+
+
+def _folder(path: StrPath) -> Path:
     folder = Path(path).absolute()
     try:
         is_folder = folder.is_dir()

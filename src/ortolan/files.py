@@ -78,9 +78,6 @@ class NewFile:
             rest = rest[completed(os.write, self._descriptor, rest) :]
         return size
 
-    def flush(self) -> None:
-        """Nothing is held back."""
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go on elsewhere; what is skipped at the end becomes a hole, which takes no room."""
         return os.lseek(self._descriptor, offset, whence)
