@@ -304,6 +304,7 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
         WeightError: a weight has no place in the family's format.
         ConfigError: the config cannot be written in the family's format.
     """
+    _described(module.config)  # before the folder is made
     with replaced(Path(path)) as folder:
         write(module, folder, dtype=dtype)
 
@@ -332,8 +333,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 def write(module: TransformerModel, folder: Path, *, dtype: torch.dtype | None = None) -> None:
     """Write the files of a model into a folder that nobody reads yet; raises what `save` does."""
-    values = published_config(module.config)
-    _check_reads_back(values, module.config)
+    values = _described(module.config)
     table, packed = weights_of(module.config), packed_rows(module)
     tensors: dict[str, Tensor] = {}
     for ours, parameter in module.named_parameters():
@@ -356,8 +356,9 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     files.write(path, serialized(tensors, metadata={"format": "pt"}))
 
 
-def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
-    """Raise ConfigError if a published config would be read as another model."""
+def _described(config: ModelConfig) -> dict[str, object]:
+    """The published config; raises ConfigError if it would be read as another model."""
+    values = published_config(config)
     match config:
         case EncoderConfig(head=EmbeddingHead()):
             # It has files of its own.
@@ -369,3 +370,4 @@ def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
             f"{config.model_type}: expected a model that its format can describe, got one whose "
             f"{', '.join(changed)} would be read back differently. Save it as another family."
         )
+    return values

@@ -126,7 +126,7 @@ class Conversation:
                 file.write(f"{text}\n".encode())
         except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
             raise StateFileError(
-                f"{path}: expected a place for a file, got {error}. Choose another."
+                f"{path}: expected to write a file, got {error}. Choose another place."
             ) from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
