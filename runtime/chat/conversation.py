@@ -1,15 +1,14 @@
 """A conversation: its messages so far, and a file that keeps them."""
 
-import contextlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 import msgspec
 
+from ortolan import files
 from ortolan.runtime.chat.messages import Message, checked_messages
 from ortolan.runtime.chat.reply import Reply, ReplyStream
 from ortolan.runtime.errors import ChatError, StateFileError
@@ -111,9 +110,8 @@ class Conversation:
         """Write the messages to a file, as JSON. It is whole, or as it was before.
 
         Raises:
-            OSError: the place cannot be written to.
+            StateFileError: the place cannot be written to.
         """
-        target = Path(path)
         text = json.dumps(
             {
                 "ortolan_conversation": VERSION,
@@ -123,16 +121,13 @@ class Conversation:
             ensure_ascii=False,
             indent=1,
         )
-        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            with unfinished.open("x", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, target)
-        finally:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+            with files.replaced(Path(path)) as file:
+                file.write(f"{text}\n".encode())
+        except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
+            raise StateFileError(
+                f"{path}: expected to write a file, got {error}. Choose another place."
+            ) from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take the messages of a file in place of these.
