@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.arguments import shown
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource, wrong_kind
@@ -154,6 +155,8 @@ class Encoder(Model):
 
     def _prompted(self, inputs: Inputs, name: str | None) -> Inputs:
         """Texts after a prompt of the model."""
+        if name is not None and not isinstance(name, str):
+            raise InputError(f"prompt: expected the name of a prompt, got {shown(name)}.")
         source = self.manifest.source
         prompts = source.prompts if isinstance(source, TextSource) else {}
         chosen = name

@@ -3,7 +3,7 @@
 import os
 from typing import Any, TypeVar, overload
 
-from ortolan.runtime.arguments import checked_flag, checked_path
+from ortolan.runtime.arguments import checked_flag, checked_path, shown
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
@@ -78,7 +78,7 @@ def load(
         MissingExtraError: onnxruntime is not installed.
     """
     if kind is not None and not any(kind is known for known in _MODELS.values()):
-        raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {kind!r}.")
+        raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {shown(kind)}.")
     full_check = checked_flag("full_check", full_check)
     bundle = open_bundle(checked_path("path", path), full_check=full_check)
     chosen = _MODELS[bundle.manifest.kind] if kind is None else kind

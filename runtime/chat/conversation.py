@@ -10,9 +10,10 @@ from typing import Any, Protocol, Unpack
 
 import msgspec
 
+from ortolan.runtime.arguments import checked_path, shown
 from ortolan.runtime.chat.messages import Message, checked_messages
 from ortolan.runtime.chat.reply import Reply, ReplyStream
-from ortolan.runtime.errors import ChatError, StateFileError
+from ortolan.runtime.errors import ChatError, InputError, StateFileError
 from ortolan.runtime.generation.options import Options
 
 __all__ = ["Conversation"]
@@ -111,9 +112,12 @@ class Conversation:
         """Write the messages to a file, as JSON. It is whole, or as it was before.
 
         Raises:
+            InputError: it is no path.
             OSError: the place cannot be written to.
         """
-        target = Path(path)
+        target = checked_path("save", path)
+        if not target.name:
+            raise InputError(f"save: expected the path of a file, got {shown(path)}.")
         text = json.dumps(
             {
                 "ortolan_conversation": VERSION,
@@ -138,10 +142,11 @@ class Conversation:
         """Take the messages of a file in place of these.
 
         Raises:
+            InputError: it is no path; the messages are as they were.
             StateFileError: it is not there, damaged, of another bundle, or of another version; the
                 messages are as they were.
         """
-        file = _decoded(Path(path))
+        file = _decoded(checked_path("load", path))
         if file.ortolan_conversation != VERSION:
             raise StateFileError(
                 f"{path}: expected version {VERSION}, got {file.ortolan_conversation}. "

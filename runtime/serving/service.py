@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal, Self, Unpack, get_args
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.arguments import checked_count
+from ortolan.runtime.arguments import checked_count, shown
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.session import Engine
@@ -234,7 +234,7 @@ class Service:
         if is_batch(prompt):
             raise InputError("submit: expected one prompt, got a list. Submit each by itself.")
         if not isinstance(priority, int):
-            raise InputError(f"priority: expected a whole number, got {priority!r}.")
+            raise InputError(f"priority: expected a whole number, got {shown(priority)}.")
         (request,) = self._prompts.requests([prompt], options)
         self._memory.check(
             tokens=len(request.prompt) + request.limit,
@@ -352,8 +352,8 @@ def _asked(cancelled: Callable[[], bool], ticket: Ticket) -> bool:
 
 
 def _check_mode(mode: Mode, engine: Engine) -> None:
-    if mode not in get_args(Mode):
-        raise InputError(f"mode: expected {' or '.join(get_args(Mode))}, got {mode!r}.")
+    if not isinstance(mode, str) or mode not in get_args(Mode):
+        raise InputError(f"mode: expected {' or '.join(get_args(Mode))}, got {shown(mode)}.")
     if mode == "exact" and engine.mixes_rows:
         raise InputError(
             "mode: expected a model that computes each text by itself, got a mixture of experts, "
