@@ -120,6 +120,7 @@ DECODER: dict[str, Ask] = {
         device=maybe(r, lambda: "cpu"),
         threads=maybe(r, lambda: 1, 0.3),
         full_check=maybe(r, lambda: True),
+        weights=maybe(r, lambda: "copy"),
     ),
     "load a path": lambda m, r: ortolan.load(anything(r)),
     "load sequence": lambda m, r: m.load_sequence(anything(r)),

@@ -46,7 +46,7 @@ def use(folder: Path, random: Random, say: Callable[[str], None], *, verifies: b
         say("inspect")
         description.describe(bundle)
     say("load")
-    model: Any = ortolan.load(folder, threads=1)
+    model: Any = ortolan.load(folder, threads=1, weights=random.choice(["map", "map", "copy"]))
     say("use")
     _USES[model.manifest.kind](model, random)
     if verifies and random.random() < VERIFIED:
