@@ -134,7 +134,7 @@ def options(random: Random) -> dict[str, Any]:
     if random.random() < 0.97:
         given["max_new_tokens"] = maybe(random, lambda: random.choice([1, 2, 5, 12]), 0.08)
     if random.random() < 0.02:
-        given[random.choice(["max_tokens", "temprature", "x", "\ud800", ""])] = anything(random)
+        given[random.choice(["max_tokens", "max_new_token", "x", "\ud800", ""])] = anything(random)
     return given
 
 
