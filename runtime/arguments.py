@@ -10,23 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, shown
 
-__all__ = ["checked_count", "checked_flag", "checked_path", "checked_seconds", "shown"]
+__all__ = ["checked_count", "checked_flag", "checked_path", "checked_seconds"]
 
 _MOST = 2**63 - 1
 """What counts tokens, slots or bytes has a place in 64 bits."""
 
 _MOST_SECONDS = threading.TIMEOUT_MAX
-
-
-def shown(value: Any) -> str:
-    """A value as an error quotes it: short, whatever it is."""
-    try:
-        text = repr(value)
-    except Exception:  # of an integer of thousands of digits, or of a class of the caller's
-        return f"one of type {type(value).__name__}"
-    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def checked_count(what: str, value: Any, *, least: int = 1, most: int | None = None) -> int:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.arguments import shown
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource, wrong_kind
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.errors import GraphError, InputError, NumericError
+from ortolan.runtime.errors import GraphError, InputError, NumericError, shown
 from ortolan.runtime.inputs.source import Inputs, Source, SourceReader, is_batch
 from ortolan.runtime.model import Model
 

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Literal, TypeVar, overload
 
-from ortolan.runtime.arguments import checked_flag, checked_path, shown
+from ortolan.runtime.arguments import checked_flag, checked_path
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import Packed, find_packed
@@ -11,7 +11,7 @@ from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.session import Engine, onnxruntime_version
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.isolation.first_load import first_load
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq

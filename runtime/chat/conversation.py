@@ -10,10 +10,10 @@ from typing import Any, Protocol, Unpack
 
 import msgspec
 
-from ortolan.runtime.arguments import checked_path, shown
+from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.chat.messages import Message, checked_messages
 from ortolan.runtime.chat.reply import Reply, ReplyStream
-from ortolan.runtime.errors import ChatError, InputError, StateFileError
+from ortolan.runtime.errors import ChatError, InputError, StateFileError, shown
 from ortolan.runtime.generation.options import Options
 
 __all__ = ["Conversation"]

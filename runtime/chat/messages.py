@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ortolan.runtime.arguments import shown
-from ortolan.runtime.errors import ChatError
+from ortolan.runtime.errors import ChatError, shown
 
 __all__ = ["Message", "checked_messages", "checked_tools", "is_name", "plain"]
 

@@ -8,10 +8,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from ortolan.runtime.arguments import shown
 from ortolan.runtime.chat.messages import Message, checked_messages, checked_tools, plain
 from ortolan.runtime.chat.provenance import Marks, Span, marked, unmarked
-from ortolan.runtime.errors import ChatError, ChatTemplateError
+from ortolan.runtime.errors import ChatError, ChatTemplateError, shown
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.jinja.template import Template
 

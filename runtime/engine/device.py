@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ortolan.cuda_setup import INSTALL, Part, missing_part
-from ortolan.runtime.arguments import shown
-from ortolan.runtime.errors import DeviceError
+from ortolan.runtime.errors import DeviceError, shown
 
 __all__ = ["Choice", "choose_device"]
 

@@ -6,8 +6,8 @@ Knows values and which options exclude each other. Does not know how a search go
 from collections.abc import Sized
 from typing import Any
 
-from ortolan.runtime.arguments import checked_count, shown
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.arguments import checked_count
+from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.beam_search import EarlyStopping
 from ortolan.runtime.generation.options import Options
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.arguments import shown
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.errors import GrammarError, MissingExtraError
+from ortolan.runtime.errors import GrammarError, MissingExtraError, shown
 from ortolan.runtime.generation.grammar_limits import (
     COMPILED_GRAMMARS,
     PARSER_LIMITS,

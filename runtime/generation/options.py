@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from threading import Event
 from typing import Any, TypedDict
 
-from ortolan.runtime.arguments import checked_count, checked_flag, shown
+from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.constraints import Constraints
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.request import Request, numbered

@@ -12,8 +12,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
-from ortolan.runtime.arguments import shown
-from ortolan.runtime.errors import SamplingError
+from ortolan.runtime.errors import SamplingError, shown
 from ortolan.runtime.limits import MAX_LOGIT_BIAS, MAX_SEED, MAX_VOCABULARY
 
 __all__ = ["Sampling"]

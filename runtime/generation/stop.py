@@ -9,8 +9,7 @@ Knows text. Does not know tokens, nor why a generation ends otherwise.
 
 from collections.abc import Sequence
 
-from ortolan.runtime.arguments import shown
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.limits import MAX_STOP_TEXT_BYTES, MAX_STOP_TEXTS
 
 __all__ = ["StopMatcher", "checked_stop"]

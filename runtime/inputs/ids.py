@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.arguments import shown
-from ortolan.runtime.errors import ContextLengthError, InputError
+from ortolan.runtime.errors import ContextLengthError, InputError, shown
 
 __all__ = ["TokenIds", "checked_ids"]
 

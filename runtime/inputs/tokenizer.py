@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from ortolan.runtime.arguments import shown
-from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.errors import TokenizerError, shown
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream
 from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal, Self, Unpack, get_args
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.arguments import checked_count, shown
+from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.session import Engine
@@ -24,6 +24,7 @@ from ortolan.runtime.errors import (
     QueueFullError,
     ServiceClosedError,
     ServiceError,
+    shown,
 )
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options

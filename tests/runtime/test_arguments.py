@@ -16,10 +16,9 @@ from ortolan.runtime.arguments import (
     checked_flag,
     checked_path,
     checked_seconds,
-    shown,
 )
 from ortolan.runtime.bundle.manifest import Tokens
-from ortolan.runtime.errors import ComputeError, InputError
+from ortolan.runtime.errors import ComputeError, InputError, shown
 
 Call = Callable[[Any, Any], object]
 
