@@ -6,6 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 SOURCES := src/ortolan models tests benchmarks scripts examples
 BUNDLE := build/pythonic
+ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves_what_is_old_or_new
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -34,11 +35,11 @@ test: $(INSTALLED)
 # forms of parity that take long to trace.
 test-ci: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow --ignore=tests/end_to_end/test_install.py \
-		--ignore=tests/end_to_end/test_demo.py --ignore=tests/export/test_kill.py \
-		--ignore=tests/export/source/transformers
+		--ignore=tests/end_to_end/test_demo.py \
+		--ignore=tests/export/source/transformers --deselect=$(ALL_FAULTS)
 
-# These, every type of transformers, installs into new environments, exports that are killed, and the
-# demo of a fresh clone.
+# These, every type of transformers, installs into new environments, faults of each file operation,
+# and the demo of a fresh clone.
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
 

@@ -1,15 +1,16 @@
-"""Puts a bundle in its place, whole or not at all (`ortolan.runtime.bundle.staging`)."""
+"""Puts a bundle in its place, whole or not at all (`ortolan.staging`)."""
 
 import contextlib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from ortolan import files
 from ortolan.export.errors import OutputError
 from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.manifest import File, Manifest
-from ortolan.runtime.bundle.staging import BusyError, Place, staged
 from ortolan.runtime.errors import ManifestError
+from ortolan.staging import BusyError, Place, staged
 
 PACKED = ("packed-", ".packing")
 """Beginnings of the names of what `ortolan pack` writes beside a bundle's files."""
@@ -35,7 +36,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
     place = place_of(target)
     target = place.target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folders(target.parent)
         with staged(place) as folder:
             _check_target(target, force)
             yield folder
@@ -70,7 +71,7 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json, the last file of a bundle."""
-    (folder / manifest_file.NAME).write_bytes(manifest_file.encode(manifest))
+    files.write(folder / manifest_file.NAME, manifest_file.encode(manifest))
 
 
 def _check_target(target: Path, force: bool) -> None:

@@ -1,19 +1,18 @@
 """A conversation: its messages so far, and a file that keeps them."""
 
-import contextlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 import msgspec
 
+from ortolan import files
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.chat.messages import Message, checked_messages
 from ortolan.runtime.chat.reply import Reply, ReplyStream
-from ortolan.runtime.errors import ChatError, InputError, StateFileError, shown
+from ortolan.runtime.errors import ChatError, StateFileError
 from ortolan.runtime.generation.options import Options
 
 __all__ = ["Conversation"]
@@ -113,11 +112,9 @@ class Conversation:
 
         Raises:
             InputError: it is no path.
-            OSError: the place cannot be written to.
+            StateFileError: the place cannot be written to.
         """
-        target = checked_path("save", path)
-        if not target.name:
-            raise InputError(f"save: expected the path of a file, got {shown(path)}.")
+        place = checked_path("save", path)
         text = json.dumps(
             {
                 "ortolan_conversation": VERSION,
@@ -127,16 +124,13 @@ class Conversation:
             ensure_ascii=False,
             indent=1,
         )
-        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            with unfinished.open("x", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, target)
-        finally:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+            with files.replaced(place) as file:
+                file.write(f"{text}\n".encode())
+        except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
+            raise StateFileError(
+                f"{path}: expected to write a file, got {error}. Choose another place."
+            ) from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take the messages of a file in place of these.

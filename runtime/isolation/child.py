@@ -24,6 +24,9 @@ __all__ = ["main"]
 _NO_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
 """In what onnxruntime says of an allocation that was refused."""
 
+_TEXT = 4096
+"""Letters of an error: many times those of the longest."""
+
 _GRACE_S = 5
 """Between the signal that ends the process, by which it is known why, and the one that must."""
 
@@ -63,12 +66,14 @@ def set_limits(*, memory: int, seconds: int) -> None:
 
 
 def first_step(task: Task) -> None:
-    """Open a bundle, and run every graph of it once or twice."""
+    """Open a bundle with all its graphs, and run a step or two."""
     bundle, packed = open_bundle(task.folder), None
     if task.packed is not None:
         packed = open_packed(bundle, task.packed, onnxruntime=onnxruntime_version())
     # One thread: the processor is limited for all of them, and each takes address space.
-    sample_outputs(Engine(bundle, device=task.device, threads=1, packed=packed))
+    engine = Engine(bundle, device=task.device, threads=1, packed=packed)
+    sample_outputs(engine)
+    engine.open_maps()
 
 
 def _answer(task: Task) -> Answer:
@@ -77,12 +82,13 @@ def _answer(task: Task) -> Answer:
     except OrtolanError as error:
         text = str(error)
         if any(words in text for words in _NO_MEMORY):
-            return Answer(error=MemoryError.__name__, text=text)
-        return Answer(error=type(error).__name__, text=text)
-    except MemoryError as error:
-        return Answer(error=MemoryError.__name__, text=str(error))
+            return Answer(error=MemoryError.__name__)
+        return Answer(error=type(error).__name__, text=text[:_TEXT])
+    except MemoryError:
+        return Answer(error=MemoryError.__name__)
     except Exception as error:
-        return Answer(error=FirstLoadError.__name__, text=f"{type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        return Answer(error=FirstLoadError.__name__, text=text[:_TEXT])
     return Answer()
 
 

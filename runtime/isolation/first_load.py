@@ -18,6 +18,7 @@ import msgspec
 from ortolan.errors import OrtolanError
 from ortolan.runtime import errors, limits
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.packed import Packed
 from ortolan.runtime.engine.memory_plan import plan_memory, size
 from ortolan.runtime.engine.session import onnxruntime_version
@@ -109,7 +110,7 @@ def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = 
         seconds=seconds,
     )
     status, said, is_late = _run(task, seconds)
-    if is_late or status == -getattr(signal, "SIGXCPU", 0):
+    if is_late or (status < 0 and _name(status) == "SIGXCPU"):
         raise _refused(f"no end of it within {seconds} s")
     if status != 0:
         raise _refused(_end(status))
@@ -123,6 +124,8 @@ def _memory(bundle: Bundle, packed: int) -> int:
     context = min(CAPACITY_STEP, manifest.context_length)
     plan = plan_memory(manifest, bundle.graphs, context=context)
     held = plan.total - plan.weights + limits.FIRST_LOAD_BYTES
+    if MAPS_ROLE in manifest.graphs:  # may hold each weight once more
+        held += plan.packed
     left = available_memory()
     # What a manifest says of its states is no reason to take more than there is.
     return plan.weights + packed + (held if left is None else min(held, left + free_swap()))
@@ -181,10 +184,15 @@ def _end(status: int) -> str:
     """How a process ended that did not mean to."""
     if status > 0:
         return f"its end with exit status {status}"
-    known = {each.value: each.name for each in signal.Signals}
-    name = known.get(-status, f"signal {-status}")
+    name = _name(status)
     hint = ", as the system sends where memory is short" if name == "SIGKILL" else ""
     return f"its end by {name}{hint}"
+
+
+def _name(status: int) -> str:
+    """Of the signal that ended a process."""
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(-status, f"signal {-status}")
 
 
 def _refused(got: str) -> FirstLoadError:

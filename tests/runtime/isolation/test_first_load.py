@@ -1,3 +1,4 @@
+import hashlib
 import logging
 import signal
 import sys
@@ -5,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import onnx
 import pytest
 from onnx import TensorProto, helper
 from tests.runtime import packed_bundles, tiny_decoder, tiny_encoder
@@ -14,6 +16,7 @@ from ortolan.runtime import (
     BundleError,
     BundleFileError,
     FirstLoadError,
+    GraphError,
     InputError,
     ManifestError,
     limits,
@@ -21,6 +24,7 @@ from ortolan.runtime import (
     open_bundle,
 )
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import File
 from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.session import onnxruntime_version
@@ -90,6 +94,25 @@ def test_load_starts_a_process_only_where_it_is_asked_to(
         load(bundle.path, isolate=True)
     with pytest.raises(InputError, match=r"^isolate: expected True or False, got 'yes'"):
         load(bundle.path, isolate="yes")  # type: ignore[call-overload]
+
+
+def test_the_graph_of_attention_maps_is_opened_there(tmp_path: Path) -> None:
+    bundle = open_bundle(tiny_encoder.write_bundle(tmp_path / "bundle", maps=True).path)
+    assert first_load(bundle) is True
+    path = bundle.file("attention.onnx")
+    model = onnx.load(path)
+    softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
+    del softmax.attribute[:]
+    softmax.attribute.append(helper.make_attribute("axis", 9))
+    data = model.SerializeToString()
+    path.write_bytes(data)
+    changed = File(name=path.name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    files = [changed if file.name == path.name else file for file in bundle.manifest.files]
+    manifest = msgspec.structs.replace(bundle.manifest, files=tuple(files))
+    (bundle.path / "manifest.json").write_bytes(encode(manifest))
+    load(bundle.path)
+    with pytest.raises(GraphError, match=r"^attention\.onnx: expected a graph that onnxruntime "):
+        first_load(bundle)
 
 
 # --- bundles that do not ------------------------------------------------------------------------
