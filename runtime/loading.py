@@ -3,7 +3,7 @@
 import os
 from typing import Any, Literal, TypeVar, overload
 
-from ortolan.runtime.arguments import checked_flag, checked_path
+from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import again_when_replaced, open_bundle
 from ortolan.runtime.bundle.packed import Packed, find_packed
@@ -99,7 +99,7 @@ def load(
     full_check = checked_flag("full_check", full_check)
     isolate, is_copied = checked_flag("isolate", isolate), _is_copied(weights)
     named = _checked_kind(kind)
-    bundle = open_bundle(checked_path("path", path), full_check=full_check and not is_copied)
+    bundle = open_bundle(path, full_check=full_check and not is_copied)
     chosen = named or _MODELS[bundle.manifest.kind]
     check_kind(bundle.manifest, chosen)  # before its weights are touched
     bundle, packed = _prepared(bundle, is_copied=is_copied, full_check=full_check)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
@@ -61,10 +62,12 @@ def verify(
         DeviceError: the device cannot be used.
         FirstLoadError: `isolate`, and loading it ended that process or exceeded its limits.
         CertificateError: the certificate cannot be replayed.
+        InputError: it is no path.
         MemoryPlanError: there is not the memory for its longest probe.
     """
-    started, seen = time.monotonic(), marks(path)
-    bundle = open_bundle(path, full_check=True)
+    place = checked_path("path", path)
+    started, seen = time.monotonic(), marks(place)
+    bundle = open_bundle(place, full_check=True)
     certificate = read(bundle)
     choose_device(device, bundle.manifest.devices, available_providers())
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)

@@ -14,6 +14,7 @@ import numpy as np
 from tests.hostile.arguments import anything, draft, maybe, options, prompt
 
 import ortolan
+from ortolan import runtime
 from ortolan.runtime import attention_maps
 
 __all__ = ["TARGETS", "Target"]
@@ -123,6 +124,8 @@ DECODER: dict[str, Ask] = {
         weights=maybe(r, lambda: "copy"),
     ),
     "load a path": lambda m, r: ortolan.load(anything(r)),
+    "open a path": lambda m, r: runtime.open_bundle(anything(r)),
+    "verify a path": lambda m, r: runtime.verify(anything(r), isolate=False),
     "load sequence": lambda m, r: m.load_sequence(anything(r)),
     "encode": lambda m, r: m.tokenizer.encode(anything(r)),
     "decode": lambda m, r: m.tokenizer.decode(prompt(r)),

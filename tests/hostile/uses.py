@@ -51,7 +51,7 @@ def use(folder: Path, random: Random, say: Callable[[str], None], *, verifies: b
     _USES[model.manifest.kind](model, random)
     if verifies and random.random() < VERIFIED:
         say("verify")
-        runtime.verify(folder, threads=1)
+        runtime.verify(folder, threads=1, isolate=False)
     if "attention" in model.manifest.graphs:
         say("maps")
         attention_maps.attention_maps(folder, _input(model))

@@ -17,7 +17,9 @@ from ortolan.runtime.arguments import (
     checked_path,
     checked_seconds,
 )
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.certificate import verify
 from ortolan.runtime.errors import ComputeError, InputError, shown
 
 Call = Callable[[Any, Any], object]
@@ -73,6 +75,8 @@ CALLS: dict[str, Call] = {
     "json schema": lambda _, value: ortolan.Grammar.json_schema(value),
     "grammar source": lambda _, value: ortolan.Grammar(value),
     "load": lambda _, value: ortolan.load(value),
+    "open": lambda _, value: open_bundle(value),
+    "verify": lambda _, value: verify(value),
     "kind": lambda model, value: ortolan.load(model.bundle.path, value),
     "device": lambda model, value: ortolan.load(model.bundle.path, device=value),
     "threads": lambda model, value: ortolan.load(model.bundle.path, threads=value),
