@@ -65,18 +65,16 @@ def verify(
         InputError: it is no path.
         MemoryPlanError: there is not the memory for its longest probe.
     """
-    place = checked_path("path", path)
-    started, seen = time.monotonic(), marks(place)
-    bundle = open_bundle(place, full_check=True)
+    started, seen = time.monotonic(), marks(checked_path("path", path))
+    bundle = open_bundle(path, full_check=True)
     certificate = read(bundle)
     choose_device(device, bundle.manifest.devices, available_providers())
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded: each weight is in memory by itself.
-    weights = check_weights(
-        bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
-    )
+    used = chosen_threads(threads, bundle.manifest)
+    weights = check_weights(bundle, certificate.weights, threads=used)
     _check_memory(bundle, certificate)
     surroundings = None
     if certificate.surroundings is not None:
