@@ -3,6 +3,7 @@
 import os
 from typing import Any, Literal, TypeVar, overload
 
+from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import again_when_replaced, open_bundle
@@ -118,11 +119,23 @@ def _prepared(bundle: Bundle, *, is_copied: bool, full_check: bool) -> tuple[Bun
     """Keep the files of a bundle in memory, or find packed weights in its folder, if they fit."""
     packed = None
     if is_copied:
+        _check_tensors(bundle)
         bundle = bundle.keeping()
     else:
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
     check_load(bundle, is_packed=packed is not None)
     return bundle, packed
+
+
+def _check_tensors(bundle: Bundle) -> None:
+    """Refuse what onnxruntime does not copy."""
+    for tensor in (tensor for graph in bundle.graphs.values() for tensor in graph.external):
+        if tensor.length > limits.MAX_COPIED_BYTES:
+            raise InputError(
+                f"weights='copy': expected tensors of at most {limits.MAX_COPIED_BYTES} bytes, got "
+                f"{tensor.length} of {tensor.name!r}. Load it with weights='map', or export it in "
+                "fewer bits."
+            )
 
 
 def _is_copied(weights: Any) -> bool:
