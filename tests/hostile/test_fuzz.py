@@ -19,7 +19,7 @@ import numpy as np
 from ortolan.errors import OrtolanError
 from tests.hostile import child
 
-child.ALARM_S, child.SLOW_S, child.MEMORY_MB = 2, 0.4, 50
+child.ALARM_S, child.SLOW_S, child.MEMORY_MB = {alarm_s}, 0.4, 50
 
 def use(say):
     say("body")
@@ -63,7 +63,9 @@ def module(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
     ],
 )
 def test_every_way_to_end_is_told_apart(body: str, said: str, tmp_path: Path) -> None:
-    done = python("-c", CHILD.format(body=body), tmp_path / "log")
+    done = python(
+        "-c", CHILD.format(body=body, alarm_s=1 if "sleep" in body else 60), tmp_path / "log"
+    )
 
     assert done.stdout.startswith(said), done
 
