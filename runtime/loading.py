@@ -4,7 +4,7 @@ import os
 from typing import Any, Literal, TypeVar, overload
 
 from ortolan.runtime import limits
-from ortolan.runtime.arguments import checked_flag, checked_path
+from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import again_when_replaced, open_bundle
 from ortolan.runtime.bundle.packed import Packed, find_packed
@@ -12,7 +12,7 @@ from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.session import Engine, onnxruntime_version
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.isolation.first_load import first_load
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
@@ -100,7 +100,7 @@ def load(
     full_check = checked_flag("full_check", full_check)
     isolate, is_copied = checked_flag("isolate", isolate), _is_copied(weights)
     named = _checked_kind(kind)
-    bundle = open_bundle(checked_path("path", path), full_check=full_check and not is_copied)
+    bundle = open_bundle(path, full_check=full_check and not is_copied)
     chosen = named or _MODELS[bundle.manifest.kind]
     check_kind(bundle.manifest, chosen)  # before its weights are touched
     bundle, packed = _prepared(bundle, is_copied=is_copied, full_check=full_check)
@@ -112,7 +112,7 @@ def load(
 def _checked_kind(kind: type[Model] | None) -> type[Model] | None:
     if kind is None or any(kind is known for known in _MODELS.values()):
         return kind
-    raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {kind!r}.")
+    raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {shown(kind)}.")
 
 
 def _prepared(bundle: Bundle, *, is_copied: bool, full_check: bool) -> tuple[Bundle, Packed | None]:
@@ -142,4 +142,4 @@ def _is_copied(weights: Any) -> bool:
     """Whether weights are read into memory."""
     if isinstance(weights, str) and weights in ("map", "copy"):
         return weights == "copy"
-    raise InputError(f"weights: expected 'map' or 'copy', got {weights!r}.")
+    raise InputError(f"weights: expected 'map' or 'copy', got {shown(weights)}.")

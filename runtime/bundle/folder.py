@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ortolan.runtime import limits
+from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_chunks, chunks
 from ortolan.runtime.bundle.files import open_plain
@@ -29,18 +30,22 @@ def again_when_replaced(read: F) -> F:
 
     Args:
         read: its first argument is the path.
+
+    Raises:
+        InputError: it is no path.
     """
 
     @functools.wraps(read)
     def call(path: StrPath, *args: Any, **kwargs: Any) -> Any:
+        place = checked_path("path", path)
         for _ in range(_TRIES):
-            before = _identity(path)
+            before = _identity(place)
             try:
-                return read(path, *args, **kwargs)
+                return read(place, *args, **kwargs)
             except BundleError:
-                if _identity(path) == before:
+                if _identity(place) == before:
                     raise
-        return read(path, *args, **kwargs)
+        return read(place, *args, **kwargs)
 
     return cast("F", call)
 
@@ -67,6 +72,7 @@ def open_bundle(
         ManifestError: the manifest is damaged or of another version.
         BundleFileError: a listed file is missing, resized, altered, or not a plain file.
         GraphError: a graph does what a bundle may not do, or does not fit the manifest.
+        InputError: it is no path.
     """
     folder = _folder(path)
     manifest = manifest_file.decode(_read_manifest(folder))
@@ -86,11 +92,11 @@ def open_bundle(
     return Bundle(path=folder, manifest=manifest, graphs=graphs)
 
 
-def _identity(path: StrPath) -> tuple[int, ...] | None:
+def _identity(path: Path) -> tuple[int, ...] | None:
     """What is another for another bundle at the same path; None where there is none."""
     try:
         folder, manifest = os.stat(path), os.stat(os.path.join(path, NAME))
-    except (OSError, TypeError, ValueError):
+    except OSError:
         return None
     return folder.st_dev, folder.st_ino, manifest.st_ino, manifest.st_mtime_ns
 
