@@ -115,6 +115,11 @@ def _folder(path: StrPath) -> Path:
             f"{path}: expected the folder of a bundle, got no such folder. "
             "Check the path, or make the bundle with `ortolan export`."
         )
+    if os.fsencode(folder) != str(folder).encode(errors="replace"):
+        raise BundleNotFoundError(
+            f"{str(path)!r}: expected a path in UTF-8, as onnxruntime takes it, got another. "
+            "Rename the folder."
+        )
     if not is_folder:
         raise BundleNotFoundError(
             f"{path}: expected the folder of a bundle, got a file. "

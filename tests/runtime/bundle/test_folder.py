@@ -1,6 +1,7 @@
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
@@ -373,6 +374,13 @@ def test_paths_without_a_bundle_are_told_apart(tmp_path: Path) -> None:
     assert "without one" in texts["empty"]
     assert "got a file" in texts["file"]
     assert "too long" in texts["x" * 5000]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such paths")
+def test_a_path_that_is_not_utf8_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = folder.rename(tmp_path / os.fsdecode(b"\xff"))
+    with pytest.raises(BundleNotFoundError, match=r"udcff': expected a path in UTF-8"):
+        open_bundle(other)
 
 
 def test_refused_graph_is_named(folder: Path, tmp_path: Path) -> None:
