@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ortolan.export.errors import OutputError
-from ortolan.runtime.bundle import manifest_file
+from ortolan.runtime.bundle import manifest_file, trust
 from ortolan.runtime.bundle.manifest import File, Manifest
 from ortolan.runtime.bundle.staging import BusyError, Place, staged
 from ortolan.runtime.errors import ManifestError
@@ -53,7 +53,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
 
 
 def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ...]:
-    """Size and hash of every file of a folder but its manifest, sorted by name.
+    """Size and hash of every file of a folder but its manifest and its seal, sorted by name.
 
     Args:
         folder: the bundle.
@@ -61,7 +61,7 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
     """
     described = {file.name: file for file in known}
     for path in folder.iterdir():
-        if path.name != manifest_file.NAME and path.name not in described:
+        if path.name not in {manifest_file.NAME, trust.NAME, *described}:
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
             described[path.name] = File(name=path.name, size=path.stat().st_size, sha256=digest)
@@ -69,8 +69,10 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json, the last file of a bundle."""
+    """Write manifest.json, the last file of a bundle, and a seal where its maker has to trust it."""
     (folder / manifest_file.NAME).write_bytes(manifest_file.encode(manifest))
+    if manifest.foreign_operators:
+        trust.trust(folder, manifest)
 
 
 def _check_target(target: Path, force: bool) -> None:
@@ -102,4 +104,4 @@ def _bundle_names(folder: Path) -> set[str]:
         manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
     except (FileNotFoundError, ManifestError):
         return set()
-    return {manifest_file.NAME, *(file.name for file in manifest.files)}
+    return {manifest_file.NAME, trust.NAME, *(file.name for file in manifest.files)}

@@ -8,6 +8,7 @@ OrtolanError
 │   ├── ManifestError          torn, not JSON, wrong schema, unknown or missing field
 │   ├── BundleFileError        a listed file is missing, resized, altered or a link
 │   ├── GraphError             an ONNX graph does what a bundle may not do
+│   ├── UntrustedError         it has operators that Ortolan does not write
 │   └── ChatTemplateError      a chat template is absent, broken, or asks for too much
 ├── DeviceError            device unknown, absent, or not one the bundle was made for
 ├── InputError             a request is wrong: prompt, ids or options
@@ -62,6 +63,12 @@ class GraphError(BundleError):
     """An ONNX graph does what a bundle may not do. Names the graph file."""
 
     code: ClassVar[str] = "graph"
+
+
+class UntrustedError(BundleError):
+    """A bundle has operators that Ortolan does not write, and this user has not said to trust it."""
+
+    code: ClassVar[str] = "untrusted"
 
 
 class ChatTemplateError(BundleError):

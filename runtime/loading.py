@@ -29,6 +29,7 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     full_check: bool = False,
+    trust: bool = False,
 ) -> M: ...
 
 
@@ -39,6 +40,7 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     full_check: bool = False,
+    trust: bool = False,
 ) -> Any: ...
 
 
@@ -49,6 +51,7 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     full_check: bool = False,
+    trust: bool = False,
 ) -> Any:
     """Open a bundle and make it ready to use.
 
@@ -65,6 +68,8 @@ def load(
         threads: threads within one operator; `None` for the physical cores that this process
             may use, or 1 for a small translator, whose decoder takes 1 in any case.
         full_check: read all weights once more than needed and compare their hash.
+        trust: whoever made the bundle, where it needs operators that ortolan does not write; one
+            made by this user on this machine is trusted.
 
     Returns:
         A `Decoder`, a `Seq2Seq` or an `Encoder`.
@@ -80,7 +85,8 @@ def load(
     if kind is not None and not any(kind is known for known in _MODELS.values()):
         raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {kind!r}.")
     full_check = checked_flag("full_check", full_check)
-    bundle = open_bundle(checked_path("path", path), full_check=full_check)
+    trust = checked_flag("trust", trust)
+    bundle = open_bundle(checked_path("path", path), full_check=full_check, trust=trust)
     chosen = _MODELS[bundle.manifest.kind] if kind is None else kind
     check_kind(bundle.manifest, chosen)  # before its weights are touched
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)

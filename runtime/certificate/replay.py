@@ -36,6 +36,7 @@ def verify(
     device: str = "auto",
     threads: int | None = None,
     exact: bool = True,
+    trust: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Replay the certificate of a bundle on this machine. Every file is hashed first.
@@ -45,6 +46,7 @@ def verify(
         device: as in `ortolan.load`.
         threads: as in `ortolan.load`.
         exact: whether to try, too, if texts are the same alone and among others here.
+        trust: as in `ortolan.load`.
         progress: called with the positions done and the positions in total.
 
     Raises:
@@ -54,7 +56,7 @@ def verify(
         MemoryPlanError: there is not the memory for its longest probe.
     """
     started = time.monotonic()
-    bundle = open_bundle(path, full_check=True)
+    bundle = open_bundle(path, full_check=True, trust=trust)
     certificate = read(bundle)
     choose_device(device, bundle.manifest.devices, available_providers())
     # Before the model is loaded: each weight is in memory by itself.
