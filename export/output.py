@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from ortolan.runtime.bundle import manifest_file, trust
 from ortolan.runtime.bundle.manifest import File, Manifest
 from ortolan.runtime.bundle.staging import BusyError, Place, staged
 from ortolan.runtime.errors import ManifestError
+
+_log = logging.getLogger("ortolan.export")
 
 PACKED = ("packed-", ".packing")
 """Beginnings of the names of what `ortolan pack` writes beside a bundle's files."""
@@ -71,8 +74,16 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json, the last file of a bundle, and a seal where its maker has to trust it."""
     (folder / manifest_file.NAME).write_bytes(manifest_file.encode(manifest))
-    if manifest.foreign_operators:
+    if not manifest.foreign_operators:
+        return
+    try:
         trust.trust(folder, manifest)
+    except OSError as error:
+        _log.warning(
+            "expected to seal operators of the module's own for this user, got: %s. The bundle "
+            "opens with trust=True alone.",
+            error,
+        )
 
 
 def _check_target(target: Path, force: bool) -> None:

@@ -47,6 +47,7 @@ from ortolan.runtime.errors import (
     ServiceError,
     StateFileError,
     TokenizerError,
+    UntrustedError,
 )
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "ToolCall",
+    "UntrustedError",
     "load",
     "open_bundle",
     "verify",

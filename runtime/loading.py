@@ -1,7 +1,7 @@
 """From the folder of a bundle to a model that is ready to use."""
 
 import os
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from ortolan.runtime.arguments import checked_flag, checked_path
 from ortolan.runtime.bundle.folder import open_bundle
@@ -28,6 +28,7 @@ def load(
     *,
     device: str = "auto",
     threads: int | None = None,
+    weights: Literal["map", "copy"] = "map",
     full_check: bool = False,
     trust: bool = False,
 ) -> M: ...
@@ -39,6 +40,7 @@ def load(
     *,
     device: str = "auto",
     threads: int | None = None,
+    weights: Literal["map", "copy"] = "map",
     full_check: bool = False,
     trust: bool = False,
 ) -> Any: ...
@@ -50,14 +52,16 @@ def load(
     *,
     device: str = "auto",
     threads: int | None = None,
+    weights: Literal["map", "copy"] = "map",
     full_check: bool = False,
     trust: bool = False,
 ) -> Any:
     """Open a bundle and make it ready to use.
 
     The weights are mapped, not copied: a bundle in use may be replaced file by file, and never
-    changed in place. What `ortolan pack` prepared for this machine is used; when it does not
-    fit, a warning of the logger `ortolan.runtime` says why.
+    changed in place: a file that is overwritten changes answers, one that is cut short ends the
+    process. What `ortolan pack` prepared for this machine is used; when it does not fit, a warning
+    of the logger `ortolan.runtime` says why.
 
     Args:
         path: folder of the bundle.
@@ -67,6 +71,10 @@ def load(
         device: `auto`, `cpu`, `cuda` or `cuda:N`. This version computes on the CPU.
         threads: threads within one operator; `None` for the physical cores that this process
             may use, or 1 for a small translator, whose decoder takes 1 in any case.
+        weights: `map`; or `copy`, where others may change, cut short or remove the folder while
+            it is in use. Every file is then read once, its hash compared, and the folder not
+            looked at again. That takes the memory of the weights, two to three times of it while
+            loading; what `ortolan pack` prepared is left aside, since it could only be copied.
         full_check: read all weights once more than needed and compare their hash.
         trust: whoever made the bundle, where it needs operators that ortolan does not write; one
             made by this user on this machine is trusted.
@@ -86,9 +94,22 @@ def load(
         raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {kind!r}.")
     full_check = checked_flag("full_check", full_check)
     trust = checked_flag("trust", trust)
-    bundle = open_bundle(checked_path("path", path), full_check=full_check, trust=trust)
+    is_copied = _is_copied(weights)
+    full = full_check and not is_copied
+    bundle = open_bundle(checked_path("path", path), full_check=full, trust=trust)
     chosen = _MODELS[bundle.manifest.kind] if kind is None else kind
     check_kind(bundle.manifest, chosen)  # before its weights are touched
-    packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
+    packed = None
+    if is_copied:
+        bundle = bundle.keeping()
+    else:
+        packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
     check_load(bundle, is_packed=packed is not None)
     return chosen(bundle, Engine(bundle, device=device, threads=threads, packed=packed))
+
+
+def _is_copied(weights: Any) -> bool:
+    """Whether weights are read into memory."""
+    if isinstance(weights, str) and weights in ("map", "copy"):
+        return weights == "copy"
+    raise InputError(f"weights: expected 'map' or 'copy', got {weights!r}.")

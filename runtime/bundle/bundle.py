@@ -7,7 +7,7 @@ checked stays true for as long as everybody keeps to that; `Bundle.read` does no
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,11 +32,32 @@ class Bundle:
     Attributes:
         path: its folder, absolute.
         graphs: role, as in the manifest, to what the graph holds.
+        kept: contents of files by name, read ahead; `None` where each is read when it is needed.
     """
 
     path: Path
     manifest: Manifest
     graphs: Mapping[str, GraphSummary]
+    kept: Mapping[str, bytes] | None = None
+
+    def keeping(self, *, weights: bool = False) -> "Bundle":
+        """The same bundle with its files in memory, of whose folder nothing is read any more.
+
+        Args:
+            weights: whether those of its weights too, which are large.
+
+        Raises:
+            BundleFileError: a file was changed.
+        """
+        names = (file.name for file in self.manifest.files)
+        return replace(
+            self,
+            kept={
+                name: self.read(name)
+                for name in names
+                if weights or name not in self.manifest.weights
+            },
+        )
 
     def file(self, name: str) -> Path:
         """Give the path of a file, for libraries that open files themselves.
@@ -52,6 +73,8 @@ class Bundle:
         Raises:
             BundleFileError: the manifest does not list the file, or it was changed.
         """
+        if self.kept is not None and name in self.kept:
+            return self.kept[name]
         return b"".join(checked_chunks(self.path, self._entry(name)))
 
     def _entry(self, name: str) -> File:

@@ -63,7 +63,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         device: whose memory it is.
         context: tokens of every row.
         batch: rows.
-        weights: mapped files, or their copies in the memory of a GPU.
+        weights: mapped files, or copies of them, as in the memory of a GPU.
+        resident: of `weights`, what is certain: copies.
         packed: copies of them that kernels hold, at most.
         copied: of `packed`, what is certain.
         cache: states that a decoder carries.
@@ -77,6 +78,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     batch: int
     weights: int
+    resident: int
     packed: int
     copied: int
     cache: int
@@ -96,9 +98,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def certain(self) -> int:
-        """What must be there, and stays: on the CPU without the weights, which are mapped."""
-        weights = 0 if self.device == "cpu" else self.weights
-        return weights + self.copied + self.conversation
+        """What must be there: without weights that are mapped."""
+        return self.resident + self.copied + self.conversation
 
 
 def plan_memory(
@@ -108,30 +109,38 @@ def plan_memory(
     context: int,
     batch: int = 1,
     is_packed: bool = False,
+    is_copied: bool = False,
     device: str = "cpu",
 ) -> MemoryPlan:
     """Plan the memory of a bundle.
 
     Args:
         manifest: of the bundle.
-        graphs: by role; maps of attention are loaded on demand, and not counted.
+        graphs: by role; maps of attention are loaded on demand, and counted with copies alone.
         context: tokens of every row.
         batch: rows.
         is_packed: whether copies of the weights are mapped too (`ortolan pack`).
+        is_copied: whether the weights are read into memory, instead of being mapped.
         device: `cpu` or `cuda`.
     """
     copies = device == "cpu" and not is_packed
-    loaded = [graph for role, graph in graphs.items() if role != MAPS_ROLE]
+    loaded = [graph for role, graph in graphs.items() if is_copied or role != MAPS_ROLE]
     sizes = {file.name: file.size for file in manifest.files}
+    weights = sum(sizes[name] for name in manifest.weights)
+    packed = sum(_read_bytes(graph) for graph in loaded) if copies else 0
+    copied = sum(_copied_bytes(graph) for graph in loaded) if copies else 0
+    if is_copied:  # onnxruntime copies what it is given, and packs it
+        packed, copied = 2 * packed, packed
     is_decoder = manifest.output is None
     source = manifest.state_bytes("source") * _source_tokens(manifest)
     return MemoryPlan(
         device=device,
         context=context,
         batch=batch,
-        weights=sum(sizes[name] for name in manifest.weights),
-        packed=sum(_read_bytes(graph) for graph in loaded) if copies else 0,
-        copied=sum(_copied_bytes(graph) for graph in loaded) if copies else 0,
+        weights=weights,
+        resident=weights if is_copied or device != "cpu" else 0,
+        packed=packed,
+        copied=copied,
         cache=batch * _cache_bytes(manifest, context),
         source=batch * source,
         logits=batch * 4 * manifest.vocab_size if is_decoder else 0,
@@ -161,12 +170,15 @@ def check_load(bundle: Bundle, *, is_packed: bool, root: Path = Path("/")) -> No
     Raises:
         MemoryPlanError: the certain copies of its weights are more than the memory that is left.
     """
-    plan = plan_memory(bundle.manifest, bundle.graphs, context=1, is_packed=is_packed)
+    is_copied = bundle.kept is not None
+    plan = plan_memory(
+        bundle.manifest, bundle.graphs, context=1, is_packed=is_packed, is_copied=is_copied
+    )
+    packing = 'Load it with weights="map"' if is_copied else "Run `ortolan pack` on the bundle"
     _check(
         plan.certain,
         what="load",
-        remedy="Run `ortolan pack` on the bundle, which maps these copies, or export it with "
-        "--precision int4 or int8.",
+        remedy=f"{packing}, which maps these copies, or export it with --precision int4 or int8.",
         root=root,
     )
 

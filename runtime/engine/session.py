@@ -70,7 +70,8 @@ def available_providers() -> tuple[str, ...]:
 class Engine:
     """The sessions of one bundle on one device. Several threads may use it at once.
 
-    With `packed` weights it computes the same in less memory.
+    With `packed` weights it computes the same in less memory. Of a bundle that keeps its files
+    (`Bundle.keeping`) the weights are read here, and nothing later.
 
     Attributes:
         device: the device in use.
@@ -100,12 +101,15 @@ class Engine:
         self.source_states = tuple(s for s in bundle.manifest.states if s.update == "source")
         self._bundle = bundle
         self._lock = threading.Lock()
+        is_copied = bundle.kept is not None
+        whole = bundle.keeping(weights=True) if is_copied else bundle
         self._sessions = {
-            role: _open_session(bundle, role, self.threads, packed)
+            role: _open_session(whole, role, self.threads, packed)
             for role in graphs
-            if role != MAPS_ROLE
+            if is_copied or role != MAPS_ROLE
         }
-        if packed is not None:
+        del whole
+        if is_copied or packed is not None:
             return_free_memory()
         many = "prefill" if "prefill" in graphs else "decoder"
         few = "decode" if "decode" in graphs else "decoder"
@@ -359,7 +363,12 @@ def _options(bundle: Bundle, *, threads: int) -> Any:
     if is_small_translator(bundle.manifest):
         # its tensors are small and many: a sentence takes 0.96 of the time without these two
         options.enable_cpu_mem_arena = options.enable_mem_reuse = False
-    options.add_session_config_entry(_EXTERNAL_FOLDER, str(bundle.path))
+    if bundle.kept is None:
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(bundle.path))
+    else:
+        names = bundle.manifest.weights
+        kept = [bundle.kept[name] for name in names]
+        options.add_external_initializers_from_files_in_memory(names, kept, [*map(len, kept)])
     return options
 
 

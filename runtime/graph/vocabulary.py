@@ -75,7 +75,9 @@ def foreign_forms(nodes: Iterable[Node]) -> tuple[str, ...]:
         if key not in found:
             found[key] = _foreign(known.get(node.operator), node)
     foreign = sorted(set(found.values()) - {""})
-    check_count("forms of nodes that ortolan does not write", len(foreign), limits.MAX_FOREIGN_FORMS)
+    check_count(
+        "forms of nodes that ortolan does not write", len(foreign), limits.MAX_FOREIGN_FORMS
+    )
     for form in foreign:
         check_count(f"characters in {form[:80]}", len(form), limits.MAX_FORM_LENGTH)
     return tuple(foreign)

@@ -32,6 +32,7 @@ _COUNTING = frozenset({"bool", "int32", "int64"})
 _NEVER_RUN = {"ai.onnx::CastLike": "ai.onnx::Cast"}
 """Operators that stand for another one at run time."""
 
+
 class NodeKind(NamedTuple):
     """What nodes have in common that a device decides by.
 

@@ -57,6 +57,13 @@ def test_packed_weights_are_mapped_and_not_copied(bundle: Bundle) -> None:
     assert plan.packed == plan.copied == 0
 
 
+def test_copied_weights_count_and_are_copied_once_more_to_be_packed(bundle: Bundle) -> None:
+    plan = plan_memory(bundle.manifest, bundle.graphs, context=10, is_copied=True)
+    mapped = plan_memory(bundle.manifest, bundle.graphs, context=10)
+    assert plan.packed == 2 * mapped.packed
+    assert plan.certain == plan.weights + mapped.packed + plan.cache + plan.logits
+
+
 def test_on_a_gpu_weights_count_and_lie_there_once(bundle: Bundle) -> None:
     states = tuple(
         msgspec.structs.replace(state, dtype="bfloat16") for state in bundle.manifest.states

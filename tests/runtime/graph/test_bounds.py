@@ -82,7 +82,11 @@ MOST = limits.MAX_ASKED
         ([node("ConstantOfShape", "sizes")], [MOST], [MOST + 1]),
         ([node("Tile", "x sizes")], [MOST], [MOST + 1]),
         (
-            [node("Shape", "x", "s"), node("Concat", "s sizes", "c", axis=0), node("Expand", "x c")],
+            [
+                node("Shape", "x", "s"),
+                node("Concat", "s sizes", "c", axis=0),
+                node("Expand", "x c"),
+            ],
             [MOST],
             [MOST + 1],
         ),
@@ -107,9 +111,7 @@ def test_the_length_of_a_range_is_bounded(step: int) -> None:
 
 
 def doublings(count: int) -> list[NodeProto]:
-    return [
-        node("Concat", f"v{index} v{index}", f"v{index + 1}", axis=0) for index in range(count)
-    ]
+    return [node("Concat", f"v{index} v{index}", f"v{index + 1}", axis=0) for index in range(count)]
 
 
 def test_what_is_computed_while_loading_is_bounded() -> None:
@@ -136,9 +138,7 @@ def test_what_depends_on_a_request_is_not_computed_while_loading() -> None:
     ],
     ids=["scaled", "with a bias", "looked up", "reshaped", "two steps"],
 )
-def test_what_an_export_leaves_to_compute_is_read(
-    nodes: list[NodeProto], constants: Given
-) -> None:
+def test_what_an_export_leaves_to_compute_is_read(nodes: list[NodeProto], constants: Given) -> None:
     read(graph(nodes, **constants))
 
 

@@ -1,0 +1,120 @@
+"""What `load` makes of its options: weights that are copied."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime import packed_bundles, tiny_encoder
+
+from ortolan.runtime import BundleFileError, InputError, MemoryPlanError, load, open_bundle
+from ortolan.runtime.pack.write import pack
+
+KINDS = ("fp32", "split", "recurrent", "by-token", "int4", "int4-split", "int8-prefill")
+
+PROMPT = [*range(40)]
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("loading")
+    return {kind: packed_bundles.write(folder / kind, kind, group=64).path for kind in KINDS}
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "state"))
+
+
+def destroy(folder: Path) -> None:
+    """Overwrite every file in place, cut it short, then remove all of them."""
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        with path.open("r+b") as file:
+            file.write(b"\x7f" * path.stat().st_size)
+        os.truncate(path, 10)
+    shutil.rmtree(folder)
+
+
+def tokens(model: Any) -> tuple[int, ...]:
+    written: tuple[int, ...] = model.generate(PROMPT, max_new_tokens=12).tokens
+    return written
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copied_weights_of_a_decoder_outlive_their_folder(
+    kind: str, bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(bundles[kind], tmp_path / "bundle")
+    model = load(folder, threads=1, weights="copy")
+    mapped = load(bundles[kind], threads=1)
+    logits = model.logits(PROMPT)
+    assert np.array_equal(logits, mapped.logits(PROMPT))
+    destroy(folder)
+    assert np.array_equal(logits, model.logits(PROMPT))
+    assert tokens(model) == tokens(mapped)
+
+
+def test_a_packed_folder_may_go_as_well(bundles: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(bundles["int4"], tmp_path / "bundle")
+    expected = load(folder, threads=1).logits(PROMPT)
+    pack(open_bundle(folder))
+    model = load(folder, threads=1, weights="copy")
+    destroy(folder)
+    assert np.array_equal(expected, model.logits(PROMPT))
+
+
+def test_copied_weights_of_an_encoder_and_its_maps_outlive_their_folder(tmp_path: Path) -> None:
+    folder = tiny_encoder.write_bundle(tmp_path / "bundle", maps=True).path
+    mapped, model = load(folder, threads=1), load(folder, threads=1, weights="copy")
+    inputs = {"input_ids": np.array([[4, 5]]), "lengths": np.array([2], np.int32)}
+    expected = mapped._engine.attention(inputs)
+    classified = mapped.classify("a b")
+    destroy(folder)
+    assert model.classify("a b") == classified
+    for name, values in model._engine.attention(inputs).items():
+        assert np.array_equal(values, expected[name])
+
+
+def test_copied_weights_of_a_translator_outlive_their_folder(
+    exported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported("marian") / "bundle", tmp_path / "bundle")
+    mapped, model = load(folder, threads=1), load(folder, threads=1, weights="copy")
+    expected = mapped.generate("abc", max_new_tokens=8).tokens
+    destroy(folder)
+    assert model.generate("abc", max_new_tokens=8).tokens == expected
+
+
+def test_the_hash_is_compared_of_the_bytes_that_are_used(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(bundles["fp32"], tmp_path / "bundle")
+    (weights,) = folder.glob("weights-*.bin")
+    data = bytearray(weights.read_bytes())
+    data[100] ^= 1
+    weights.write_bytes(data)
+    load(folder, threads=1)  # nobody has read them
+    with pytest.raises(BundleFileError, match=r"^weights-.*: expected sha256 "):
+        load(folder, threads=1, weights="copy")
+
+
+def test_copies_that_do_not_fit_are_refused(
+    bundles: dict[str, Path], memory_left: Callable[[int], None]
+) -> None:
+    (weights,) = bundles["int4"].glob("weights-*.bin")
+    memory_left(weights.stat().st_size)
+    load(bundles["int4"], threads=1)
+    with pytest.raises(MemoryPlanError, match=r'Load it with weights="map", which maps'):
+        load(bundles["int4"], threads=1, weights="copy")
+
+
+@pytest.mark.parametrize("weights", ["mapped", None, True, np.array(["map", "copy"])])
+def test_weights_are_mapped_or_copied_and_nothing_else(
+    weights: Any, bundles: dict[str, Path]
+) -> None:
+    with pytest.raises(InputError, match=r"^weights: expected 'map' or 'copy', got "):
+        load(bundles["fp32"], weights=weights)
