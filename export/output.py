@@ -72,7 +72,7 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json, the last file of a bundle, and a seal where its maker has to trust it."""
+    """Write manifest.json, the last file of a bundle, and a seal where somebody has to trust it."""
     (folder / manifest_file.NAME).write_bytes(manifest_file.encode(manifest))
     if not manifest.foreign_operators:
         return

@@ -66,7 +66,7 @@ class GraphError(BundleError):
 
 
 class UntrustedError(BundleError):
-    """A bundle has operators that Ortolan does not write, and this user has not said to trust it."""
+    """A bundle has operators that Ortolan does not write, and its user has not said to trust it."""
 
     code: ClassVar[str] = "untrusted"
 

@@ -120,7 +120,7 @@ MAX_READERS = 4096
 positions or the lengths some times."""
 
 MAX_ASKED = 1 << 27
-"""Elements that constants ask of one node, 512 MiB in float32: a mask of 11,000 by 11,000 tokens."""
+"""Elements that constants ask of one node, 512 MiB in float32: a mask of 11,000 x 11,000 tokens."""
 
 MAX_COMPUTED_AT_LOAD = 1 << 27
 """Elements that follow from constants alone, in one graph; an export leaves little to compute."""

@@ -42,7 +42,7 @@ def check_trusted(folder: Path, manifest: Manifest) -> None:
     more = len(manifest.foreign_operators) - _LISTED
     raise UntrustedError(
         f"{folder}: expected operators that ortolan writes itself, got {named}"
-        f"{f' and {more} more' if more > 0 else ''}, which the module of its author needs. A kernel "
+        f"{f' and {more} more' if more > 0 else ''}, which its author's module needs. A kernel "
         "that is given what it does not expect may end this process, or worse. If you trust who "
         f"made it, run `ortolan trust {folder}`, or load it with trust=True."
     )

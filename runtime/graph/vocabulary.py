@@ -7,12 +7,15 @@ attributes, the element types and the inputs and outputs that it is written with
 
 A form is what a node takes and gives, such as `float, -, int64 -> float`. `float` stands for the
 types that a bundle computes in, and a `-` for what is left out; `...` for any number of what
-comes before.
+comes before. The kernels of onnxruntime's own operators trust what they are given, and those are
+loaded only in the forms that are written; of a standard operator, every input and output has to
+be of a type that is written there, since onnxruntime checks how they go together.
 """
 
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -36,6 +39,8 @@ _KINDS: Mapping[int, str] = {1: "float", 2: "int", 4: "tensor", 6: "floats", 7: 
 """Kinds of attributes, as ONNX counts them. One of text is its value instead."""
 
 _TEXT = 3
+
+_LEFT_OUT = "-"
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,7 +113,7 @@ def attribute_kind(attribute: Any) -> str:
 def _foreign(known: Operator | None, node: Node) -> str:
     """What of a node is not in the vocabulary; empty if all is."""
     form = form_of(node)
-    if known is None or form not in known.forms:
+    if known is None or not (form in known.forms or _fits(node.operator, form)):
         return f"{node.operator}: {form}"
     given = {text(a.name): attribute_kind(a) for a in node.message.attribute}
     for name, kind in given.items():
@@ -117,8 +122,36 @@ def _foreign(known: Operator | None, node: Node) -> str:
     return ""
 
 
+def _fits(operator: str, form: str) -> bool:
+    """Whether a standard operator takes and gives, at each place, what it does in some form."""
+    if not operator.startswith("ai.onnx::"):
+        return False
+    sides = zip(_words(form), _places(operator), strict=True)
+    return all(
+        len(words) <= len(places)
+        and all(word in place for word, place in zip_longest(words, places, fillvalue=_LEFT_OUT))
+        for words, places in sides
+    )
+
+
+@cache
+def _places(operator: str) -> tuple[list[set[str]], list[set[str]]]:
+    """What stands at each place, of what an operator takes and of what it gives."""
+    takes, gives = zip(*map(_words, vocabulary()[operator].forms), strict=True)
+    return _by_place(takes), _by_place(gives)
+
+
+def _by_place(sides: Iterable[list[str]]) -> list[set[str]]:
+    return [set(words) for words in zip_longest(*sides, fillvalue=_LEFT_OUT)]
+
+
+def _words(form: str) -> tuple[list[str], list[str]]:
+    takes, _, gives = form.partition("->")
+    return takes.replace(" ", "").split(","), gives.replace(" ", "").split(",")
+
+
 def _type_word(name: str) -> str:
-    return "float" if name in _FLOATS else name or "-"
+    return "float" if name in _FLOATS else name or _LEFT_OUT
 
 
 def _any_number(types: list[str]) -> list[str]:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 import ortolan
 from ortolan.cli import cli
+from ortolan.export import pipeline
+from ortolan.export.manifest import describe
 from ortolan.modeling.state import State
 from ortolan.runtime import Bundle, UntrustedError, verify
 
@@ -34,6 +36,7 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _own_state(state_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state_folder))
+    monkeypatch.setattr(pipeline, "describe", describe)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +45,12 @@ def made(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Bundle
     module.load_state_dict(unusual().state_dict())
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_STATE_HOME", str(state_folder))
+        patched.setattr(pipeline, "describe", describe)
         return ortolan.export(module.eval(), tmp_path_factory.mktemp("made") / "bundle")
 
 
 def logits(model: Any) -> Any:
-    return np.concatenate([model.sequence().feed([5, 9, 2]), model.sequence().feed([7])], axis=None)
+    return model.logits([5, 9, 2])
 
 
 def test_the_manifest_names_them(made: Bundle) -> None:

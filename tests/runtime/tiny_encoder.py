@@ -218,11 +218,13 @@ def _encoder(
     last = {"states": ["states"], "embedding": ["mean"]}.get(kind, [])
     if kind == "embedding":
         nodes += [
-            node("ReduceL2", ["mean", "axis"], ["norm"], keepdims=1),
+            node("Mul", ["mean", "mean"], ["squares"]),
+            node("ReduceSum", ["squares", "axis"], ["square"], keepdims=1),
+            node("Sqrt", ["square"], ["norm"]),
             node("Div", ["mean", "norm"], ["output"]),
         ]
     elif last:
-        nodes.append(node("Identity", last, ["output"]))
+        nodes.append(node("Mul", [*last, "unit"], ["output"]))
     else:
         name = {"labels": ["mean", "labels"], "logits": ["states", "vocabulary"]}[kind]
         nodes.append(node("MatMul", name, ["output"]))
@@ -301,6 +303,7 @@ def _model(
         "zero": np.array(0, np.int64),
         "one": np.array(1, np.int64),
         "axis": np.array([1], np.int64),
+        "unit": np.array(1, np.float32),
         "last": np.array([-1], np.int64),
         "two_axes": np.array([1, 2], np.int64),
         "one_row": np.array([0, 1, -1], np.int64),

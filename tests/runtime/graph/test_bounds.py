@@ -19,7 +19,8 @@ def graph(nodes: Sequence[NodeProto], dtype: int = TensorProto.FLOAT, **constant
     made = []
     for name, value in constants.items():
         if isinstance(value, tuple):
-            weight = TensorProto(name=name, dims=value, data_type=dtype, data_location=1)
+            weight = TensorProto(name=name, dims=value, data_type=dtype)
+            weight.data_location = TensorProto.EXTERNAL
             weight.external_data.add(key="location", value="weights.bin")
             made.append(weight)
         else:
