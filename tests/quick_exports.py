@@ -28,6 +28,9 @@ from ortolan.modeling.config import ModelConfig
 from ortolan.runtime.bundle.manifest import Graph, Manifest
 from ortolan.runtime.certificate import Report, verify
 
+GRAPHS = "ORTOLAN_TEST_GRAPHS"
+"""In the environment: the folder to keep the graphs of all exports in (`scripts/vocabulary.py`)."""
+
 _STEPS = ("prefill", "decode")
 
 
@@ -42,7 +45,21 @@ def install(folder: Path) -> None:
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     setattr(pipeline, "write", let_write)  # noqa: B010 - as above
     setattr(pipeline, "describe", _describe_known)  # noqa: B010 - as above
+    if GRAPHS in os.environ:
+        keep_graphs(Path(os.environ[GRAPHS]))
     _hasten_traces()
+
+
+def keep_graphs(folder: Path) -> None:
+    """Keep a copy of every graph that an export writes from now on, whatever is in it."""
+
+    def describe_and_keep(exported: Path, *given: Any) -> Manifest:
+        for path in exported.glob("*.onnx"):
+            data = path.read_bytes()
+            (folder / f"{hashlib.sha256(data).hexdigest()}.onnx").write_bytes(data)
+        return describe(exported, *given)
+
+    setattr(pipeline, "describe", describe_and_keep)  # noqa: B010 - it is imported there
 
 
 def _trace_once(

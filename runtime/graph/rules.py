@@ -184,17 +184,24 @@ def _check_node(node: Any) -> None:
         if node.domain == b"com.microsoft" and not -(2**31) <= attribute.i < 2**31:
             name = text(attribute.name)
             raise RefusedError(f"32 bits for {name!r} of {operator}", f"{attribute.i}")
-    _check_batch_axes(operator, node)
+    _check_kernel_traps(operator, node)
     if operator in _CELLS:
         _check_cell(operator, node)
 
 
-def _check_batch_axes(operator: str, node: Any) -> None:
-    """Refuse what ends the process in onnxruntime 1.31: a negative number of batch axes."""
+def _check_kernel_traps(operator: str, node: Any) -> None:
+    """Refuse what ends the process in onnxruntime 1.31, as random changes of graphs showed.
+
+    Case 1: GatherND with a negative number of batch axes.
+    Case 2: Split with another number of outputs than its attribute says.
+    """
     numbers = {attribute.name: attribute.i for attribute in node.attribute}
     batch_dims = numbers.get(b"batch_dims", 0)
     if not 0 <= batch_dims <= limits.MAX_TENSOR_RANK:
         raise RefusedError(f"batch_dims of {operator} of at least 0", f"{batch_dims}")
+    outputs = len(node.output)
+    if operator == "ai.onnx::Split" and numbers.get(b"num_outputs", outputs) != outputs:
+        raise RefusedError(f"num_outputs of {operator} to be {outputs}", "another number")
 
 
 def _check_cell(operator: str, node: Any) -> None:

@@ -100,12 +100,14 @@ def form_of(node: Node) -> str:
 
 
 def attribute_kind(attribute: Any) -> str:
-    """The kind of an attribute, or its value in quotes if that is a text.
+    """The kind of an attribute, or its value in quotes if that is a text of few.
 
     Raises:
         RefusedError: a value that is no text.
     """
     if attribute.type == _TEXT:
+        if attribute.name == b"equation":  # of Einsum: any
+            return "text"
         return f"'{text(attribute.s)}'"
     return _KINDS.get(attribute.type, "unknown")
 

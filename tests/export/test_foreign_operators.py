@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from tests.export.own_module import Unusual, unusual
+from tests.export.own_module import Unusual, ordinary, unusual
 from torch import Tensor
 
 import ortolan
@@ -125,3 +125,9 @@ def test_trust_has_nothing_to_say_of_other_bundles(tmp_path: Path) -> None:
     assert said.exit_code == 0
     assert said.output.startswith("nothing to trust")
     assert not (tmp_path / "bundle" / "operators.seal").exists()
+
+
+def test_what_modules_are_commonly_made_of_needs_no_trust(tmp_path: Path) -> None:
+    bundle = ortolan.export(ordinary(), tmp_path / "bundle")
+
+    assert bundle.manifest.foreign_operators == ()

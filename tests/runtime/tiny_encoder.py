@@ -218,9 +218,7 @@ def _encoder(
     last = {"states": ["states"], "embedding": ["mean"]}.get(kind, [])
     if kind == "embedding":
         nodes += [
-            node("Mul", ["mean", "mean"], ["squares"]),
-            node("ReduceSum", ["squares", "axis"], ["square"], keepdims=1),
-            node("Sqrt", ["square"], ["norm"]),
+            node("ReduceL2", ["mean", "axis"], ["norm"], keepdims=1),
             node("Div", ["mean", "norm"], ["output"]),
         ]
     elif last:

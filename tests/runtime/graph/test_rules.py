@@ -155,6 +155,7 @@ def test_standard_domain_is_counted_once_under_both_names() -> None:
         (add_attribute(sparse_attribute("sparse_values", several=True)), "sparse"),
         (add_node("GatherND", batch_dims=-1), "batch_dims"),
         (add_node("GatherND", batch_dims=-(2**63)), "batch_dims"),
+        (add_node("Split", num_outputs=2), "num_outputs"),
         (add_node("MatMulNBits", "com.microsoft", K=2**31), f"{2**31}"),
         (add_node("MatMulNBits", "com.microsoft", K=-(2**31) - 1), f"{-(2**31) - 1}"),
         (lambda model: attention_of(model).attribute.add(name="scale", f=1.0, type=1), "repeated"),
@@ -182,6 +183,8 @@ def test_structure_that_bundles_do_not_use_is_refused(change: Change, part: str)
 def test_nodes_beside_the_traps_of_kernels_are_accepted() -> None:
     for change in (
         add_node("GatherND", batch_dims=limits.MAX_TENSOR_RANK),
+        add_node("Split", num_outputs=1),
+        add_node("Split", axis=1),
         add_node("MatMulNBits", "com.microsoft", K=2**31 - 1),
     ):
         checked(changed(change))
