@@ -9,6 +9,7 @@ OrtolanError
 │   ├── BundleFileError        a listed file is missing, resized, altered or a link
 │   ├── GraphError             an ONNX graph does what a bundle may not do
 │   ├── UntrustedError         it has operators that Ortolan does not write
+│   ├── FirstLoadError         loading it ended a process of its own, or took too much
 │   └── ChatTemplateError      a chat template is absent, broken, or asks for too much
 ├── DeviceError            device unknown, absent, or not one the bundle was made for
 ├── InputError             a request is wrong: prompt, ids or options
@@ -69,6 +70,12 @@ class UntrustedError(BundleError):
     """A bundle has operators that Ortolan does not write, and its user has not said to trust it."""
 
     code: ClassVar[str] = "untrusted"
+
+
+class FirstLoadError(BundleError):
+    """A first load in a process of its own ended that process, or took more than its limits."""
+
+    code: ClassVar[str] = "first-load"
 
 
 class ChatTemplateError(BundleError):

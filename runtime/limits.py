@@ -30,6 +30,17 @@ MAX_WHOLE_FILE_BYTES = 256 << 20
 HASH_CHUNK_BYTES = 1 << 20
 """1 MiB: large enough for full disk speed, small enough for a smooth progress bar."""
 
+# --- a first load in a process of its own ----------------------------------------------------
+
+FIRST_LOAD_BYTES = 500 << 20
+"""500 MiB beyond the memory plan, for what libraries and allocators take for themselves."""
+
+FIRST_LOAD_SECONDS = 30
+"""Beside the time for the weights: imports and a step of a slow machine take some seconds."""
+
+FIRST_LOAD_BYTES_PER_SECOND = 10_000_000
+"""Of weights that are read and packed: a memory card gives twice this, a processor far more."""
+
 # --- the model ------------------------------------------------------------------------------
 
 MAX_LAYERS = 512

@@ -4,13 +4,15 @@ import os
 from typing import Any, Literal, TypeVar, overload
 
 from ortolan.runtime.arguments import checked_flag, checked_path
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.bundle.packed import Packed, find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.session import Engine, onnxruntime_version
 from ortolan.runtime.errors import InputError
+from ortolan.runtime.isolation.first_load import first_load
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
 
@@ -29,6 +31,7 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     weights: Literal["map", "copy"] = "map",
+    isolate: bool = False,
     full_check: bool = False,
     trust: bool = False,
 ) -> M: ...
@@ -41,6 +44,7 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     weights: Literal["map", "copy"] = "map",
+    isolate: bool = False,
     full_check: bool = False,
     trust: bool = False,
 ) -> Any: ...
@@ -53,6 +57,7 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     weights: Literal["map", "copy"] = "map",
+    isolate: bool = False,
     full_check: bool = False,
     trust: bool = False,
 ) -> Any:
@@ -75,6 +80,10 @@ def load(
             it is in use. Every file is then read once, its hash compared, and the folder not
             looked at again. That takes the memory of the weights, two to three times of it while
             loading; what `ortolan pack` prepared is left aside, since it could only be copied.
+        isolate: for a bundle from somewhere else: a process of its own, limited in memory and time,
+            loads it first and runs a step, unless `ortolan verify` passed here on the same files.
+            What would end or stop this process is then an error. Off by default, since it costs
+            about a load, and most applications load the bundle that they were shipped with.
         full_check: read all weights once more than needed and compare their hash.
         trust: whoever made the bundle, where it needs operators that ortolan does not write; one
             made by this user on this machine is trusted.
@@ -86,26 +95,39 @@ def load(
         BundleError: the bundle is missing, damaged, or does what bundles may not do.
         BundleKindError: it is of another kind than requested.
         DeviceError: the device is unknown, absent, or not one the bundle was made for.
+        FirstLoadError: `isolate`, and loading it ended that process or exceeded its limits.
         InputError: an argument is none of what it may be.
         MemoryPlanError: what loading takes is more than the memory that is left.
         MissingExtraError: onnxruntime is not installed.
     """
-    if kind is not None and not any(kind is known for known in _MODELS.values()):
-        raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {kind!r}.")
     full_check = checked_flag("full_check", full_check)
-    trust = checked_flag("trust", trust)
-    is_copied = _is_copied(weights)
-    full = full_check and not is_copied
+    isolate, is_copied = checked_flag("isolate", isolate), _is_copied(weights)
+    trust, full = checked_flag("trust", trust), full_check and not is_copied
+    named = _checked_kind(kind)
     bundle = open_bundle(checked_path("path", path), full_check=full, trust=trust)
-    chosen = _MODELS[bundle.manifest.kind] if kind is None else kind
+    chosen = named or _MODELS[bundle.manifest.kind]
     check_kind(bundle.manifest, chosen)  # before its weights are touched
+    bundle, packed = _prepared(bundle, is_copied=is_copied, full_check=full_check)
+    if isolate:
+        first_load(bundle, device=device, packed=packed)
+    return chosen(bundle, Engine(bundle, device=device, threads=threads, packed=packed))
+
+
+def _checked_kind(kind: type[Model] | None) -> type[Model] | None:
+    if kind is None or any(kind is known for known in _MODELS.values()):
+        return kind
+    raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {kind!r}.")
+
+
+def _prepared(bundle: Bundle, *, is_copied: bool, full_check: bool) -> tuple[Bundle, Packed | None]:
+    """Keep the files of a bundle in memory, or find packed weights in its folder, if they fit."""
     packed = None
     if is_copied:
         bundle = bundle.keeping()
     else:
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
     check_load(bundle, is_packed=packed is not None)
-    return chosen(bundle, Engine(bundle, device=device, threads=threads, packed=packed))
+    return bundle, packed
 
 
 def _is_copied(weights: Any) -> bool:

@@ -17,6 +17,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is kept for the user stays out of the user's folders."""
+    for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+        os.environ[name] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(scope="session")
 def quick_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
     """See `tests.quick_exports`."""

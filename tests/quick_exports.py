@@ -103,7 +103,7 @@ def _describe_known(*given: Any) -> Manifest:
 
 def _replay_here(folder: Path) -> Report:
     try:
-        return verify(folder, device="cpu", threads=1, exact=False, trust=True)
+        return verify(folder, device="cpu", threads=1, exact=False, isolate=False, trust=True)
     except OrtolanError as error:
         message = f"{type(error).__name__}: {error}"
         raise ExportError(f"verify: expected the new bundle to run, got: {message}") from error

@@ -14,10 +14,12 @@ import os
 import secrets
 from pathlib import Path
 
+from ortolan.runtime.machine.state_folder import state_folder
+
 __all__ = ["check_seal", "make_seal"]
 
 _KEY_BYTES = 32
-_KEY = Path("ortolan", "seal.key")
+_KEY = "seal.key"
 
 
 def make_seal(data: bytes) -> bytes:
@@ -49,12 +51,7 @@ def _seal(key: bytes, data: bytes) -> bytes:
 
 
 def _key_path() -> Path:
-    """Below `XDG_STATE_HOME`, `LOCALAPPDATA` on Windows, or ~/.local/state."""
-    name = "LOCALAPPDATA" if os.name == "nt" else "XDG_STATE_HOME"
-    chosen = os.environ.get(name, "")
-    # XDG: a path that is not absolute is to be ignored
-    folder = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~/.local/state"))
-    return folder / _KEY
+    return state_folder() / _KEY
 
 
 def _read_key() -> bytes | None:

@@ -26,6 +26,8 @@ from ortolan.runtime.engine.session import Engine, available_providers, onnxrunt
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
+from ortolan.runtime.isolation.first_load import first_load
+from ortolan.runtime.isolation.verified import marks, remember
 
 __all__ = ["replay", "verify"]
 
@@ -36,47 +38,52 @@ def verify(
     device: str = "auto",
     threads: int | None = None,
     exact: bool = True,
+    isolate: bool = True,
     trust: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Replay the certificate of a bundle on this machine. Every file is hashed first.
+
+    What passes is remembered, for this user with this onnxruntime: `ortolan.load(isolate=True)`
+    starts no process for the same files. Where the user's state folder cannot be written, it is
+    forgotten.
 
     Args:
         path: folder of the bundle, of any kind.
         device: as in `ortolan.load`.
         threads: as in `ortolan.load`.
         exact: whether to try, too, if texts are the same alone and among others here.
+        isolate: whether a process of its own loads a bundle first that has not passed here, as in
+            `ortolan.load`. `False` remembers nothing, either.
         trust: as in `ortolan.load`.
         progress: called with the positions done and the positions in total.
 
     Raises:
         BundleError: the bundle is damaged.
         DeviceError: the device cannot be used.
+        FirstLoadError: `isolate`, and loading it ended that process or exceeded its limits.
         CertificateError: the certificate cannot be replayed.
         MemoryPlanError: there is not the memory for its longest probe.
     """
-    started = time.monotonic()
+    started, seen = time.monotonic(), marks(path)
     bundle = open_bundle(path, full_check=True, trust=trust)
     certificate = read(bundle)
     choose_device(device, bundle.manifest.devices, available_providers())
+    packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
+    if isolate:
+        first_load(bundle, device=device, packed=packed)
     # Before the model is loaded: each weight is in memory by itself.
     weights = check_weights(
         bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
     )
-    longest = max(probe.length for probe in certificate.probes)
-    RequestMemory(bundle.manifest).check(
-        tokens=longest,
-        rows=1,
-        source_tokens=max(probe.source or 0 for probe in certificate.probes),
-    )
+    _check_memory(bundle, certificate)
     surroundings = None
     if certificate.surroundings is not None:
         surroundings = check_surroundings(bundle, _tokenizer(bundle), certificate.surroundings)
-    packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     engine = Engine(bundle, device=device, threads=threads, packed=packed)
     report = replay(engine, certificate, progress=progress)
     is_wrong = any(each.wrong for each in (weights, surroundings) if each is not None)
-    return msgspec.structs.replace(
+    report = msgspec.structs.replace(
         report,
         weights=weights,
         surroundings=surroundings,
@@ -84,6 +91,9 @@ def verify(
         verdict="FAIL" if is_wrong else report.verdict,
         seconds=time.monotonic() - started,
     )
+    if isolate and report.verdict == "PASS":
+        remember(bundle, seen, onnxruntime=report.onnxruntime)
+    return report
 
 
 def replay(
@@ -105,6 +115,15 @@ def replay(
         device=engine.device,
         onnxruntime=onnxruntime_version(),
         seconds=time.monotonic() - started,
+    )
+
+
+def _check_memory(bundle: Bundle, certificate: Certificate) -> None:
+    """Refuse probes whose states cannot fit."""
+    RequestMemory(bundle.manifest).check(
+        tokens=max(probe.length for probe in certificate.probes),
+        rows=1,
+        source_tokens=max(probe.source or 0 for probe in certificate.probes),
     )
 
 

@@ -1,7 +1,6 @@
 """onnxruntime sessions of one bundle.
 
-Never loads a library of custom operators, and takes
-no option of a session from a bundle.
+Never loads a library of custom operators, and takes no option of a session from a bundle.
 
 One `Engine` serves several threads at once, each `ortolan.runtime.engine.runner.Runner` a single
 one. A process forked after an engine was made may not use it: `ortolan.runtime.engine.fork_guard`.
@@ -231,15 +230,19 @@ class Engine:
                 "attention: expected a bundle with attention maps, got one without. "
                 "Export the checkpoint with --attention-maps."
             )
+        self.open_maps()
+        if not self.manifest.takes_one:
+            return self._whole(MAPS_ROLE, inputs)
+        return self._token_by_token(inputs[IDS])
+
+    def open_maps(self) -> None:
+        """Open the graph of attention maps, which a bundle may have, unless it is open."""
         with self._lock:
-            if MAPS_ROLE not in self._sessions:
+            if MAPS_ROLE in self.manifest.graphs and MAPS_ROLE not in self._sessions:
                 self.check_process()
                 opened = _open_session(self._bundle, MAPS_ROLE, self.threads, None)
                 # a new dictionary: a fork in another thread may be walking through the old one
                 self._sessions = {**self._sessions, MAPS_ROLE: opened}
-        if not self.manifest.takes_one:
-            return self._whole(MAPS_ROLE, inputs)
-        return self._token_by_token(inputs[IDS])
 
     def _token_by_token(self, ids_1S: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
         """The maps of a text, of which the graph takes one token and the states before it."""

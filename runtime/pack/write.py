@@ -37,11 +37,11 @@ from ortolan.runtime.bundle.packed import (
     Span,
 )
 from ortolan.runtime.bundle.staging import BusyError, Place, staged
+from ortolan.runtime.engine.sample_outputs import sample_outputs
 from ortolan.runtime.engine.session import Engine, onnxruntime_version, save_packed
 from ortolan.runtime.errors import BundleError, GraphError
 from ortolan.runtime.graph.schema import RefusedError, parse_model, text
 from ortolan.runtime.machine.processor import processor_features
-from ortolan.runtime.pack.sample_outputs import sample_outputs
 
 __all__ = ["PackReport", "pack"]
 

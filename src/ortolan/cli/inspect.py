@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import QuantizedTensor
     from ortolan.runtime.inspect.description import AttentionKind, Description
     from ortolan.runtime.inspect.placement import Placement
+    from ortolan.runtime.inspect.trial import Trial
 
 
 @click.command()
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
     type=click.Choice(["family", "transformers"]),
     help="Of a checkpoint: how to read the model, as for ortolan export.",
 )
+@options.isolate
 @options.as_json
 def command(
     path: Path,
@@ -39,20 +41,22 @@ def command(
     batch: int | None,
     device: str | None,
     via: str | None,
+    isolate: bool,
     as_json: bool,
 ) -> None:
-    """Describe PATH, a bundle or a checkpoint, without loading it.
+    """Describe PATH, a bundle or a checkpoint.
 
-    Of a bundle: graphs, attention, sizes, and the memory that a context needs, estimated; what CUDA
-    can compute is looked up in a table. Of a checkpoint: how it would be exported, the size of the
-    bundle in each precision, and the memory and time that the export takes.
+    Of a bundle: graphs, attention, sizes, the memory that a context needs, estimated, and whether
+    it can be loaded, tried in a process of its own; what CUDA can compute is looked up in a table.
+    Of a checkpoint: how it would be exported, the size of the bundle in each precision, and the
+    memory and time that the export takes.
     """
     if (path / "manifest.json").is_file() or not path.exists():
         if via is not None:
             raise click.ClickException(
                 f"inspect: expected a checkpoint with --via, got {path}. Leave it out."
             )
-        _describe_bundle(path, context, batch or 1, device, as_json=as_json)
+        _describe_bundle(path, context, batch or 1, device, isolate=isolate, as_json=as_json)
         return
     given = {"--context": context, "--batch": batch, "--device": device}
     for option, value in given.items():
@@ -64,25 +68,42 @@ def command(
 
 
 def _describe_bundle(
-    bundle: Path, context: int | None, batch: int, device: str | None, *, as_json: bool
+    bundle: Path,
+    context: int | None,
+    batch: int,
+    device: str | None,
+    *,
+    isolate: bool,
+    as_json: bool,
 ) -> None:
     import msgspec
 
-    from ortolan.runtime import open_bundle
+    from ortolan.runtime import FirstLoadError, open_bundle
     from ortolan.runtime.inspect.description import describe
     from ortolan.runtime.inspect.placement import placement
+    from ortolan.runtime.inspect.trial import try_load
 
     opened = open_bundle(bundle)
     about = describe(opened, context=context, batch=batch, device=device)
     placed = None if device is None else placement(opened, device)
+    trial = try_load(opened) if isolate else None
     if as_json:
-        print_json({**msgspec.to_builtins(about), "placement": msgspec.to_builtins(placed)})
-        return
+        more = {"placement": placed, "first_load": trial}
+        print_json({**msgspec.to_builtins(about), **msgspec.to_builtins(more)})
+    else:
+        _print(about, placed, trial)
+    if trial is not None and trial.outcome == "ended":
+        raise FirstLoadError(trial.text)
+
+
+def _print(about: Description, placed: Placement | None, trial: Trial | None) -> None:
+    """Print tables, for a person."""
     print_table(
         [
             ("model", f"{about.model_type} {about.kind}, {about.precision}"),
             ("devices", ", ".join(about.devices)),
             *([("device", f"not verified: {about.unverified}")] if about.unverified else []),
+            *_tried(trial),
             *quality_rows(about.quality),
             *([("calibrated", f"on {about.calibrated_on}")] if about.calibrated_on else []),
             ("takes", about.takes),
@@ -105,6 +126,14 @@ def _describe_bundle(
         print_table([(f"  {tensor.name}", _format(tensor)) for tensor in about.quantized])
     print("\nfiles")
     print_table([(f"  {name}", size(count)) for name, count in about.files.items()])
+
+
+def _tried(trial: Trial | None) -> list[tuple[str, str]]:
+    """How the first load went, where it was tried."""
+    if trial is None:
+        return []
+    words = {"refused": f"refused: {trial.text}", "ended": "FAILED, as said below"}
+    return [("first load", words.get(trial.outcome, trial.text))]
 
 
 def _some(names: tuple[str, ...]) -> str:

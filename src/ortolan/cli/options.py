@@ -19,6 +19,13 @@ threads = click.option(
 
 truncate = click.option("--truncate", is_flag=True, help="Cut texts that are too long.")
 
+isolate = click.option(
+    "--isolate/--no-isolate",
+    default=True,
+    show_default=True,
+    help="A process of its own loads a bundle first that has not passed verification here.",
+)
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 max_new_tokens = click.option(

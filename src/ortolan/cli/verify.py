@@ -12,16 +12,21 @@ from ortolan.cli.output import ProgressBars, print_json, print_table
 @options.bundle
 @options.device
 @options.threads
+@options.isolate
 @options.as_json
-def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> int:
+def command(bundle: Path, device: str, threads: int | None, isolate: bool, as_json: bool) -> int:
     """Prove that this machine computes BUNDLE as it was exported, and say how good that is.
 
     Every file is hashed. Each weight is computed with by itself, and the model from end to end: a
     decoder in one call, in chunks, and token by token; an encoder with one input at a time and in
-    padded batches. The exit status is 0 for PASS, and for AMBIGUOUS, where only nearly tied tokens
-    or labels changed places; 1 for FAIL. A decoder also has to give each text the same, to the bit,
-    alone and among others. Quality is how far the exported model is from the trained
+    padded batches. A decoder also has to give each text the same, to the bit, alone and among
+    others. The exit status is 0 for PASS, and for AMBIGUOUS, where only nearly tied tokens or
+    labels changed places; 1 for FAIL. Quality is how far the exported model is from the trained
     one, and no part of the verdict.
+
+    Before all that, a process of its own loads the bundle and runs a step, in limited memory and
+    time. What passes is remembered for these files and this onnxruntime, and needs no such process
+    any more.
     """
     import msgspec
 
@@ -32,6 +37,7 @@ def command(bundle: Path, device: str, threads: int | None, as_json: bool) -> in
             bundle,
             device=device,
             threads=threads,
+            isolate=isolate,
             progress=lambda done, total: bars("verify", done, total),
         )
     if as_json:

@@ -43,7 +43,7 @@ def certificate(tiny: TinyDecoder) -> Certificate:
 
 @pytest.mark.parametrize("options", [{}, {"split": True}, {"recurrent": True}])
 def test_a_sound_bundle_passes(tmp_path: Path, options: dict[str, bool]) -> None:
-    report = verify(write_bundle(tmp_path / "bundle", **options).path)  # type: ignore[arg-type]
+    report = verify(write_bundle(tmp_path / "bundle", **options).path, isolate=False)  # type: ignore[arg-type]
     assert report.verdict == "PASS"
     assert (report.top1_agreement, report.near_ties, report.non_finite) == (1.0, 0, 0)
     assert report.first_divergence is None
@@ -166,7 +166,7 @@ def test_the_two_best_tokens_may_change_places_only_when_nearly_tied(
 
 
 def test_logits_that_are_not_finite_fail(tmp_path: Path) -> None:
-    report = verify(write_bundle(tmp_path / "bundle", poisoned=POISON).path)
+    report = verify(write_bundle(tmp_path / "bundle", poisoned=POISON).path, isolate=False)
     assert report.verdict == "FAIL"
     assert report.non_finite > 0
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
@@ -205,12 +205,12 @@ def test_an_altered_weight_is_found_before_anything_runs(tmp_path: Path) -> None
     data[-1] ^= 1
     blob.write_bytes(data)
     with pytest.raises(BundleFileError, match=blob.name):
-        verify(tiny.path)
+        verify(tiny.path, isolate=False)
 
 
 def test_a_device_of_another_bundle_is_an_error(tiny: TinyDecoder) -> None:
     with pytest.raises(DeviceError):
-        verify(tiny.path, device="cuda")
+        verify(tiny.path, device="cuda", isolate=False)
 
 
 def test_a_report_goes_through_json(engine: Engine, certificate: Certificate) -> None:

@@ -142,7 +142,7 @@ def test_a_sound_encoder_passes(kind: Any, is_image: bool, tmp_path: Path) -> No
     certificate = write_bundle(path, kind, is_image=is_image)
     again = certificates.read(open_bundle(path))
     assert (again.probes, again.thresholds) == (certificate.probes, certificate.thresholds)
-    report = verify(path)
+    report = verify(path, isolate=False)
     assert (report.verdict, report.first_divergence, report.non_finite) == ("PASS", None, 0)
     assert (report.kind, report.output) == ("encoder", kind)
     assert (report.mean_kl is None, report.top1_agreement is None) == (
@@ -161,7 +161,7 @@ def test_a_weight_that_was_changed_fails(kind: Any, is_image: bool, tmp_path: Pa
     path = tmp_path / "bundle"
     write_bundle(path, kind, is_image=is_image)
     change_weight(path, "pixels_weight" if is_image else "own", 0.05)
-    report = verify(path)
+    report = verify(path, isolate=False)
     assert report.verdict == "FAIL"
     assert report.first_divergence is not None
     assert report.first_divergence.phase == "single"
@@ -175,7 +175,7 @@ def test_outputs_that_are_not_finite_fail(kind: Any, tmp_path: Path) -> None:
     tiny_encoder.write_bundle(tmp_path / "poisoned", kind=kind, poisoned=poisoned)
     (path / "encoder.onnx").write_bytes((tmp_path / "poisoned" / "encoder.onnx").read_bytes())
     listed(path)
-    report = verify(path)
+    report = verify(path, isolate=False)
     assert report.verdict == "FAIL"
     assert report.non_finite > 0
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report

@@ -42,7 +42,7 @@ def bundle(tmp_path: Path) -> Path:
         readings=read_probes(tokenizer),
     )
     change(folder, JSON_NAME, lambda said: said | {"surroundings": msgspec.to_builtins(expected)})
-    assert verify(folder, exact=False).surroundings is not None
+    assert verify(folder, exact=False, isolate=False).surroundings is not None
     return folder
 
 
@@ -61,7 +61,7 @@ def change(folder: Path, name: str, edit: Callable[[Json], Json | None]) -> None
 
 
 def test_undamaged_bundle_passes_and_says_what_was_tried(bundle: Path) -> None:
-    report = verify(bundle, exact=False)
+    report = verify(bundle, exact=False, isolate=False)
 
     assert report.verdict == "PASS"
     assert report.surroundings is not None
@@ -82,7 +82,7 @@ def test_undamaged_bundle_passes_and_says_what_was_tried(bundle: Path) -> None:
 def test_other_roles_of_tokens_fail(bundle: Path, edit: Callable[[Json], None]) -> None:
     change(bundle, "manifest.json", edit)
 
-    report = verify(bundle, exact=False)
+    report = verify(bundle, exact=False, isolate=False)
 
     assert report.verdict == "FAIL"
     assert "roles of tokens" in report.device_summary
@@ -96,7 +96,7 @@ def test_other_tokenizer_fails(bundle: Path) -> None:
 
     change(bundle, "tokenizer.json", swap)
 
-    report = verify(bundle, exact=False)
+    report = verify(bundle, exact=False, isolate=False)
 
     assert report.verdict == "FAIL"
     assert "tokenizer.json" in report.device_summary
@@ -105,7 +105,7 @@ def test_other_tokenizer_fails(bundle: Path) -> None:
 def test_tokenizer_that_cannot_be_read_fails(bundle: Path) -> None:
     change(bundle, "tokenizer.json", lambda said: {"version": said["version"]})
 
-    assert verify(bundle, exact=False).verdict == "FAIL"
+    assert verify(bundle, exact=False, isolate=False).verdict == "FAIL"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_library_that_reads_otherwise_fails(bundle: Path, monkeypatch: pytest.Mo
     encode = Tokenizer.encode
     monkeypatch.setattr(Tokenizer, "encode", lambda self, text: encode(self, text)[::-1])
 
-    report = verify(bundle, exact=False)
+    report = verify(bundle, exact=False, isolate=False)
 
     assert report.verdict == "FAIL"
     assert "ids or texts that the tokenizer gives" in report.device_summary

@@ -64,7 +64,7 @@ def damaged(path: Path, name: str, change: Callable[[NDArray[np.float32]], None]
 
 
 def test_sound_weights_are_far_within_the_bound(tmp_path: Path) -> None:
-    report = verify(write_bundle(tmp_path / "bundle").path)
+    report = verify(write_bundle(tmp_path / "bundle").path, isolate=False)
     assert report.weights is not None
     assert report.weights.wrong == ()
     assert 30 * report.weights.largest_error < report.weights.bound
@@ -79,7 +79,7 @@ def test_a_damaged_tensor_is_named(tmp_path: Path, name: str) -> None:
         values.reshape(-1)[5:9] *= 1.1
 
     damaged(path, found, change)
-    report = verify(path)
+    report = verify(path, isolate=False)
     assert report.verdict == "FAIL"
     assert report.weights is not None
     assert report.weights.wrong == (found,)

@@ -1,4 +1,4 @@
-"""Outputs of a bundle for made-up inputs, to compare two ways to run it."""
+"""Outputs of a bundle for made-up inputs: to see that it runs, or to compare two ways to run it."""
 
 from typing import Any
 
