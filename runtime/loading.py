@@ -85,8 +85,7 @@ def load(
             What would end or stop this process is then an error. Off by default, since it costs
             about a load, and most applications load the bundle that they were shipped with.
         full_check: read all weights once more than needed and compare their hash.
-        trust: whoever made the bundle, where it needs operators that ortolan does not write; one
-            made by this user on this machine is trusted.
+        trust: its maker, where it needs operators of its own and is not from this user and machine.
 
     Returns:
         A `Decoder`, a `Seq2Seq` or an `Encoder`.

@@ -44,17 +44,15 @@ def verify(
 ) -> Report:
     """Replay the certificate of a bundle on this machine. Every file is hashed first.
 
-    What passes is remembered, for this user with this onnxruntime: `ortolan.load(isolate=True)`
-    starts no process for the same files. Where the user's state folder cannot be written, it is
-    forgotten.
+    What passes is remembered where the user's state folder can be written, for this onnxruntime:
+    `ortolan.load(isolate=True)` starts no process for the same files.
 
     Args:
         path: folder of the bundle, of any kind.
         device: as in `ortolan.load`.
         threads: as in `ortolan.load`.
         exact: whether to try, too, if texts are the same alone and among others here.
-        isolate: whether a process of its own loads a bundle first that has not passed here, as in
-            `ortolan.load`. `False` remembers nothing, either.
+        isolate: as in `ortolan.load`; `False` remembers nothing, either.
         trust: as in `ortolan.load`.
         progress: called with the positions done and the positions in total.
 

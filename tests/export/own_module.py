@@ -136,7 +136,8 @@ class Ordinary(nn.Module):
         x = x + torch.cat([y[..., ::2], y.flip(-1)[..., 1::2]], -1) + y.roll(1, -1)
         x = x + group_norm(y.flatten(0, 1)).unflatten(0, ids.shape)
         x = x + F.normalize(y, dim=-1) + y.repeat(1, 1, 2)[..., :WIDTH]
-        return self.head(F.glu(torch.cat([x, y], -1)))
+        logits: Tensor = self.head(F.glu(torch.cat([x, y], -1)))
+        return logits
 
 
 def ordinary() -> Ordinary:
