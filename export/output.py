@@ -1,4 +1,4 @@
-"""Puts a bundle in its place, whole or not at all (`ortolan.runtime.bundle.staging`)."""
+"""Puts a bundle in its place, whole or not at all (`ortolan.staging`)."""
 
 import contextlib
 import hashlib
@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from ortolan import files
 from ortolan.export.errors import OutputError
 from ortolan.runtime.bundle import manifest_file, trust
 from ortolan.runtime.bundle.manifest import File, Manifest
-from ortolan.runtime.bundle.staging import BusyError, Place, staged
 from ortolan.runtime.errors import ManifestError
+from ortolan.staging import BusyError, Place, staged
 
 _log = logging.getLogger("ortolan.export")
 
@@ -38,7 +39,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
     place = place_of(target)
     target = place.target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folders(target.parent)
         with staged(place) as folder:
             _check_target(target, force)
             yield folder
@@ -73,7 +74,7 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json, the last file of a bundle, and a seal where somebody has to trust it."""
-    (folder / manifest_file.NAME).write_bytes(manifest_file.encode(manifest))
+    files.write(folder / manifest_file.NAME, manifest_file.encode(manifest))
     if not manifest.foreign_operators:
         return
     try:

@@ -1,11 +1,9 @@
 """From a trained model to a bundle: the steps, in order."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -13,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortolan import files
 from ortolan.export.derived import DerivedWeights, recipes_of
 from ortolan.export.errors import ParityError
 from ortolan.export.exportable import Exportable
@@ -153,8 +152,8 @@ def _build(
         inputs = _own_inputs(folder, model, settings, traced, progress)
     if settings.options.cache == "int8":
         model = with_int8_cache(model, traced, inputs)
-    with TemporaryDirectory(dir=folder, prefix="choice-") as temporary:
-        chosen = _choose(Path(temporary), model, settings, traced, data, inputs, progress)
+    with files.temporary_folder(folder / "choice") as temporary:
+        chosen = _choose(temporary, model, settings, traced, data, inputs, progress)
         if chosen is not None:
             settings = replace(settings, precision=chosen.precision)
         stored = _write_files(folder, model, settings, traced, inputs, progress, chosen)
@@ -186,14 +185,14 @@ def _own_inputs(
         return Inputs()
     if settings.auto is None and not _is_fitted(model, quantization, traced):
         return Inputs()
-    with TemporaryDirectory(dir=folder, prefix="draft-") as temporary:
+    with files.temporary_folder(folder / "draft") as temporary:
 
         def let_write(
             given: Sequence[NDArray[Any]], *, tokens: int, length: int
         ) -> list[NDArray[np.int64]]:
             progress("write text", 0, 1)
-            bundle = Path(temporary) / "bundle"
-            bundle.mkdir()
+            bundle = temporary / "bundle"
+            files.make_folder(bundle)
             _write_draft(bundle, model, settings, traced)
             told = partial(progress, "write text")
             return write(bundle, given, tokens=tokens, length=length, told=told)
@@ -222,7 +221,7 @@ def _write_draft(
     # No text is encoded with it, and nobody asks where it comes from.
     model = replace(model, companions={}, sha256=lambda: "0" * 64)
     stored = _write_files(folder, model, draft, graphs, Inputs(), _silent)
-    (folder / runtime_certificate.JSON_NAME).touch()
+    files.write(folder / runtime_certificate.JSON_NAME, b"")
     write_manifest(folder, describe(folder, model, draft, stored))
 
 
@@ -310,9 +309,9 @@ def _write_files(
         if settings.options.attention == "portable":
             attach_bodies(proto)
         file = folder / settings.graph_files[role].file
-        file.write_bytes(proto.SerializeToString(deterministic=True))
+        files.write(file, proto.SerializeToString(deterministic=True))
     for name, path in model.companions.items():
-        shutil.copyfile(path, folder / name)
+        files.copy(path, folder / name)
     return stored
 
 

@@ -31,7 +31,7 @@ OrtolanError
 └── MissingExtraError      a package of an extra is absent (also an `ImportError`)
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ortolan.errors import OrtolanError
 
@@ -198,3 +198,12 @@ class MissingExtraError(OrtolanError, ImportError):
     """A package of an extra is absent. Names the pip command that installs it."""
 
     code: ClassVar[str] = "missing-extra"
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # of an integer of thousands of digits, or of a class of the caller's
+        return f"one of type {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:197]}..."

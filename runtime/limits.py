@@ -30,6 +30,9 @@ MAX_WHOLE_FILE_BYTES = 256 << 20
 HASH_CHUNK_BYTES = 1 << 20
 """1 MiB: large enough for full disk speed, small enough for a smooth progress bar."""
 
+MAX_COPIED_BYTES = 1 << 31
+"""2 GiB of one tensor: what onnxruntime 1.31 takes of weights that are in memory."""
+
 # --- a first load in a process of its own ----------------------------------------------------
 
 FIRST_LOAD_BYTES = 500 << 20

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ortolan import files
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
@@ -323,7 +324,7 @@ def _check_size(smallest: int, target: int) -> None:
 
 def _subfolder(folder: Path, name: str) -> Path:
     made = folder / name
-    made.mkdir()
+    files.make_folder(made)
     return made
 
 

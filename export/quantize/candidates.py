@@ -9,12 +9,14 @@ Shape letters: N rows of a weight, K its columns.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ortolan import files
 from ortolan.export.precision import StoredMethod
 from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, into_groups
@@ -66,7 +68,7 @@ class Candidates:
         loss, start = 0.0, 0
         for part in weight.parts:
             file = self._folder / f"{len(self._found)}-{len(rows)}.pt"
-            torch.save(_packed(part.codes), file)
+            write_tensors(file, _packed(part.codes))
             stop = start + len(part.rows)
             rows.append(_Rows(start=start, stop=stop, file=file))
             loss += _squared_error(part) if part.loss is None else part.loss
@@ -170,6 +172,13 @@ def _packed(codes: Codes) -> dict[str, Tensor]:
     }
     # Of a view, all that it is a part of would be saved.
     return {name: each.clone() for name, each in tensors.items() if each is not None}
+
+
+def write_tensors(file: Path, value: object) -> None:
+    """Write what `torch.load` reads, in a file that is one write: an error keeps its type."""
+    data = BytesIO()
+    torch.save(value, data)
+    files.write(file, data.getbuffer())
 
 
 def _read(file: Path, scheme: Scheme, columns: int, start: int, stop: int) -> Codes:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
+from ortolan.export.quantize.candidates import write_tensors
 from ortolan.export.streamed import Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import OUTPUTS
@@ -44,7 +45,7 @@ class Reference:
         self._model, self._inputs, self._folder = model, inputs, folder
         for event in run(model.module, model.weights, calls(model, inputs)):
             if isinstance(event, Result):
-                torch.save(event.value, folder / f"{event.index}.pt")
+                write_tensors(folder / f"{event.index}.pt", event.value)
 
     def distances(
         self, variants: Sequence[Rounded], progress: Callable[[int, int], None]

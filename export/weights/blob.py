@@ -16,6 +16,7 @@ import torch
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
+from ortolan import files
 from ortolan.export.errors import ExportError
 from ortolan.export.proof.witness import Witness
 from ortolan.export.values import static_shape, type_of
@@ -66,7 +67,7 @@ class BlobWriter:
         self.witness = witness or Witness(())
         self._folder = folder
         self._unnamed = folder / "weights.tmp"
-        self._file = self._unnamed.open("wb")
+        self._file = files.create(self._unnamed)
         self._digest = sha256()
         self._offset = self._written = 0
         self._total = total
@@ -107,7 +108,7 @@ class BlobWriter:
         self._file.close()
         digest = self._digest.hexdigest()
         name = f"weights-{digest[:16]}.bin"
-        self._unnamed.rename(self._folder / name)
+        files.rename(self._unnamed, self._folder / name)
         described = File(name=name, size=self._offset, sha256=digest)
         return Blob(file=described, placements=self._placements)
 

@@ -1,19 +1,28 @@
 """Models read from checkpoints, and written as folders in the format of Hugging Face."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar, cast, overload
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialized
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.checkpoint import Checkpoint, Source, open_checkpoint, open_tensors
+from ortolan import files
+from ortolan.modeling.checkpoint.checkpoint import (
+    CONFIG,
+    Checkpoint,
+    Source,
+    open_checkpoint,
+    open_tensors,
+)
 from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
 from ortolan.modeling.checkpoint.sentence_head import (
     DENSE_WEIGHTS,
+    MODULES,
     WithProjections,
     dense_folders,
     read_sentence_head,
@@ -35,7 +44,7 @@ from ortolan.modeling.config import (
     StackConfig,
     as_encoder,
 )
-from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.errors import CheckpointError, ConfigError
 from ortolan.modeling.families import family_of, published_config, weights_of
 from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
@@ -45,6 +54,7 @@ from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.models.stack import Stack, TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel, EncoderDecoderModel, EncoderModel
 from ortolan.modeling.weights import TensorSource, published_pieces
+from ortolan.staging import BusyError, placed
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -286,15 +296,44 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
 
     Args:
         module: a model; its config names the family whose format is written.
-        path: a folder, made if absent; config.json and model.safetensors are replaced.
+        path: a folder, made if absent; config.json and model.safetensors are replaced together.
         dtype: what to store the weights in; as they are by default.
 
     Raises:
+        CheckpointError: the folder cannot be written to; what was there is as it was.
         WeightError: a weight has no place in the family's format.
         ConfigError: the config cannot be written in the family's format.
     """
-    values = published_config(module.config)
-    _check_reads_back(values, module.config)
+    _described(module.config)  # before the folder is made
+    with replaced(Path(path)) as folder:
+        write(module, folder, dtype=dtype)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A folder for files of a checkpoint, which go to theirs together when the block ends well.
+
+    Raises:
+        CheckpointError: the checkpoint's folder cannot be written to; what was there is as it was.
+    """
+    try:
+        with placed(path, index=CONFIG, owned=(MODULES,)) as folder:
+            yield folder
+    except BusyError as error:
+        raise CheckpointError(
+            f"{path}: expected nobody else to save a checkpoint there, got another process that "
+            "does. Wait for it."
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: expected to write a checkpoint there, got: {error}. "
+            "Check the free space on the disk and the permissions."
+        ) from error
+
+
+def write(module: TransformerModel, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+    """Write the files of a model into a folder that nobody reads yet; raises what `save` does."""
+    values = _described(module.config)
     table, packed = weights_of(module.config), packed_rows(module)
     tensors: dict[str, Tensor] = {}
     for ours, parameter in module.named_parameters():
@@ -303,23 +342,23 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
         for piece, rows in zip(pieces, torch.split(weight, [p.rows for p in pieces]), strict=True):
             piece.write(rows, tensors, dtype or parameter.dtype)
     values["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
     match module.config:
-        case EncoderConfig(head=EmbeddingHead() | None as head, hidden_size=width):
+        case EncoderConfig(head=EmbeddingHead() as head, hidden_size=width):
             for number, place in enumerate(write_sentence_head(folder, head, width)):
                 names = [name for name in tensors if name.startswith(f"projections.{number}.")]
                 dense = {f"linear.{name.rpartition('.')[2]}": tensors.pop(name) for name in names}
-                save_file(dense, str(place / DENSE_WEIGHTS), metadata={"format": "pt"})
-    # Renamed when complete: training saves over an earlier checkpoint, which must not be lost.
-    partial = folder / "model.safetensors.partial"
-    save_file(tensors, str(partial), metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
-    partial.replace(folder / "model.safetensors")
+                _write_tensors(place / DENSE_WEIGHTS, dense)
+    _write_tensors(folder / "model.safetensors", tensors)
+    files.write(folder / CONFIG, json.dumps(values, indent=2) + "\n")
 
 
-def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
-    """Raise ConfigError if a published config would be read as another model."""
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    files.write(path, serialized(tensors, metadata={"format": "pt"}))
+
+
+def _described(config: ModelConfig) -> dict[str, object]:
+    """The published config; raises ConfigError if it would be read as another model."""
+    values = published_config(config)
     match config:
         case EncoderConfig(head=EmbeddingHead()):
             # It has files of its own.
@@ -331,3 +370,4 @@ def _check_reads_back(values: dict[str, object], config: ModelConfig) -> None:
             f"{config.model_type}: expected a model that its format can describe, got one whose "
             f"{', '.join(changed)} would be read back differently. Save it as another family."
         )
+    return values

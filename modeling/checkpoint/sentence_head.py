@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ortolan import files
 from ortolan.modeling.checkpoint.json_file import read_json, read_json_value
 from ortolan.modeling.config import Activation, EmbeddingHead, Pooling, Projection
 from ortolan.modeling.errors import CheckpointError, ConfigError
@@ -320,12 +321,12 @@ def _projection(reader: ConfigReader, width: int) -> Projection:
     return projection
 
 
-def write_sentence_head(folder: Path, head: EmbeddingHead | None, width: int) -> list[Path]:
-    """Write `modules.json` and the configs of the modules, or remove what says otherwise.
+def write_sentence_head(folder: Path, head: EmbeddingHead, width: int) -> list[Path]:
+    """Write `modules.json` and the configs of the modules.
 
     Args:
         folder: the checkpoint.
-        head: None for vectors of tokens.
+        head: of the model.
         width: of the stream.
 
     Returns:
@@ -334,9 +335,6 @@ def write_sentence_head(folder: Path, head: EmbeddingHead | None, width: int) ->
     Raises:
         ConfigError: several vectors in an order that switches cannot say.
     """
-    if head is None:
-        (folder / MODULES).unlink(missing_ok=True)
-        return []
     known = [mode for mode in MODES.values() if mode in head.pooling]
     if known != list(head.pooling):
         raise ConfigError(
@@ -359,10 +357,10 @@ def write_sentence_head(folder: Path, head: EmbeddingHead | None, width: int) ->
         config = {"in_features": width, "out_features": projection.width, "bias": projection.bias}
         _write_json(place, config | {"activation_function": classes[projection.activation]})
         width = projection.width
-    (folder / MODULES).write_text(json.dumps(modules, indent=2) + "\n")
+    files.write(folder / MODULES, json.dumps(modules, indent=2) + "\n")
     return dense
 
 
 def _write_json(folder: Path, value: object) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / MODULE_CONFIG).write_text(json.dumps(value, indent=2) + "\n")
+    files.make_folders(folder)
+    files.write(folder / MODULE_CONFIG, json.dumps(value, indent=2) + "\n")

@@ -4,11 +4,13 @@ Its last quarter is held-out data, by which the export judges what it wrote.
 """
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from ortolan import files
 from ortolan.modeling.training.data import (
     Answers,
     Data,
@@ -39,7 +41,9 @@ def write_calibration(data: Data, folder: Path) -> None:
         case LabelledImages(train=train, held_out=held_out):
             images = _chosen(list(train.pixels), list(held_out.pixels), MOST_IMAGES)
             if images:
-                np.save(folder / "calibration.npy", np.stack(images))
+                array = BytesIO()
+                np.save(array, np.stack(images))
+                files.write(folder / "calibration.npy", array.getbuffer())
         case Pairs(train=train, held_out=held_out):
             unseen = [pair for pairs in held_out.values() for pair in pairs if _is_line(pair)]
             pairs = _chosen([pair for pair in train if _is_line(pair)], unseen, MOST_PAIRS)
@@ -80,4 +84,4 @@ def _is_line(pair: Pair) -> bool:
 
 def _write(path: Path, text: str) -> None:
     if text:
-        path.write_text(text, encoding="utf-8", newline="")
+        files.write(path, text)

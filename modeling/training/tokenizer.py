@@ -1,9 +1,11 @@
 """Tokenizers that are trained on the text of a recipe."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ortolan import files
 from ortolan.modeling.errors import RecipeError
 
 
@@ -37,6 +39,11 @@ def byte_level_bpe(
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer.json."""
+    files.write(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
 
 
 def _splitter(pieces: str | None) -> pre_tokenizers.PreTokenizer:

@@ -4,13 +4,15 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ortolan.modeling.checkpoint.folder import save
+from ortolan import files
+from ortolan.modeling.checkpoint.folder import replaced, write
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.calibration import write_calibration
 from ortolan.modeling.training.recipe import OptimizerRecipe, read_recipe
@@ -23,7 +25,8 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
 
     The folder then holds config.json, model.safetensors (bf16), what the model is used with
     (tokenizer.json, generation_config.json, preprocessor_config.json), the calibration file,
-    loss.png, and training.json with every figure of the run.
+    loss.png, and training.json with every figure of the run. What is saved together is there
+    whole, or not at all.
 
     Args:
         recipe_path: the recipe.
@@ -36,6 +39,7 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
         RecipeError: the recipe is wrong, its data cannot be read, or this machine lacks what it
             asks for.
         ConfigError: the recipe's model is not one that Ortolan has.
+        CheckpointError: the folder cannot be written to.
     """
     path = Path(recipe_path)
     folder = Path(out) if out is not None else path.parent
@@ -46,9 +50,6 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
         task = task_of(recipe, path.parent)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from error
-    folder.mkdir(parents=True, exist_ok=True)
-    task.companions(folder)
-    write_calibration(task.data, folder)
     run = _Run(recipe.training, task, folder)
     run.train()
     run.finish()
@@ -117,6 +118,8 @@ class _Run:
             self.seconds += time.monotonic() - started
             if (step + 1) % recipe.evaluate_every == 0 or step + 1 == recipe.steps:
                 self.measure(step + 1)
+                with replaced(self.folder) as folder:
+                    self._write(folder)
 
     @torch.no_grad()
     def _average(self, step: int) -> None:
@@ -127,15 +130,20 @@ class _Run:
             mean.lerp_(parameter, 1 / count)
 
     def measure(self, step: int) -> None:
-        """Measure the task on the held-out data, and save the checkpoint so far."""
+        """Measure the task on the held-out data."""
         figures = self.task.measure()
         self.measured.append((step, figures))
         text = ", ".join(f"{_words(name)} {value:.4f}" for name, value in figures.items())
         tqdm.write(f"step {step}: loss {self.losses[-1]:.3f}, {text}")
-        save(self.task.module, self.folder, dtype=torch.bfloat16)
+
+    def _write(self, folder: Path) -> None:
+        """Write the checkpoint so far, and what belongs to it."""
+        self.task.companions(folder)
+        write_calibration(self.task.data, folder)
+        write(self.task.module, folder, dtype=torch.bfloat16)
 
     def finish(self) -> None:
-        """Write the figures and the curve."""
+        """Save the trained model, the figures and the curve."""
         # The checkpoint is what users get, so its rounded weights are what is measured.
         for name, parameter in self.task.module.named_parameters():
             parameter.data = self.mean.get(name, parameter.data).to(torch.bfloat16).float()
@@ -151,8 +159,10 @@ class _Run:
             **last,
             "measured": curve,
         }
-        write_json(self.folder / "training.json", figures)
-        draw_losses(self.losses, curve, self.folder / "loss.png", measured_name=_words(drawn))
+        with replaced(self.folder) as folder:
+            self._write(folder)
+            write_json(folder / "training.json", figures)
+            draw_losses(self.losses, curve, folder / "loss.png", measured_name=_words(drawn))
 
 
 def _adamw(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.AdamW:
@@ -195,8 +205,10 @@ def draw_losses(
     right = left.twinx()
     right.plot(*zip(*measured, strict=True), color="tab:red", marker="o")
     right.set_ylabel(measured_name, color="tab:red")
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=100, metadata={"Software": None})
     pyplot.close(figure)
+    files.write(path, picture.getbuffer())
 
 
 def _words(name: str) -> str:

@@ -1,21 +1,57 @@
 """Opening the folder that an export wrote: every file of it is checked."""
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from ortolan.runtime import limits
+from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_chunks, chunks
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.manifest import NAME
 from ortolan.runtime.bundle.trust import check_trusted
-from ortolan.runtime.errors import BundleNotFoundError
+from ortolan.runtime.errors import BundleError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["open_bundle"]
+__all__ = ["again_when_replaced", "open_bundle"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+StrPath = str | os.PathLike[str]
+
+_TRIES = 10
 
 
+def again_when_replaced(read: F) -> F:
+    """Let a function that reads a bundle begin again where another one took its place meanwhile.
+
+    Args:
+        read: its first argument is the path.
+
+    Raises:
+        InputError: it is no path.
+    """
+
+    @functools.wraps(read)
+    def call(path: StrPath, *args: Any, **kwargs: Any) -> Any:
+        place = checked_path("path", path)
+        for _ in range(_TRIES):
+            before = _identity(place)
+            try:
+                return read(place, *args, **kwargs)
+            except BundleError:
+                if _identity(place) == before:
+                    raise
+        return read(place, *args, **kwargs)
+
+    return cast("F", call)
+
+
+@again_when_replaced
 def open_bundle(
     path: str | os.PathLike[str],
     *,
@@ -41,6 +77,7 @@ def open_bundle(
         UntrustedError: it has operators that ortolan does not write, was not made by this user on
             this machine, and nobody said to `trust` it.
         GraphError: a graph does what a bundle may not do, or does not fit the manifest.
+        InputError: it is no path.
     """
     folder = _folder(path)
     manifest = manifest_file.decode(_read_manifest(folder))
@@ -62,7 +99,16 @@ def open_bundle(
     return Bundle(path=folder, manifest=manifest, graphs=graphs)
 
 
-def _folder(path: str | os.PathLike[str]) -> Path:
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """What is another for another bundle at the same path; None where there is none."""
+    try:
+        folder, manifest = os.stat(path), os.stat(os.path.join(path, NAME))
+    except OSError:
+        return None
+    return folder.st_dev, folder.st_ino, manifest.st_ino, manifest.st_mtime_ns
+
+
+def _folder(path: StrPath) -> Path:
     folder = Path(path).absolute()
     try:
         is_folder = folder.is_dir()

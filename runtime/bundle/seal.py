@@ -8,12 +8,11 @@ The key keeps out what others send; whoever can read
 it, this user and the administrator, can seal anything.
 """
 
-import contextlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 
+from ortolan import files
 from ortolan.runtime.machine.state_folder import state_folder
 
 __all__ = ["check_seal", "make_seal"]
@@ -65,16 +64,7 @@ def _read_key() -> bytes | None:
 
 def _make_key() -> None:
     path = _key_path()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(secrets.token_bytes(_KEY_BYTES))
-            stream.flush()
-            os.fsync(stream.fileno())
-        # Two processes at once: the later key stays, and the earlier one's seal is void.
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    files.make_folders(path.parent, mode=0o700)
+    # Two processes at once: the later key stays, and the earlier one's seal is void.
+    with files.replaced(path, is_private=True) as file:
+        file.write(secrets.token_bytes(_KEY_BYTES))

@@ -7,6 +7,7 @@ manifest lists it.
 
 from pathlib import Path
 
+from ortolan import files
 from ortolan.runtime.bundle import seal
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.manifest import Manifest
@@ -27,7 +28,7 @@ def trust(folder: Path, manifest: Manifest) -> None:
     Raises:
         OSError: the seal, or the key to make it, cannot be written.
     """
-    (folder / NAME).write_bytes(seal.make_seal(_sealed(manifest)))
+    files.write(folder / NAME, seal.make_seal(_sealed(manifest)))
 
 
 def check_trusted(folder: Path, manifest: Manifest) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from ortolan import files
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import KINDS
@@ -128,9 +129,9 @@ def write(folder: Path, certificate: Certificate) -> None:
         surroundings=certificate.surroundings,
     )
     data = pack(_arrays(certificate), _expected_arrays(document))
-    (folder / ARRAYS_NAME).write_bytes(data)
+    files.write(folder / ARRAYS_NAME, data)
     compact = msgspec.json.encode(document, order="deterministic")
-    (folder / JSON_NAME).write_bytes(msgspec.json.format(compact, indent=2) + b"\n")
+    files.write(folder / JSON_NAME, msgspec.json.format(compact, indent=2) + b"\n")
 
 
 def read(bundle: Bundle) -> Certificate:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
@@ -61,9 +62,10 @@ def verify(
         DeviceError: the device cannot be used.
         FirstLoadError: `isolate`, and loading it ended that process or exceeded its limits.
         CertificateError: the certificate cannot be replayed.
+        InputError: it is no path.
         MemoryPlanError: there is not the memory for its longest probe.
     """
-    started, seen = time.monotonic(), marks(path)
+    started, seen = time.monotonic(), marks(checked_path("path", path))
     bundle = open_bundle(path, full_check=True, trust=trust)
     certificate = read(bundle)
     choose_device(device, bundle.manifest.devices, available_providers())
@@ -71,9 +73,8 @@ def verify(
     if isolate:
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded: each weight is in memory by itself.
-    weights = check_weights(
-        bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
-    )
+    used = chosen_threads(threads, bundle.manifest)
+    weights = check_weights(bundle, certificate.weights, threads=used)
     _check_memory(bundle, certificate)
     surroundings = None
     if certificate.surroundings is not None:

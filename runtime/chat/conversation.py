@@ -1,15 +1,15 @@
 """A conversation: its messages so far, and a file that keeps them."""
 
-import contextlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 import msgspec
 
+from ortolan import files
+from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.chat.messages import Message, checked_messages
 from ortolan.runtime.chat.reply import Reply, ReplyStream
 from ortolan.runtime.errors import ChatError, StateFileError
@@ -111,9 +111,10 @@ class Conversation:
         """Write the messages to a file, as JSON. It is whole, or as it was before.
 
         Raises:
-            OSError: the place cannot be written to.
+            InputError: it is no path.
+            StateFileError: the place cannot be written to.
         """
-        target = Path(path)
+        place = checked_path("save", path)
         text = json.dumps(
             {
                 "ortolan_conversation": VERSION,
@@ -123,25 +124,23 @@ class Conversation:
             ensure_ascii=False,
             indent=1,
         )
-        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            with unfinished.open("x", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, target)
-        finally:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+            with files.replaced(place) as file:
+                file.write(f"{text}\n".encode())
+        except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
+            raise StateFileError(
+                f"{path}: expected to write a file, got {error}. Choose another place."
+            ) from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take the messages of a file in place of these.
 
         Raises:
+            InputError: it is no path; the messages are as they were.
             StateFileError: it is not there, damaged, of another bundle, or of another version; the
                 messages are as they were.
         """
-        file = _decoded(Path(path))
+        file = _decoded(checked_path("load", path))
         if file.ortolan_conversation != VERSION:
             raise StateFileError(
                 f"{path}: expected version {VERSION}, got {file.ortolan_conversation}. "

@@ -13,10 +13,8 @@ whole, or not at all. A reader takes no more memory than the file has bytes, and
 file in which a single byte has changed.
 """
 
-import contextlib
 import hashlib
 import os
-import secrets
 import stat
 import struct
 from collections.abc import Iterator, Sequence
@@ -29,6 +27,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from ortolan import files
 from ortolan.runtime import limits
 from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.errors import StateFileError
@@ -98,24 +97,14 @@ def write_states(
     """
     text = _header_text(states, after)
     start = _START.pack(_MAGIC, VERSION, len(text))
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
-            digest = hashlib.sha256(start)
-            file.write(start + bytes(_DIGEST_BYTES))
-            for part in (memoryview(text), *_contents(ids, states)):
-                digest.update(part)
-                file.write(part)
-            file.seek(len(start))
-            file.write(digest.digest())
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+    with files.replaced(path, is_private=True, is_synced=sync) as file:
+        digest = hashlib.sha256(start)
+        file.write(start + bytes(_DIGEST_BYTES))
+        for part in (memoryview(text), *_contents(ids, states)):
+            digest.update(part)
+            file.write(part)
+        file.seek(len(start))
+        file.write(digest.digest())
 
 
 def file_size(states: Snapshot, *, after: str = "") -> int:

@@ -4,7 +4,7 @@ onnxruntime can write a graph with all its weights and all packed ones, in one f
 size. From that the packed ones are copied, each of them once; the rest is deleted.
 
 The folder is built as `.packing.new` in the bundle, compared with the bundle without it, and
-renamed when every byte is on the disk (`ortolan.runtime.bundle.staging`). Files of the bundle are
+renamed when every byte is on the disk (`ortolan.staging`). Files of the bundle are
 read and never written.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from ortolan import __version__
+from ortolan import __version__, files
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import packed, seal
 from ortolan.runtime.bundle.bundle import Bundle
@@ -36,12 +36,12 @@ from ortolan.runtime.bundle.packed import (
     PackedWeight,
     Span,
 )
-from ortolan.runtime.bundle.staging import BusyError, Place, staged
 from ortolan.runtime.engine.sample_outputs import sample_outputs
 from ortolan.runtime.engine.session import Engine, onnxruntime_version, save_packed
 from ortolan.runtime.errors import BundleError, GraphError
 from ortolan.runtime.graph.schema import RefusedError, parse_model, text
 from ortolan.runtime.machine.processor import processor_features
+from ortolan.staging import BusyError, Place, staged
 
 __all__ = ["PackReport", "pack"]
 
@@ -115,7 +115,7 @@ def pack(bundle: Bundle) -> PackReport:
 class _Blob:
     """packed.bin while it is written: spans at aligned offsets, and the hash of all of it."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: files.NewFile) -> None:
         self._stream = stream
         self._digest = hashlib.sha256()
         self._size = 0
@@ -152,7 +152,7 @@ class _Blob:
 
 def _write(bundle: Bundle, staging: Path) -> None:
     """Write packed.bin and packed.json."""
-    with (staging / BLOB).open("wb") as stream:
+    with files.create(staging / BLOB) as stream:
         blob = _Blob(stream)
         graphs = []
         for role, graph in bundle.manifest.graphs.items():
@@ -163,8 +163,8 @@ def _write(bundle: Bundle, staging: Path) -> None:
             carrier = _copy_carrier(bundle, role, kept, blob)
             graphs.append(PackedGraph(file=graph.file, carrier=carrier, weights=weights))
             # at once: it is twice as large as the weights
-            (staging / _SAVED).unlink()
-            saved.unlink()
+            files.remove(staging / _SAVED)
+            files.remove(saved)
     if not any(graph.weights for graph in graphs):
         raise BundleError(
             f"{bundle.path}: expected weights that onnxruntime {onnxruntime_version()} packs, got "
@@ -180,8 +180,8 @@ def _write(bundle: Bundle, staging: Path) -> None:
         graphs=tuple(graphs),
     )
     data = packed.encode(manifest)
-    (staging / packed.NAME).write_bytes(data)
-    (staging / packed.SEAL).write_bytes(seal.make_seal(data))
+    files.write(staging / packed.NAME, data)
+    files.write(staging / packed.SEAL, seal.make_seal(data))
 
 
 def _save(bundle: Bundle, graph: Graph, staging: Path) -> Path:

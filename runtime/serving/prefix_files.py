@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ortolan import files
 from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.engine.state_file import file_size, read_states, write_states
 from ortolan.runtime.errors import InputError, StateFileError
@@ -50,7 +51,7 @@ class PrefixFiles:
 
     def __init__(self, folder: Path, *, most_bytes: int) -> None:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_folders(folder, mode=0o700)
             is_writable = os.access(folder, os.W_OK | os.X_OK)
         except OSError as error:
             raise _no_folder(folder, str(error)) from error
@@ -146,14 +147,14 @@ class PrefixFiles:
                 self._pending -= size
 
     def _make_room(self, size: int) -> None:
-        files = []
+        found = []
         for entry in os.scandir(self._folder):
             if _NAME.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
-                    files.append((status.st_mtime_ns, status.st_size, entry.name))
-        size += sum(each for _, each, _ in files)
-        for _, freed, name in sorted(files):
+                    found.append((status.st_mtime_ns, status.st_size, entry.name))
+        size += sum(each for _, each, _ in found)
+        for _, freed, name in sorted(found):
             if size <= self._most_bytes:
                 break
             _remove(self._folder / name)
@@ -166,7 +167,7 @@ class PrefixFiles:
 
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):  # another process was first
-        path.unlink()
+        files.remove(path)
 
 
 def _no_folder(folder: Path, got: str) -> InputError:

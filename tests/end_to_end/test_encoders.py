@@ -259,6 +259,7 @@ def test_maps_of_a_translation_name_what_is_read_and_what_is_written(
     assert found.keys["decoder.0.cross"] == found.keys["encoder.0.self"]
 
 
+@pytest.mark.slow  # as above
 @torch.no_grad()
 def test_target_that_is_not_given_is_what_the_model_writes(
     exported: Callable[[str], Loaded],

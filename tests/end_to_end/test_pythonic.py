@@ -92,6 +92,7 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     return {path.name: open_bundle(path) for path in out.iterdir()}
 
 
+@pytest.mark.slow  # calibrated on real text
 def test_int4_is_calibrated_on_the_text_beside_the_checkpoint(int4: dict[str, Bundle]) -> None:
     quantized = int4["fused"].manifest.quantized
     groups = {t.name: t.group for t in quantized}
@@ -107,6 +108,7 @@ def test_int4_is_calibrated_on_the_text_beside_the_checkpoint(int4: dict[str, Bu
     assert measured.perplexity < 1.05 * measured.reference_perplexity
 
 
+@pytest.mark.slow  # calibrated on real text
 def test_portable_int4_gives_the_same_tokens(int4: dict[str, Bundle]) -> None:
     tokens = [
         ortolan.load(int4[kind].path).generate(PROMPT, max_new_tokens=256, ignore_eos=True).tokens
@@ -115,6 +117,7 @@ def test_portable_int4_gives_the_same_tokens(int4: dict[str, Bundle]) -> None:
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.slow  # as above
 @pytest.mark.parametrize("attention", get_args(Attention))
 def test_int4_gives_the_same_alone_and_among_others(
     int4: dict[str, Bundle], attention: str
@@ -124,6 +127,7 @@ def test_int4_gives_the_same_alone_and_among_others(
     assert report.exact.different == ()
 
 
+@pytest.mark.slow  # calibrated on real text
 def test_portable_int4_runs_in_onnx_reference(int4: dict[str, Bundle]) -> None:
     model = ortolan.load(int4["portable"].path)
     assert model.tokenizer is not None

@@ -24,8 +24,12 @@ MODELS = Path(__file__).parents[2] / "models"
 
 Precision = Literal["fp32", "int8"]
 
+QUICK = ("copying", "ntm")
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+PRECISIONS = ("fp32", pytest.param("int8", marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
     held_out = digits.data.read().held_out
     ortolan.export(MODELS / "digits", tmp_path / "bundle", precision=precision)
@@ -35,7 +39,7 @@ def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
     assert right.mean() >= 0.97
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_sentences_with_unseen_numbers_are_translated(precision: Precision, tmp_path: Path) -> None:
     held_out = numerals.data.read(pairs=1, held_out=100).held_out["numbers"]
     ortolan.export(MODELS / "numerals", tmp_path / "bundle", precision=precision)
@@ -65,7 +69,7 @@ def test_snippets_are_named_by_their_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "kind"),
     [
-        pytest.param(task, kind, marks=pytest.mark.slow if kind != "ntm" else ())
+        pytest.param(task, kind, marks=pytest.mark.slow if (task, kind) != QUICK else ())
         for task in ("copying", "sorting")
         for kind in ("attentive-rnn", "ntm", "transformer")
     ],

@@ -125,10 +125,12 @@ def rounded(name: str) -> Any:
     return MODULES[name]().to(torch.bfloat16).float().eval()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "seq2seq" else ()) for name in MODULES],
-)
+QUICK_MODULES = [
+    pytest.param(name, marks=pytest.mark.slow if name == "seq2seq" else ()) for name in MODULES
+]
+
+
+@pytest.mark.parametrize("name", QUICK_MODULES)
 def test_every_node_that_computes_in_bfloat16_has_a_kernel_on_cuda(
     name: str, exported: Callable[[str], Bundle]
 ) -> None:
@@ -140,7 +142,7 @@ def test_every_node_that_computes_in_bfloat16_has_a_kernel_on_cuda(
     assert {state.dtype for state in bundle.manifest.states} <= {"bfloat16"}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", QUICK_MODULES)
 def test_graphs_are_typed_throughout_and_in_bfloat16_but_where_it_is_too_coarse(
     name: str, exported: Callable[[str], Bundle]
 ) -> None:
@@ -181,6 +183,7 @@ def test_twins_of_encoders_equal_pytorch(exported: Callable[[str], Bundle], tmp_
         assert_close(got, wanted.numpy(), delta=1e-4)
 
 
+@pytest.mark.slow
 def test_twins_of_an_encoder_decoder_equal_pytorch(
     exported: Callable[[str], Bundle], tmp_path: Path
 ) -> None:

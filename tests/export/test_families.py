@@ -200,7 +200,7 @@ def encoded(case: Exported) -> dict[str, NDArray[Any]]:
     return {**run(case.graphs["encoder"], given), "source_lengths": given["lengths"]}
 
 
-@pytest.mark.parametrize("name", ["marian", "bart", T5])
+@pytest.mark.parametrize("name", ["marian", pytest.param("bart", marks=pytest.mark.slow), T5])
 def test_steps_behind_sources_equal_hugging_face(
     name: str, exported: Callable[[str], Exported]
 ) -> None:

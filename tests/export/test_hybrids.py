@@ -167,6 +167,7 @@ def test_a_decoder_without_attention_is_one_like_any_other(tmp_path: Path) -> No
         ortolan.export(made.module, tmp_path / "maps", options=ExportOptions(attention_maps=True))
 
 
+@pytest.mark.slow
 def test_a_portable_bundle_convolves_by_standard_operators(tmp_path: Path) -> None:
     blocks = (BlockConfig(mixer=CONV, feed_forward=None, norm=RMS), replace(BLOCK, norm=RMS))
     config = decoder_config(POSITIONS["none"], blocks)

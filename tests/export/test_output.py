@@ -1,18 +1,15 @@
-import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.export.file_faults import Faults, Killed
 from tests.runtime import tiny_bundle
 
 from ortolan.export.errors import OutputError
 from ortolan.export.output import describe_files, place_of, staged_bundle, write_manifest
 from ortolan.runtime import BundleNotFoundError, open_bundle
 from ortolan.runtime.bundle.manifest import File
-from ortolan.runtime.bundle.staging import settle
+from ortolan.staging import settle
 
 OLD, NEW, NEXT = b"old", b"new", b"next"
 
@@ -49,19 +46,6 @@ def export(
         meanwhile()
 
 
-def failing_export(
-    target: Path, at: int, error: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch
-) -> BaseException | None:
-    """Export the new bundle while one file operation fails; give what the export raises."""
-    with monkeypatch.context() as patch:
-        Faults(at, error).install(patch)
-        try:
-            export(target, NEW)
-        except (Killed, OutputError) as raised:
-            return raised
-    return None
-
-
 def marker_at(target: Path) -> bytes | None:
     """The marker of the bundle there, every file checked; None where there is none."""
     try:
@@ -73,14 +57,6 @@ def marker_at(target: Path) -> bytes | None:
 
 def beside(target: Path) -> list[str]:
     return sorted(path.name for path in target.parent.iterdir())
-
-
-def count_operations(target: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    counting = Faults(0, OSError)
-    with monkeypatch.context() as patch:
-        counting.install(patch)
-        export(target, OLD)
-    return counting.count
 
 
 def test_bundle_appears_with_missing_parents_and_nothing_beside_it(target: Path) -> None:
@@ -206,57 +182,6 @@ def test_place_that_cannot_be_written_to_is_named(target: Path) -> None:
     target.parent.write_text("a file where a folder should be")
     with pytest.raises(OutputError, match=r"place/bundle: expected to write a bundle there"):
         export(target, NEW)
-
-
-def test_killed_at_any_file_operation_leaves_the_old_bundle_the_new_or_none(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    export(target, OLD)
-    operations = count_operations(target, monkeypatch)
-    assert operations > 30
-    seen = []
-    for at in range(1, operations + 1):
-        assert isinstance(failing_export(target, at, Killed, monkeypatch), Killed)
-        seen.append(marker_at(target))
-        # The next export finds everything as it needs it, and clears away the rest.
-        export(target, OLD)
-        assert marker_at(target) == OLD
-        assert beside(target) == ["bundle"]
-    # In this order, and with none only where the two are being exchanged.
-    assert seen == sorted(seen, key=[OLD, None, NEW].index)
-    assert seen.count(None) == 1
-    assert NEW in seen
-
-
-def test_settle_brings_back_the_bundle_of_an_export_killed_while_exchanging(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    export(target, OLD)
-    for at in range(1, count_operations(target, monkeypatch) + 1):
-        failing_export(target, at, Killed, monkeypatch)
-        if marker_at(target) is None:
-            break
-        export(target, OLD)
-    settle(place_of(target))
-    assert marker_at(target) == OLD
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_error_of_any_file_operation_leaves_a_whole_bundle_and_nothing_beside_it(
-    code: int, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    export(target, OLD)
-    for at in range(1, count_operations(target, monkeypatch) + 1):
-        error = failing_export(target, at, lambda: OSError(code, os.strerror(code)), monkeypatch)
-        found = marker_at(target)
-        if error is None:  # it failed to clear away what is no longer needed
-            assert found == NEW
-        else:
-            assert os.strerror(code) in str(error)
-            assert found in (OLD, NEW)
-        assert not (target.parent / ".bundle.new").exists()
-        export(target, OLD)
-        assert beside(target) == ["bundle"]
 
 
 def test_half_deleted_bundle_is_not_brought_back(target: Path) -> None:

@@ -65,6 +65,7 @@ def test_weights_of_the_bundle_are_as_large_as_was_said(
     }  # an embedding that is no head
 
 
+@pytest.mark.slow
 def test_way_of_transformers_is_described_as_well(checkpoint: Path, tmp_path: Path) -> None:
     options = ortolan.ExportOptions(via="transformers")
     out = tmp_path / "out"

@@ -42,7 +42,13 @@ CONFIGS = {
     "machine": replace(PLAIN, num_layers=1, memory=MEMORY),
     "feed-forward machine": replace(PLAIN, cell="feed_forward", num_layers=1, memory=MEMORY),
 }
-KINDS = (*CONFIGS, "lstm, split", "attentive, split")
+LONG = ("attentive, split", "feed-forward machine")
+"""They take long to trace, and differ little from others."""
+
+KINDS = [
+    pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+    for name in (*CONFIGS, "lstm, split", "attentive, split")
+]
 
 Tiny = tuple[RecurrentModel, Decoder]
 

@@ -206,7 +206,9 @@ def test_export_that_goes_wrong_leaves_nothing(
 # --- calibration ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["logits", "image labels", "seq2seq"])
+@pytest.mark.parametrize(
+    "name", ["logits", "image labels", pytest.param("seq2seq", marks=pytest.mark.slow)]
+)
 def test_every_kind_is_calibrated_and_judged_on_a_file(name: str, tmp_path: Path) -> None:
     path, tokenizer = tmp_path / "file", None
     random = np.random.default_rng(0)

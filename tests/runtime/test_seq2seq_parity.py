@@ -32,7 +32,13 @@ class Pair:
     bundle: Seq2Seq
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(form, marks=pytest.mark.slow if form == "t5wide-split" else ())
+        for form in FORMS
+    ],
+)
 def pair(request: pytest.FixtureRequest, exported: Callable[[str], Path]) -> Pair:
     bundle = open_bundle(exported(request.param) / "bundle")
     engine = Engine(bundle, threads=1)

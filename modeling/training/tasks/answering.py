@@ -21,7 +21,7 @@ from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.training.data import Answers, Pair, read_data
 from ortolan.modeling.training.recipe import Answering, Recipe
 from ortolan.modeling.training.tasks.task import Batch, initialise, write_json
-from ortolan.modeling.training.tokenizer import id_of
+from ortolan.modeling.training.tokenizer import id_of, save_tokenizer
 
 END = "<end>"
 
@@ -87,7 +87,7 @@ class AnsweringTask:
 
     def companions(self, folder: Path) -> None:
         """Write the tokenizer and the defaults of generation."""
-        self.tokenizer.save(str(folder / "tokenizer.json"))
+        save_tokenizer(self.tokenizer, folder)
         write_json(folder / "generation_config.json", {"eos_token_id": id_of(self.tokenizer, END)})
 
     def figures(self) -> dict[str, object]:

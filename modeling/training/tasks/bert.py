@@ -13,7 +13,7 @@ from ortolan.modeling.layers.positions import sinusoidal_table
 from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.recipe import TokenizerRecipe
 from ortolan.modeling.training.tasks.task import initialise, write_json
-from ortolan.modeling.training.tokenizer import byte_level_bpe
+from ortolan.modeling.training.tokenizer import byte_level_bpe, save_tokenizer
 
 PAD, UNKNOWN, START, END, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD_ID, UNKNOWN_ID, START_ID, END_ID, MASK_ID = range(len(SPECIAL))
@@ -52,7 +52,7 @@ def bert_tokenizer(recipe: TokenizerRecipe, texts: Sequence[str]) -> Tokenizer:
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, *, max_tokens: int) -> None:
     """Write tokenizer.json, and the special tokens for transformers."""
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_tokenizer(tokenizer, folder)
     names = ("pad", "unk", "cls", "sep", "mask")
     special = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=True)}
     write_json(

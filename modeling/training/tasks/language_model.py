@@ -15,7 +15,7 @@ from ortolan.modeling.training.data import Texts, read_data
 from ortolan.modeling.training.evaluation import bits_per_byte
 from ortolan.modeling.training.recipe import Recipe
 from ortolan.modeling.training.tasks.task import Batch, check_length, initialise, write_json
-from ortolan.modeling.training.tokenizer import byte_level_bpe, encode, id_of
+from ortolan.modeling.training.tokenizer import byte_level_bpe, encode, id_of, save_tokenizer
 
 
 class LanguageModelTask:
@@ -83,7 +83,7 @@ class LanguageModelTask:
     def companions(self, folder: Path) -> None:
         """Write the tokenizer and the defaults of generation."""
         config = self.module.config
-        self.tokenizer.save(str(folder / "tokenizer.json"))
+        save_tokenizer(self.tokenizer, folder)
         write_json(
             folder / "generation_config.json",
             {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids)},

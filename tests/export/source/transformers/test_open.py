@@ -41,9 +41,13 @@ def opened(folder: Path, **options: Any) -> Exportable:
 @pytest.mark.parametrize(
     ("model_type", "nodes"),
     [
-        ("gpt_oss", {"GroupQueryAttention": 2}),
+        pytest.param("gpt_oss", {"GroupQueryAttention": 2}, marks=pytest.mark.slow),
         ("lfm2", {"GroupQueryAttention": 1, "Conv": 1}),
-        ("qwen3_next", {"GroupQueryAttention": 1, "LinearAttention": 1, "Conv": 1, "MoE": 2}),
+        pytest.param(
+            "qwen3_next",
+            {"GroupQueryAttention": 1, "LinearAttention": 1, "Conv": 1, "MoE": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_bundle_computes_what_transformers_computes(
@@ -162,6 +166,7 @@ def test_options_of_the_other_way_are_refused(tmp_path: Path) -> None:
         open_exportable(model, tokenizer=None, max_context=None, via="transformers")
 
 
+@pytest.mark.slow
 def test_products_of_any_model_take_prompts_in_8_bits(tmp_path: Path) -> None:
     saved(tmp_path / "source", "llama")
     split = ExportOptions(

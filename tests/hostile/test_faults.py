@@ -1,0 +1,140 @@
+"""Whatever goes wrong with a file: what is there is old or new, and whole."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.hostile.file_faults import FAULTS, Fault, Fork, Outcome
+from tests.hostile.file_work import WORKS, Work
+
+DEAR = ("export", "pack", "checkpoint", "training")
+"""Each takes a second; the others some hundredths."""
+
+CHEAP = tuple(name for name in WORKS if name not in (*DEAR, "export in chosen bits"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Seals of these tests stay out of the user's folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+class Faults:
+    """One kind of work, with something going wrong in a folder of its own each time."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._folder = folder
+        (folder / "needed").mkdir()
+        self._work: Work = WORKS[name](folder / "needed")
+        self._before = folder / "before"
+        self._before.mkdir()
+        self._work.old(self._before)
+        shutil.copytree(self._before, self._place)
+        whole = self._attempt()
+        assert (whole.error, self._state()) == ("", "new")
+        past = [path for path in whole.past if path.startswith(f"{self._place}")]
+        assert past == [], "expected all files to be written where faults are looked for"
+        self.operations = whole.operations
+        self._after = self._names()
+
+    @property
+    def _place(self) -> Path:
+        return self._folder / "place"
+
+    def _state(self) -> str | None:
+        return self._work.state(self._place)
+
+    def _names(self) -> list[str]:
+        return sorted(f"{path.relative_to(self._place)}" for path in self._place.rglob("*"))
+
+    def _attempt(self, fault: Fault = "EIO", at: int = 0) -> Outcome:
+        return Fork(lambda: self._work.new(self._place), fault=fault, at=at).outcome()
+
+    def check(self, fault: Fault, at: int) -> str | None:
+        """Let an operation go wrong, look at what is there, and do the work again.
+
+        Returns:
+            What was there.
+        """
+        shutil.rmtree(self._place)
+        shutil.copytree(self._before, self._place)
+        old = self._state()
+        outcome, found = self._attempt(fault, at), self._state()
+        where = f"{fault} at {at} of {self.operations}: {outcome}, {found}"
+        if fault in ("EINTR", "short"):
+            assert (outcome.error, found) == ("", "new"), where
+        elif outcome.error == "SIGKILL":
+            assert found in (old, "new") or (found is None and self._work.has_gap), where
+        elif outcome.error:
+            assert outcome.is_typed, where
+            assert "\n" not in outcome.message, where
+            assert found in (old, "new"), where
+        elif not self._work.is_optional:
+            assert found == "new", where
+        self._work.new(self._place)
+        assert (self._state(), self._names()) == ("new", self._after), where
+        return found
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Faults]:
+    made: dict[str, Faults] = {}
+
+    def of(name: str) -> Faults:
+        if name not in made:
+            made[name] = Faults(name, tmp_path_factory.mktemp("faults"))
+        return made[name]
+
+    return of
+
+
+def spread(operations: int, points: int, fault: Fault) -> list[int]:
+    """Some of the operations, the first and the last among them; each fault has its own."""
+    between = max(1, (operations - 2) // points)
+    inner = range(2 + FAULTS.index(fault) % between, operations, between)
+    return [1, *inner, operations]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", CHEAP)
+def test_after_a_fault_at_any_operation_what_is_there_is_old_or_new(
+    name: str, fault: Fault, faults: Callable[[str], Faults]
+) -> None:
+    checked = faults(name)
+    seen = [checked.check(fault, at) for at in range(1, checked.operations + 1)]
+    order = ["old", None, "new"]
+    assert fault != "SIGKILL" or seen == sorted(seen, key=order.index)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", [*CHEAP, *DEAR])
+def test_after_a_fault_at_some_operations_what_is_there_is_old_or_new(
+    name: str, fault: Fault, faults: Callable[[str], Faults]
+) -> None:
+    for at in spread(faults(name).operations, 4 if name in CHEAP else 1, fault):
+        faults(name).check(fault, at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", [*DEAR, "export in chosen bits"])
+def test_after_a_fault_at_more_operations_what_is_there_is_old_or_new(
+    name: str, fault: Fault, faults: Callable[[str], Faults]
+) -> None:
+    for at in spread(faults(name).operations, 3 if "chosen" in name else 8, fault):
+        faults(name).check(fault, at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", DEAR)
+def test_every_fault_in_long_work_leaves_what_is_old_or_new(
+    name: str, fault: Fault, faults: Callable[[str], Faults]
+) -> None:
+    for at in range(1, faults(name).operations + 1):
+        faults(name).check(fault, at)
