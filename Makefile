@@ -10,7 +10,7 @@ ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all setup demo test test-ci test-slow test-gpu check fix
+.PHONY: all setup demo test test-ci test-slow test-gpu fuzz check fix
 
 all: check test
 
@@ -47,6 +47,13 @@ test-slow: $(INSTALLED)
 # In an environment as it is: `setup` would put the CPU's onnxruntime over the GPU's.
 test-gpu:
 	$(BIN)/pytest -m gpu -rs tests/gpu
+
+# Bundles and requests that are changed at random, as many as one likes: make fuzz COUNT=100000
+# What it finds is found again with the SEED that it prints.
+COUNT ?= 20000
+fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz_requests --count $(COUNT) $(if $(SEED),--seed $(SEED))
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -4,27 +4,33 @@ A number of NumPy counts in its own width and wraps, and a bool is an int: neith
 """
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, shown
 
-__all__ = ["checked_count", "checked_flag", "checked_path"]
+__all__ = ["checked_count", "checked_flag", "checked_path", "checked_seconds"]
+
+_MOST = 2**63 - 1
+"""What counts tokens, slots or bytes has a place in 64 bits."""
+
+_MOST_SECONDS = threading.TIMEOUT_MAX
 
 
 def checked_count(what: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
-    """A whole number of at least `least`.
+    """A whole number of at least `least`, and of 64 bits.
 
     Raises:
         InputError: it is something else, or more than `most`.
     """
     is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if is_number and value >= least and (most is None or value <= most):
+    if is_number and least <= value <= (_MOST if most is None else most):
         return int(value)
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-    raise InputError(f"{what}: expected a whole number {allowed}, got {value!r}.")
+    raise InputError(f"{what}: expected a whole number {allowed}, got {shown(value)}.")
 
 
 def checked_flag(what: str, value: Any) -> bool:
@@ -35,7 +41,19 @@ def checked_flag(what: str, value: Any) -> bool:
     """
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise InputError(f"{what}: expected True or False, got {value!r}.")
+    raise InputError(f"{what}: expected True or False, got {shown(value)}.")
+
+
+def checked_seconds(what: str, value: Any) -> float:
+    """A number of seconds.
+
+    Raises:
+        InputError: it is none, or more than a clock counts.
+    """
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool | complex)
+    if is_number and abs(value) <= _MOST_SECONDS:
+        return float(value)
+    raise InputError(f"{what}: expected a number of seconds, got {shown(value)}.")
 
 
 def checked_path(what: str, value: Any) -> Path:
@@ -46,6 +64,15 @@ def checked_path(what: str, value: Any) -> Path:
     """
     if isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str):
         path = os.fspath(value)
-        if path and "\0" not in path:
+        if path and "\0" not in path and _has_bytes(path):
             return Path(path)
-    raise InputError(f"{what}: expected a path, got {value!r}.")
+    raise InputError(f"{what}: expected a path, got {shown(value)}.")
+
+
+def _has_bytes(path: str) -> bool:
+    """Whether a file can have this name; half a surrogate pair is none."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True

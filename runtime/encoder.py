@@ -12,7 +12,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource, wrong_kind
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.errors import GraphError, InputError, NumericError
+from ortolan.runtime.errors import GraphError, InputError, NumericError, shown
 from ortolan.runtime.inputs.source import Inputs, Source, SourceReader, is_batch
 from ortolan.runtime.model import Model
 
@@ -154,6 +154,8 @@ class Encoder(Model):
 
     def _prompted(self, inputs: Inputs, name: str | None) -> Inputs:
         """Texts after a prompt of the model."""
+        if name is not None and not isinstance(name, str):
+            raise InputError(f"prompt: expected the name of a prompt, got {shown(name)}.")
         source = self.manifest.source
         prompts = source.prompts if isinstance(source, TextSource) else {}
         chosen = name

@@ -8,6 +8,7 @@ OrtolanError
 │   ├── ManifestError          torn, not JSON, wrong schema, unknown or missing field
 │   ├── BundleFileError        a listed file is missing, resized, altered or a link
 │   ├── GraphError             an ONNX graph does what a bundle may not do
+│   ├── UntrustedError         it has operators that Ortolan does not write
 │   ├── FirstLoadError         loading it ended a process of its own, or took too much
 │   └── ChatTemplateError      a chat template is absent, broken, or asks for too much
 ├── DeviceError            device unknown, absent, or not one the bundle was made for
@@ -30,7 +31,7 @@ OrtolanError
 └── MissingExtraError      a package of an extra is absent (also an `ImportError`)
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ortolan.errors import OrtolanError
 
@@ -63,6 +64,12 @@ class GraphError(BundleError):
     """An ONNX graph does what a bundle may not do. Names the graph file."""
 
     code: ClassVar[str] = "graph"
+
+
+class UntrustedError(BundleError):
+    """A bundle has operators that Ortolan does not write, and its user has not said to trust it."""
+
+    code: ClassVar[str] = "untrusted"
 
 
 class FirstLoadError(BundleError):
@@ -191,3 +198,12 @@ class MissingExtraError(OrtolanError, ImportError):
     """A package of an extra is absent. Names the pip command that installs it."""
 
     code: ClassVar[str] = "missing-extra"
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # of an integer of thousands of digits, or of a class of the caller's
+        return f"one of type {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:197]}..."

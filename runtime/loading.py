@@ -3,7 +3,8 @@
 import os
 from typing import Any, Literal, TypeVar, overload
 
-from ortolan.runtime.arguments import checked_flag, checked_path
+from ortolan.runtime import limits
+from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import again_when_replaced, open_bundle
 from ortolan.runtime.bundle.packed import Packed, find_packed
@@ -11,7 +12,7 @@ from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.session import Engine, onnxruntime_version
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.isolation.first_load import first_load
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
@@ -33,6 +34,7 @@ def load(
     weights: Literal["map", "copy"] = "map",
     isolate: bool = False,
     full_check: bool = False,
+    trust: bool = False,
 ) -> M: ...
 
 
@@ -45,6 +47,7 @@ def load(
     weights: Literal["map", "copy"] = "map",
     isolate: bool = False,
     full_check: bool = False,
+    trust: bool = False,
 ) -> Any: ...
 
 
@@ -58,6 +61,7 @@ def load(
     weights: Literal["map", "copy"] = "map",
     isolate: bool = False,
     full_check: bool = False,
+    trust: bool = False,
 ) -> Any:
     """Open a bundle and make it ready to use.
 
@@ -83,6 +87,7 @@ def load(
             What would end or stop this process is then an error. Off by default, since it costs
             about a load, and most applications load the bundle that they were shipped with.
         full_check: read all weights once more than needed and compare their hash.
+        trust: its maker, where it needs operators of its own and is not from this user and machine.
 
     Returns:
         A `Decoder`, a `Seq2Seq` or an `Encoder`.
@@ -98,8 +103,9 @@ def load(
     """
     full_check = checked_flag("full_check", full_check)
     isolate, is_copied = checked_flag("isolate", isolate), _is_copied(weights)
+    trust, full = checked_flag("trust", trust), full_check and not is_copied
     named = _checked_kind(kind)
-    bundle = open_bundle(checked_path("path", path), full_check=full_check and not is_copied)
+    bundle = open_bundle(path, full_check=full, trust=trust)
     chosen = named or _MODELS[bundle.manifest.kind]
     check_kind(bundle.manifest, chosen)  # before its weights are touched
     bundle, packed = _prepared(bundle, is_copied=is_copied, full_check=full_check)
@@ -111,13 +117,14 @@ def load(
 def _checked_kind(kind: type[Model] | None) -> type[Model] | None:
     if kind is None or any(kind is known for known in _MODELS.values()):
         return kind
-    raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {kind!r}.")
+    raise InputError(f"kind: expected Decoder, Seq2Seq or Encoder, got {shown(kind)}.")
 
 
 def _prepared(bundle: Bundle, *, is_copied: bool, full_check: bool) -> tuple[Bundle, Packed | None]:
     """Keep the files of a bundle in memory, or find packed weights in its folder, if they fit."""
     packed = None
     if is_copied:
+        _check_tensors(bundle)
         bundle = bundle.keeping()
     else:
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
@@ -125,8 +132,19 @@ def _prepared(bundle: Bundle, *, is_copied: bool, full_check: bool) -> tuple[Bun
     return bundle, packed
 
 
+def _check_tensors(bundle: Bundle) -> None:
+    """Refuse what onnxruntime does not copy."""
+    for tensor in (tensor for graph in bundle.graphs.values() for tensor in graph.external):
+        if tensor.length > limits.MAX_COPIED_BYTES:
+            raise InputError(
+                f"weights='copy': expected tensors of at most {limits.MAX_COPIED_BYTES} bytes, got "
+                f"{tensor.length} of {tensor.name!r}. Load it with weights='map', or export it in "
+                "fewer bits."
+            )
+
+
 def _is_copied(weights: Any) -> bool:
     """Whether weights are read into memory."""
     if isinstance(weights, str) and weights in ("map", "copy"):
         return weights == "copy"
-    raise InputError(f"weights: expected 'map' or 'copy', got {weights!r}.")
+    raise InputError(f"weights: expected 'map' or 'copy', got {shown(weights)}.")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
@@ -39,21 +40,21 @@ def verify(
     threads: int | None = None,
     exact: bool = True,
     isolate: bool = True,
+    trust: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Replay the certificate of a bundle on this machine. Every file is hashed first.
 
-    What passes is remembered, for this user with this onnxruntime: `ortolan.load(isolate=True)`
-    starts no process for the same files. Where the user's state folder cannot be written, it is
-    forgotten.
+    What passes is remembered where the user's state folder can be written, for this onnxruntime:
+    `ortolan.load(isolate=True)` starts no process for the same files.
 
     Args:
         path: folder of the bundle, of any kind.
         device: as in `ortolan.load`.
         threads: as in `ortolan.load`.
         exact: whether to try, too, if texts are the same alone and among others here.
-        isolate: whether a process of its own loads a bundle first that has not passed here, as in
-            `ortolan.load`. `False` remembers nothing, either.
+        isolate: as in `ortolan.load`; `False` remembers nothing, either.
+        trust: as in `ortolan.load`.
         progress: called with the positions done and the positions in total.
 
     Raises:
@@ -61,19 +62,19 @@ def verify(
         DeviceError: the device cannot be used.
         FirstLoadError: `isolate`, and loading it ended that process or exceeded its limits.
         CertificateError: the certificate cannot be replayed.
+        InputError: it is no path.
         MemoryPlanError: there is not the memory for its longest probe.
     """
-    started, seen = time.monotonic(), marks(path)
-    bundle = open_bundle(path, full_check=True)
+    started, seen = time.monotonic(), marks(checked_path("path", path))
+    bundle = open_bundle(path, full_check=True, trust=trust)
     certificate = read(bundle)
     choose_device(device, bundle.manifest.devices, available_providers())
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded: each weight is in memory by itself.
-    weights = check_weights(
-        bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
-    )
+    used = chosen_threads(threads, bundle.manifest)
+    weights = check_weights(bundle, certificate.weights, threads=used)
     _check_memory(bundle, certificate)
     surroundings = None
     if certificate.surroundings is not None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, Unpack
 import msgspec
 
 from ortolan import files
+from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.chat.messages import Message, checked_messages
 from ortolan.runtime.chat.reply import Reply, ReplyStream
 from ortolan.runtime.errors import ChatError, StateFileError
@@ -110,8 +111,10 @@ class Conversation:
         """Write the messages to a file, as JSON. It is whole, or as it was before.
 
         Raises:
+            InputError: it is no path.
             StateFileError: the place cannot be written to.
         """
+        place = checked_path("save", path)
         text = json.dumps(
             {
                 "ortolan_conversation": VERSION,
@@ -122,7 +125,7 @@ class Conversation:
             indent=1,
         )
         try:
-            with files.replaced(Path(path)) as file:
+            with files.replaced(place) as file:
                 file.write(f"{text}\n".encode())
         except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
             raise StateFileError(
@@ -133,10 +136,11 @@ class Conversation:
         """Take the messages of a file in place of these.
 
         Raises:
+            InputError: it is no path; the messages are as they were.
             StateFileError: it is not there, damaged, of another bundle, or of another version; the
                 messages are as they were.
         """
-        file = _decoded(Path(path))
+        file = _decoded(checked_path("load", path))
         if file.ortolan_conversation != VERSION:
             raise StateFileError(
                 f"{path}: expected version {VERSION}, got {file.ortolan_conversation}. "

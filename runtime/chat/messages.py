@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ortolan.runtime.errors import ChatError
+from ortolan.runtime.errors import ChatError, shown
 
 __all__ = ["Message", "checked_messages", "checked_tools", "is_name", "plain"]
 
@@ -96,7 +96,7 @@ def _message(given: Any, where: str) -> dict[str, Any]:
     values = _object(given, where)
     role = values.pop("role", None)
     if role not in ROLES:
-        raise ChatError(f"{where}.role: expected {', '.join(ROLES)}, got {role!r}.")
+        raise ChatError(f"{where}.role: expected {', '.join(ROLES)}, got {shown(role)}.")
     _refuse_others(values, ("content", *_FIELDS[role]), where)
     message = {"role": role}
     if "content" in values:
@@ -127,7 +127,7 @@ def _content(given: Any, where: str) -> Any:
         part = _object(each, f"{where}[{number}]")
         if part.get("type") != "text":
             raise ChatError(
-                f'{where}[{number}].type: expected "text", got {part.get("type")!r}. '
+                f'{where}[{number}].type: expected "text", got {shown(part.get("type"))}. '
                 "This version reads texts only."
             )
         _refuse_others(part, ("type", "text"), f"{where}[{number}]")
@@ -197,12 +197,14 @@ def _object(given: Any, where: str) -> dict[str, Any]:
 def _refuse_others(given: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
     for key in given:
         if key not in allowed:
-            raise ChatError(f"{where}: expected {', '.join(allowed)}, got {key!r}. Leave it out.")
+            raise ChatError(
+                f"{where}: expected {', '.join(allowed)}, got {shown(key)}. Leave it out."
+            )
 
 
 def _check_type(given: Mapping[str, Any], where: str) -> None:
     if given.get("type", "function") != "function":
-        raise ChatError(f'{where}.type: expected "function", got {given["type"]!r}.')
+        raise ChatError(f'{where}.type: expected "function", got {shown(given["type"])}.')
 
 
 def _check_text(given: Any, where: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ortolan.runtime.chat.messages import Message, checked_messages, checked_tools, plain
 from ortolan.runtime.chat.provenance import Marks, Span, marked, unmarked
-from ortolan.runtime.errors import ChatError, ChatTemplateError
+from ortolan.runtime.errors import ChatError, ChatTemplateError, shown
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.jinja.template import Template
 
@@ -102,6 +102,8 @@ class ChatTemplate:
             "tools": None if tools is None else checked_tools(tools),
             "documents": None if documents is None else plain(documents, "documents"),
         }
+        if variables is not None and not isinstance(variables, Mapping):
+            raise ChatError(f"variables: expected a mapping of names, got {shown(variables)}.")
         more = {} if variables is None else plain(variables, "variables")
         taken = [name for name in more if name in {*given, "add_generation_prompt"}]
         if taken:

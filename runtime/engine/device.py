@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ortolan.cuda_setup import INSTALL, Part, missing_part
-from ortolan.runtime.errors import DeviceError
+from ortolan.runtime.errors import DeviceError, shown
 
 __all__ = ["Choice", "choose_device"]
 
@@ -43,7 +43,7 @@ def choose_device(
             the bundle was made for.
     """
     if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device):
-        raise DeviceError(f"device: expected auto, cpu, cuda or cuda:N, got {device!r}.")
+        raise DeviceError(f"device: expected auto, cpu, cuda or cuda:N, got {shown(device)}.")
     if device == "auto" and "cpu" in offered:
         obstacle = (
             "the bundle was made for the CPU"

@@ -6,7 +6,8 @@ Knows values and which options exclude each other. Does not know how a search go
 from collections.abc import Sized
 from typing import Any
 
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.arguments import checked_count
+from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.beam_search import EarlyStopping
 from ortolan.runtime.generation.options import Options
 
@@ -33,13 +34,13 @@ def refuse_beam_options(n_best: Any, length_penalty: Any, early_stopping: Any) -
         InputError: one of them is not its default.
     """
     for name, value, default in (
-        ("n_best", n_best, 1),
-        ("length_penalty", length_penalty, 1.0),
-        ("early_stopping", early_stopping, False),
+        ("n_best", checked_count("n_best", n_best), 1),
+        ("length_penalty", checked_length_penalty(length_penalty), 1.0),
+        ("early_stopping", checked_early_stopping(early_stopping), False),
     ):
         if value != default:
             raise InputError(
-                f"{name}: expected {default!r} without a beam search, got {value!r}. "
+                f"{name}: expected {default!r} without a beam search, got {shown(value)}. "
                 "Set beams above 1, or leave it out."
             )
 
@@ -70,7 +71,7 @@ def checked_length_penalty(penalty: Any) -> float:
         return float(penalty)
     raise InputError(
         f"length_penalty: expected a number from {-MAX_LENGTH_PENALTY:g} to "
-        f"{MAX_LENGTH_PENALTY:g}, got {penalty!r}."
+        f"{MAX_LENGTH_PENALTY:g}, got {shown(penalty)}."
     )
 
 
@@ -82,6 +83,6 @@ def checked_early_stopping(value: Any) -> EarlyStopping:
     """
     if isinstance(value, bool):
         return value
-    if value == "never":
+    if isinstance(value, str) and value == "never":
         return "never"
-    raise InputError(f'early_stopping: expected True, False or "never", got {value!r}.')
+    raise InputError(f'early_stopping: expected True, False or "never", got {shown(value)}.')

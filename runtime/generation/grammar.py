@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.errors import GrammarError, MissingExtraError
+from ortolan.runtime.errors import GrammarError, MissingExtraError, shown
 from ortolan.runtime.generation.grammar_limits import (
     COMPILED_GRAMMARS,
     PARSER_LIMITS,
@@ -45,6 +45,11 @@ class Grammar:
     """
 
     source: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no text."""
+        if not isinstance(self.source, str):
+            raise GrammarError(f"grammar: expected its source, got {shown(self.source)}.")
 
     @classmethod
     def json_schema(
@@ -255,7 +260,7 @@ def _as_json(schema: Any) -> str:
             return json.dumps(dict(plain), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise _invalid(f"a schema that is no JSON ({error})") from None
-    raise _invalid(f"a schema that is no object but {plain!r:.40}")
+    raise _invalid(f"a schema that is no object but {shown(plain):.40}")
 
 
 def _valid(grammar: Grammar) -> Grammar:

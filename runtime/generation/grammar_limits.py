@@ -42,11 +42,16 @@ def check_grammar(text: Any) -> None:
     """Refuse what would take too long to prepare.
 
     Raises:
-        GrammarError: not text, too long, or too much in it that has to hold together.
+        GrammarError: not Unicode text, too long, or too much in it that has to hold together.
     """
     if not isinstance(text, str):
         raise GrammarError(f"grammar: expected text, got {type(text).__name__}.")
-    size = len(text.encode(errors="surrogatepass"))
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise GrammarError(
+            f"grammar: expected Unicode, got half a surrogate pair at index {error.start}."
+        ) from None
     if size > MAX_GRAMMAR_BYTES:
         raise GrammarError(
             f"grammar: expected at most {MAX_GRAMMAR_BYTES} bytes, got {size}. Make it smaller."

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.constraints import Constraints
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.request import Request, numbered
@@ -164,7 +164,7 @@ def _refuse_unknown(options: Options) -> None:
         if name not in known:
             close = get_close_matches(name, known, n=1)
             advice = f" Did you mean {close[0]}?" if close else ""
-            raise InputError(f"options: expected {', '.join(known)}, got {name!r}.{advice}")
+            raise InputError(f"options: expected {', '.join(known)}, got {shown(name)}.{advice}")
 
 
 def _sampling(sampling: Sampling | None, temperature: float | None) -> Sampling:
@@ -188,5 +188,5 @@ def _cancel_function(cancel: Cancel | None) -> Callable[[], bool] | None:
     """A function that says whether to stop, where there is one."""
     found = cancel.is_set if isinstance(cancel, Event) else cancel
     if found is not None and not callable(found):
-        raise InputError(f"cancel: expected a function or an event, got {found!r}.")
+        raise InputError(f"cancel: expected a function or an event, got {shown(found)}.")
     return found

@@ -12,8 +12,8 @@ from numbers import Integral, Real
 
 import numpy as np
 
-from ortolan.runtime.errors import SamplingError
-from ortolan.runtime.limits import MAX_LOGIT_BIAS, MAX_SEED
+from ortolan.runtime.errors import SamplingError, shown
+from ortolan.runtime.limits import MAX_LOGIT_BIAS, MAX_SEED, MAX_VOCABULARY
 
 __all__ = ["Sampling"]
 
@@ -83,7 +83,7 @@ def _finite(name: str, value: object) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise SamplingError(f"{name}: expected a finite number, got {value!r}. Change the option.")
+    raise SamplingError(f"{name}: expected a finite number, got {shown(value)}. Change the option.")
 
 
 def _natural(name: str, value: object, *, most: int | None) -> int:
@@ -93,7 +93,9 @@ def _natural(name: str, value: object, *, most: int | None) -> int:
         if number >= 0 and (most is None or number <= most):
             return number
     allowed = "at least 0" if most is None else f"from 0 to {most}"
-    raise SamplingError(f"{name}: expected an integer {allowed}, got {value!r}. Change the option.")
+    raise SamplingError(
+        f"{name}: expected an integer {allowed}, got {shown(value)}. Change the option."
+    )
 
 
 def _checked_bias(bias: object) -> dict[int, float]:
@@ -110,11 +112,11 @@ def _checked_bias(bias: object) -> dict[int, float]:
         )
     checked: dict[int, float] = {}
     for token, value in bias.items():
-        number = _finite(f"logit_bias[{token!r}]", value)
+        number = _finite(f"logit_bias[{shown(token)}]", value)
         if abs(number) > _FLOAT32_MAX:
             raise SamplingError(
-                f"logit_bias[{token!r}]: expected a number within float32, got {number}. "
+                f"logit_bias[{shown(token)}]: expected a number within float32, got {number}. "
                 "A bias of -100 already rules a token out."
             )
-        checked[_natural("logit_bias id", token, most=None)] = number
+        checked[_natural("logit_bias id", token, most=MAX_VOCABULARY)] = number
     return checked

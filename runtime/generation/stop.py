@@ -9,7 +9,7 @@ Knows text. Does not know tokens, nor why a generation ends otherwise.
 
 from collections.abc import Sequence
 
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.limits import MAX_STOP_TEXT_BYTES, MAX_STOP_TEXTS
 
 __all__ = ["StopMatcher", "checked_stop"]
@@ -103,7 +103,7 @@ def checked_stop(texts: Sequence[str]) -> Sequence[str]:
     """
     is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
     if not is_list or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"stop: expected a list of texts, got {texts!r}. Write it as [text].")
+        raise InputError(f"stop: expected a list of texts, got {shown(texts)}. Write it as [text].")
     if len(texts) > MAX_STOP_TEXTS:
         raise InputError(
             f"stop: expected at most {MAX_STOP_TEXTS} texts, got {len(texts)}. Give fewer."

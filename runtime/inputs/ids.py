@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.errors import ContextLengthError, InputError
+from ortolan.runtime.errors import ContextLengthError, InputError, shown
 
 __all__ = ["TokenIds", "checked_ids"]
 
@@ -64,7 +64,7 @@ def checked_ids(
             )
         if not 0 <= token < vocab_size:
             raise InputError(
-                f"{what}: expected ids from 0 to {vocab_size - 1}, got {token} at position "
+                f"{what}: expected ids from 0 to {vocab_size - 1}, got {shown(token)} at position "
                 f"{position}. The ids are of another tokenizer."
             )
     return [int(token) for token in checked]

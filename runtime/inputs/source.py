@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError
@@ -63,6 +64,7 @@ class SourceReader:
             MissingExtraError: an image has to be decoded, and Pillow is not installed.
             TokenizerError: the tokenizer cannot take it, or the bundle has none.
         """
+        truncate = checked_flag("truncate", truncate)
         source = self._manifest.source
         if isinstance(source, ImageSource):
             if truncate:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.errors import TokenizerError, shown
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream
 from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
@@ -157,8 +157,11 @@ class Tokenizer:
 
         White space is shown as ␣. Half a character, or nothing, gives the entry of the
         vocabulary as it is written there.
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary.
         """
-        return [self._label(self._checked(token)) for token in ids]
+        return [self._label(self._checked(token)) for token in _listed(ids)]
 
     def _label(self, token: int) -> str:
         text = self._decode([token], skip_special_tokens=False)
@@ -172,13 +175,8 @@ class Tokenizer:
         Raises:
             TokenizerError: an id is outside the vocabulary, or the tokenizer fails on them.
         """
-        if not isinstance(ids, Iterable):
-            raise TokenizerError(
-                f"ids: expected a list of integers, got {type(ids).__name__}. Give one."
-            )
-        return self._decode(
-            [self._checked(token) for token in ids], skip_special_tokens=skip_special_tokens
-        )
+        checked = [self._checked(token) for token in _listed(ids)]
+        return self._decode(checked, skip_special_tokens=skip_special_tokens)
 
     def special_ids(self) -> list[int]:
         """The ids of special tokens, ascending."""
@@ -237,10 +235,20 @@ class Tokenizer:
             plain = -1
         if not 0 <= plain < self.vocab_size:
             raise TokenizerError(
-                f"id: expected an integer from 0 to {self.vocab_size - 1}, got {token!r}. "
+                f"id: expected an integer from 0 to {self.vocab_size - 1}, got {shown(token)}. "
                 "Take ids from this tokenizer or its model."
             )
         return plain
+
+
+def _listed(ids: Iterable[int]) -> Iterable[int]:
+    """Refuse a single number, or anything else that has no ids in it."""
+    try:
+        return iter(ids)
+    except TypeError:
+        raise TokenizerError(
+            f"ids: expected a list of integers, got {type(ids).__name__}. Give one."
+        ) from None
 
 
 def open_tokenizer(bundle: "Bundle") -> Tokenizer | None:

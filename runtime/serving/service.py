@@ -24,6 +24,7 @@ from ortolan.runtime.errors import (
     QueueFullError,
     ServiceClosedError,
     ServiceError,
+    shown,
 )
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options
@@ -234,7 +235,7 @@ class Service:
         if is_batch(prompt):
             raise InputError("submit: expected one prompt, got a list. Submit each by itself.")
         if not isinstance(priority, int):
-            raise InputError(f"priority: expected a whole number, got {priority!r}.")
+            raise InputError(f"priority: expected a whole number, got {shown(priority)}.")
         (request,) = self._prompts.requests([prompt], options)
         self._memory.check(
             tokens=len(request.prompt) + request.limit,
@@ -352,8 +353,8 @@ def _asked(cancelled: Callable[[], bool], ticket: Ticket) -> bool:
 
 
 def _check_mode(mode: Mode, engine: Engine) -> None:
-    if mode not in get_args(Mode):
-        raise InputError(f"mode: expected {' or '.join(get_args(Mode))}, got {mode!r}.")
+    if not isinstance(mode, str) or mode not in get_args(Mode):
+        raise InputError(f"mode: expected {' or '.join(get_args(Mode))}, got {shown(mode)}.")
     if mode == "exact" and engine.mixes_rows:
         raise InputError(
             "mode: expected a model that computes each text by itself, got a mixture of experts, "

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ortolan.errors import OrtolanError
+from ortolan.runtime.arguments import checked_seconds
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.sampled_text import SampledText
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
@@ -79,13 +80,14 @@ class Ticket(Iterator[str], AsyncIterator[str]):
 
         Raises:
             TimeoutError: it takes longer; the text goes on.
+            InputError: the timeout is no number.
             NumericError: the model gave logits that are not finite.
             MemoryPlanError: there was no memory for it when it was its turn.
             ServiceError: the service failed.
             ForkedError: the process was forked after the model was loaded.
         """
         self._check()
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + checked_seconds("timeout", timeout)
         with self._lock:
             while not self._is_done:
                 left = None if until is None else until - time.monotonic()

@@ -6,17 +6,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
 
 import ortolan
 from ortolan.errors import OrtolanError
-from ortolan.runtime.arguments import checked_count, checked_flag, checked_path
+from ortolan.runtime.arguments import (
+    checked_count,
+    checked_flag,
+    checked_path,
+    checked_seconds,
+)
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Tokens
-from ortolan.runtime.errors import ComputeError, InputError
+from ortolan.runtime.certificate import verify
+from ortolan.runtime.errors import ComputeError, InputError, shown
 
 Call = Callable[[Any, Any], object]
 
-NUMBERS: tuple[object, ...] = (True, -1, 1.0, 1.5, float("nan"), 2**80)
+NUMBERS: tuple[object, ...] = (True, -1, 1.0, 1.5, float("nan"), 2**80, 10**5000)
+"""The last one has more digits than Python writes out."""
+
 ARRAYS: tuple[object, ...] = (np.array([1.5]), np.array([1, 2]), np.array([object()]))
 NONSENSE: tuple[object, ...] = (
     None,
@@ -24,6 +34,7 @@ NONSENSE: tuple[object, ...] = (
     "",
     "/",
     "x",
+    "\ud800",
     b"x",
     [],
     [None],
@@ -31,6 +42,8 @@ NONSENSE: tuple[object, ...] = (
     object(),
     *ARRAYS,
 )
+
+USER = [{"role": "user", "content": "a"}]
 
 CALLS: dict[str, Call] = {
     "prompt": lambda model, value: model.generate(value, max_new_tokens=1),
@@ -49,9 +62,21 @@ CALLS: dict[str, Call] = {
     "draft": lambda model, value: model.generate([1], max_new_tokens=1, draft=value),
     "n": lambda model, value: model.generate([1], max_new_tokens=1, n=value),
     "decode": lambda model, value: model.tokenizer.decode(value),
+    "labels": lambda model, value: model.tokenizer.labels(value),
     "slots": lambda model, value: model.serve(slots=value).close(),
     "chunk": lambda model, value: model.serve(mode="fast", chunk=value).close(),
+    "mode": lambda model, value: model.serve(mode=value).close(),
+    "priority": lambda model, value: _served(model, priority=value).completion(),
+    "timeout": lambda model, value: _served(model).completion(value),
+    "variables": lambda model, value: model.chat(USER, variables=value, max_new_tokens=1),
+    "load conversation": lambda model, value: model.conversation().load(value),
+    "save conversation": lambda model, value: model.conversation().save(value),
+    "regex": lambda _, value: ortolan.Grammar.regex(value),
+    "json schema": lambda _, value: ortolan.Grammar.json_schema(value),
+    "grammar source": lambda _, value: ortolan.Grammar(value),
     "load": lambda _, value: ortolan.load(value),
+    "open": lambda _, value: open_bundle(value),
+    "verify": lambda _, value: verify(value),
     "kind": lambda model, value: ortolan.load(model.bundle.path, value),
     "device": lambda model, value: ortolan.load(model.bundle.path, device=value),
     "threads": lambda model, value: ortolan.load(model.bundle.path, threads=value),
@@ -63,10 +88,22 @@ CALLS: dict[str, Call] = {
 }
 
 
+ENCODER_CALLS: dict[str, Call] = {
+    "prompt of a model": lambda model, value: model.embed("a b", prompt=value),
+    "truncate": lambda model, value: model.embed("a b", truncate=value),
+    "inputs": lambda model, value: model.embed(value),
+}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("arguments") / "bundle"
-    write_bundle(folder, tokenizer=tokenizer_json(), tokens=Tokens(bos=BOS, eos=(EOS,)))
+    write_bundle(
+        folder,
+        tokenizer=tokenizer_json(),
+        tokens=Tokens(bos=BOS, eos=(EOS,)),
+        others={"chat_template.jinja": b"{{ messages[0].content }}"},
+    )
     return ortolan.load(folder, threads=1)
 
 
@@ -74,6 +111,11 @@ def _after_two(model: Any) -> Any:
     sequence = model.sequence()
     sequence.append([1, 2])
     return sequence
+
+
+def _served(model: Any, **options: Any) -> Any:
+    with model.serve(slots=2) as service:
+        return service.submit([1], max_new_tokens=1, **options)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -88,6 +130,38 @@ def test_nonsense_is_taken_or_a_typed_error_and_changes_nothing(
         except OrtolanError as error:
             assert str(error), value  # noqa: PT017 - not every value is refused
         assert model.generate([1, 2, 3], max_new_tokens=4).tokens == expected
+
+
+@pytest.mark.parametrize("name", ENCODER_CALLS)
+def test_nonsense_for_an_encoder_is_taken_or_a_typed_error(name: str, tmp_path: Path) -> None:
+    tiny_encoder.write_bundle(tmp_path / "bundle", kind="embedding")
+    encoder = ortolan.load(tmp_path / "bundle", threads=1)
+    expected = encoder.embed("a b")
+    for value in NONSENSE:
+        try:
+            ENCODER_CALLS[name](encoder, value)
+        except OrtolanError as error:
+            assert str(error), value  # noqa: PT017 - not every value is refused
+        np.testing.assert_array_equal(encoder.embed("a b"), expected)
+
+
+def test_errors_quote_what_they_got_in_short() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    assert shown("a") == "'a'"
+    assert len(shown("a" * 10**6)) == 200
+    assert shown(10**5000) == "one of type int"
+    assert shown(Silent()) == "one of type Silent"
+
+
+@pytest.mark.parametrize(
+    "value", [True, "1", None, [], 1j, float("nan"), 1e300, pytest.param(10**5000, id="long")]
+)
+def test_seconds_are_numbers_that_a_clock_counts(value: object) -> None:
+    with pytest.raises(InputError, match="timeout: expected a number of seconds, got"):
+        checked_seconds("timeout", value)
 
 
 @pytest.mark.parametrize("length", [1.0, True, None, -1, 3, "1", np.float32(1)])

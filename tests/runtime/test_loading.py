@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.runtime import packed_bundles, tiny_encoder
 
-from ortolan.runtime import BundleFileError, InputError, MemoryPlanError, load, open_bundle
+from ortolan.runtime import BundleFileError, InputError, MemoryPlanError, limits, load, open_bundle
 from ortolan.runtime.pack.write import pack
 
 KINDS = ("fp32", "split", "recurrent", "by-token", "int4", "int4-split", "int8-prefill")
@@ -110,6 +110,18 @@ def test_copies_that_do_not_fit_are_refused(
     load(bundles["int4"], threads=1)
     with pytest.raises(MemoryPlanError, match=r'Load it with weights="map", which maps'):
         load(bundles["int4"], threads=1, weights="copy")
+
+
+def test_a_tensor_that_onnxruntime_does_not_copy_is_refused(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = max(t.length for t in open_bundle(bundles["fp32"]).graphs["decoder"].external)
+    monkeypatch.setattr(limits, "MAX_COPIED_BYTES", largest)
+    load(bundles["fp32"], threads=1, weights="copy")
+    monkeypatch.setattr(limits, "MAX_COPIED_BYTES", largest - 1)
+    with pytest.raises(InputError, match=rf"^weights='copy': expected .*, got {largest} of '\w+'"):
+        load(bundles["fp32"], threads=1, weights="copy")
+    load(bundles["fp32"], threads=1)
 
 
 @pytest.mark.parametrize("weights", ["mapped", None, True, np.array(["map", "copy"])])

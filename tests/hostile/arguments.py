@@ -1,0 +1,155 @@
+"""Arguments of requests: mostly what they should be, at times anything at all."""
+
+import fractions
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from ortolan.runtime import Grammar, PromptLookup, Sampling
+
+__all__ = ["CallersError", "anything", "maybe", "options", "prompt", "sampling_fields"]
+
+
+class CallersError(Exception):
+    """What a function of the caller raises, which goes back to the caller."""
+
+
+class Index:
+    """An integer by `__index__` alone."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+def _raising() -> bool:
+    raise CallersError("of the caller")
+
+
+def _generator(random: Random) -> Iterator[int]:
+    return (random.randrange(97) for _ in range(3))
+
+
+TEXTS = (
+    *("", " ", "a", "def main(", "[PAD] a b", "<bos>", "x" * 3000, "\0", "\ud800", "a\udfff"),
+    *("\U0001f600" * 40, "\u0301" * 500, "\x1b[2K", "e\u0301", "\ufeff", "/", "cpu", "exact"),
+)
+
+NUMBERS: tuple[Any, ...] = (
+    *(0, 1, 2, 3, -1, -2, 96, 97, 2**15, 2**31, 2**32 - 1, 2**63, -(2**63), 2**80, 10**5000),
+    *(0.0, -0.0, 0.5, 1.0, 1.5, -1.0, 1e308, 5e-324, float("nan"), float("inf"), float("-inf")),
+    *(True, False, np.bool_(True), np.uint8(2), np.int8(-1), np.uint64(2**64 - 1), np.float16(1)),
+    *(np.float32("nan"), np.longdouble(1), Decimal("NaN"), Decimal(1), fractions.Fraction(1, 3)),
+    *(1j, Index()),
+)
+
+ARRAYS: tuple[Any, ...] = (
+    *(np.array([1, 2]), np.array([1.5]), np.array([[1, 2]]), np.array(3), np.array([])),
+    *(np.array([2**63], np.uint64), np.array(["a"]), np.array([None]), np.array([True, False])),
+    *(np.zeros((4, 6, 3), np.uint8), np.zeros((0, 0, 3), np.uint8), np.zeros((2, 2, 9), np.uint8)),
+    np.array([1, 2, 3], dtype=">i4"),
+)
+
+
+def anything(random: Random, depth: int = 0) -> Any:
+    """A value of whatever type."""
+    match random.randrange(8 if depth < 3 else 4):
+        case 0:
+            return random.choice(NUMBERS)
+        case 1:
+            return random.choice(TEXTS)
+        case 2:
+            return random.choice(ARRAYS)
+        case 3:
+            others = (None, b"a", bytearray(b"a"), memoryview(b"ab"), object(), Path("x"), int)
+            made = (_raising, _generator(random), range(3), slice(3), Sampling(), ..., {1, 2})
+            return random.choice([*others, *made])
+        case 4 | 5:
+            return [anything(random, depth + 1) for _ in range(random.choice([0, 1, 1, 2, 3, 40]))]
+        case 6:
+            return tuple(anything(random, depth + 1) for _ in range(random.choice([0, 1, 2])))
+    keys: list[Any] = ["role", "content", "type", "function", "name", "x", 1, None, "\ud800"]
+    return {
+        key: anything(random, depth + 1) for key in random.sample(keys, random.choice([0, 1, 2, 4]))
+    }
+
+
+def maybe(random: Random, right: Callable[[], Any], wrong: float = 0.06) -> Any:
+    """The right value; with some probability another one."""
+    return anything(random) if random.random() < wrong else right()
+
+
+def prompt(random: Random) -> Any:
+    """A text or ids, mostly of a few tokens that every vocabulary has."""
+
+    def right() -> Any:
+        count = random.choice([1, 2, 3, 5, 10, 20, 200, 1200] if random.random() < 0.3 else [1, 4])
+        ids = [random.randrange(5, 15) for _ in range(count)]
+        if random.random() < 0.05:
+            return [*ids, random.choice([-1, 16, 97, 2**31, 2**63])]
+        forms: tuple[Any, ...] = (ids, tuple(ids), np.array(ids), np.array(ids, "<i8"))
+        text = random.choice(TEXTS) if random.random() < 0.3 else "a b c"
+        return random.choice([text, *forms])
+
+    return maybe(random, right)
+
+
+def sampling_fields(random: Random) -> dict[str, Any]:
+    """Some fields of `Sampling`."""
+    fields: dict[str, Callable[[], Any]] = {
+        "temperature": lambda: random.choice([0, 0.5, 1, 2.0, 1e-30, 1e30]),
+        "top_k": lambda: random.choice([0, 1, 5, 97, 10**9]),
+        "top_p": lambda: random.choice([1.0, 0.5, 1e-300]),
+        "min_p": lambda: random.choice([0.0, 0.5, 1.0]),
+        "repetition_penalty": lambda: random.choice([1.0, 1.3, 1e-30, 1e30]),
+        "presence_penalty": lambda: random.uniform(-2, 2),
+        "frequency_penalty": lambda: random.uniform(-2, 2),
+        "logit_bias": lambda: {random.randrange(99): random.choice([-100, 5, 1e38, -3e38])},
+        "seed": lambda: random.randrange(2**63),
+    }
+    chosen = random.sample(list(fields), random.choice([0, 1, 2, 9]))
+    return {name: maybe(random, fields[name], 0.05) for name in chosen}
+
+
+def options(random: Random) -> dict[str, Any]:
+    """Some options of a request, and always a limit on what it takes."""
+    event = threading.Event()
+    makes: dict[str, Callable[[], Any]] = {
+        "min_new_tokens": lambda: random.choice([0, 1, 3]),
+        "sampling": lambda: Sampling(**sampling_fields(random)),
+        "temperature": lambda: random.choice([0, 0.7]),
+        "stop": lambda: random.choice([[], ["a"], ["ab", "c"], ("x",), ["a"] * 20, [""]]),
+        "stop_tokens": lambda: random.choice([[], [5], [1, 2, 3], np.array([4]), {7}]),
+        "ignore_eos": lambda: random.choice([True, False]),
+        "logprobs": lambda: random.choice([None, 0, 1, 20, 21]),
+        "grammar": lambda: _grammar(random),
+        "cancel": lambda: random.choice([None, event, lambda: False, lambda: True, _raising]),
+    }
+    chosen = random.sample(list(makes), random.choice([0, 0, 1, 1, 2, 4]))
+    given = {name: maybe(random, makes[name], 0.12) for name in chosen}
+    if random.random() < 0.97:
+        given["max_new_tokens"] = maybe(random, lambda: random.choice([1, 2, 5, 12]), 0.08)
+    if random.random() < 0.02:
+        given[random.choice(["max_tokens", "max_new_token", "x", "\ud800", ""])] = anything(random)
+    return given
+
+
+def _grammar(random: Random) -> Grammar:
+    match random.randrange(4):
+        case 0:
+            return Grammar.regex(maybe(random, lambda: random.choice(["[ab]{1,5}", "a|b", "x*"])))
+        case 1:
+            schema = random.choice([{"type": "integer"}, {"enum": ["a"]}, {"type": "null"}])
+            return Grammar.json_schema(maybe(random, lambda: schema))
+        case 2:
+            return Grammar.lark(maybe(random, lambda: 'start: "a" | "b"'))
+    return Grammar(maybe(random, lambda: "x"))
+
+
+def draft(random: Random) -> Any:
+    """Guesses, or what is none."""
+    return maybe(random, lambda: random.choice([None, None, PromptLookup()]), 0.05)

@@ -1,0 +1,298 @@
+"""What may be asked of a loaded bundle, and how to see that it is as it was.
+
+A target is an object that takes requests. Its probe is a fixed request, whose answer must never
+change.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from tests.hostile.arguments import anything, draft, maybe, options, prompt
+
+import ortolan
+from ortolan import runtime
+from ortolan.runtime import attention_maps
+
+__all__ = ["TARGETS", "Target"]
+
+Ask = Callable[[Any, Random], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Something that takes requests.
+
+    Attributes:
+        bundle: the kind of bundle that it is made from.
+        open: makes it from a model.
+        asks: requests, by name.
+        probe: the answer to a fixed one.
+        close: gives it back.
+    """
+
+    bundle: str
+    open: Callable[[Any], Any]
+    asks: Mapping[str, Ask]
+    probe: Callable[[Any], object]
+    close: Callable[[Any], object] = lambda made: None
+
+
+def _read(stream: Any, random: Random) -> None:
+    """Take all pieces of a stream, or some, and close it or let it go."""
+    most = random.choice([0, 1, 2, 100])
+    for number, _ in enumerate(stream):
+        if number >= most:
+            break
+    else:
+        _ = getattr(stream, "completion", None) or stream.reply
+        return
+    if random.random() < 0.7:
+        stream.close()
+        stream.close()
+        _ = getattr(stream, "completion", None) or stream.reply
+
+
+def _prompts(random: Random) -> Any:
+    if random.random() < 0.7:
+        return prompt(random)
+    return [prompt(random) for _ in range(random.choice([0, 1, 2, 4]))]
+
+
+def _messages(random: Random) -> Any:
+    def message() -> Any:
+        roles = ("user", "assistant", "system", "tool", "developer", "x")
+        made = {"role": random.choice(roles), "content": maybe(random, lambda: "a b")}
+        if random.random() < 0.2:
+            made[random.choice(["tool_calls", "name", "tool_call_id", "x"])] = anything(random)
+        return made
+
+    user = {"role": "user", "content": "a"}
+    right = [*(message() for _ in range(random.choice([0, 0, 1, 2]))), user]
+    return maybe(random, lambda: right)
+
+
+def _chat_options(random: Random) -> dict[str, Any]:
+    given = options(random)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    for name, right in (("tools", [tool]), ("documents", [tool]), ("variables", None)):
+        if random.random() < 0.1:
+            given[name] = anything(random) if random.random() < 0.7 else right
+    return given
+
+
+def _serve(model: Any, random: Random) -> None:
+    names = ("slots", "queue", "mode", "chunk", "cache_bytes", "cache_folder_bytes")
+    right = {
+        "slots": 2,
+        "queue": 3,
+        "mode": random.choice(["exact", "fast"]),
+        "chunk": random.choice([None, 32, 128]),
+        "cache_bytes": random.choice([0, 1 << 20]),
+        "cache_folder_bytes": 1 << 20,
+    }
+    wrong = random.sample(names, random.choice([0, 1, 2]))
+    # no other folder for the cache: any text is one that would be made
+    given = right | {name: anything(random) for name in wrong}
+    with model.serve(**given) as service:
+        service.submit([1, 2, 3], max_new_tokens=2).completion()
+
+
+def _logits(model: Any, random: Random) -> None:
+    model.logits(prompt(random))
+
+
+DECODER: dict[str, Ask] = {
+    "generate": lambda m, r: m.generate(_prompts(r), **options(r)),
+    "generate n": lambda m, r: m.generate(
+        prompt(r), n=maybe(r, lambda: 2, 0.5), draft=draft(r), **options(r)
+    ),
+    "stream": lambda m, r: _read(m.stream(_prompts(r), draft=draft(r), **options(r)), r),
+    "chat": lambda m, r: m.chat(_messages(r), **_chat_options(r)),
+    "chat stream": lambda m, r: _read(m.chat_stream(_messages(r), **_chat_options(r)), r),
+    "serve": _serve,
+    "logits": _logits,
+    "load": lambda m, r: ortolan.load(
+        m.bundle.path,
+        maybe(r, lambda: None),
+        device=maybe(r, lambda: "cpu"),
+        threads=maybe(r, lambda: 1, 0.3),
+        full_check=maybe(r, lambda: True),
+        weights=maybe(r, lambda: "copy"),
+    ),
+    "load a path": lambda m, r: ortolan.load(anything(r)),
+    "open a path": lambda m, r: runtime.open_bundle(anything(r)),
+    "verify a path": lambda m, r: runtime.verify(anything(r), isolate=False),
+    "load sequence": lambda m, r: m.load_sequence(anything(r)),
+    "encode": lambda m, r: m.tokenizer.encode(anything(r)),
+    "decode": lambda m, r: m.tokenizer.decode(prompt(r)),
+    "labels": lambda m, r: m.tokenizer.labels(prompt(r)),
+    "conversation": lambda m, r: m.conversation(
+        system=maybe(r, lambda: "s", 0.5), variables=maybe(r, lambda: None, 0.5)
+    ).ask("a", max_new_tokens=1),
+}
+
+BY_IDS = {name: ask for name, ask in DECODER.items() if name not in ("encode", "decode", "labels")}
+"""Those for a model without a tokenizer."""
+
+SEQ2SEQ: dict[str, Ask] = {
+    "generate": lambda m, r: m.generate(_prompts(r), **options(r)),
+    "beams": lambda m, r: m.generate(
+        _prompts(r),
+        beams=maybe(r, lambda: r.choice([1, 2, 4])),
+        n_best=maybe(r, lambda: r.choice([1, 2])),
+        length_penalty=maybe(r, lambda: r.choice([1.0, 0.0, -1.0, 1e30])),
+        early_stopping=maybe(r, lambda: r.choice([True, False, "never"])),
+        max_new_tokens=maybe(r, lambda: 4, 0.05),
+    ),
+    "first": lambda m, r: m.generate(prompt(r), first=maybe(r, lambda: 5, 0.5), max_new_tokens=2),
+    "stream": lambda m, r: _read(m.stream(_prompts(r), **options(r)), r),
+    "logits": lambda m, r: m.logits(_prompts(r), prompt(r)),
+    "serve": lambda m, r: m.serve(slots=anything(r)),
+}
+
+
+def _encode(model: Any, random: Random) -> object:
+    asked = model.manifest.output_kind.use.split(".")[-1]
+    given = {"truncate": maybe(random, lambda: True)} if random.random() < 0.3 else {}
+    if asked == "embed" and random.random() < 0.3:
+        given["prompt"] = maybe(random, lambda: "", 0.5)
+    return getattr(model, asked)(_inputs(model, random), **given)
+
+
+def _inputs(model: Any, random: Random) -> Any:
+    if hasattr(model.manifest.source, "channels") and random.random() < 0.8:
+        image = np.zeros((random.choice([4, 9, 1]), 6, random.choice([3, 3, 1])), np.uint8)
+        return random.choice([image, [image], [image, image], b"GIF89a", anything(random)])
+    return _prompts(random)
+
+
+ENCODER: dict[str, Ask] = {
+    "encode": _encode,
+    "another output": lambda m, r: getattr(m, r.choice(["embed", "classify", "states", "logits"]))(
+        _inputs(m, r)
+    ),
+    "maps": lambda m, r: attention_maps.attention_maps(
+        m.bundle, _inputs(m, r), target=maybe(r, lambda: None), threads=1
+    ),
+}
+
+
+def _submit(service: Any, random: Random) -> None:
+    ticket = service.submit(
+        prompt(random), priority=maybe(random, lambda: random.choice([0, 0, 3])), **options(random)
+    )
+    match random.randrange(6):
+        case 0:
+            ticket.cancel()
+        case 1:
+            for _ in ticket:
+                if random.random() < 0.3:
+                    ticket.cancel()
+                    break
+        case 2:
+            ticket.completion(anything(random))
+        case 3:
+            with ticket:
+                next(ticket, None)
+        case 4:
+            return  # nobody takes it
+    ticket.completion()
+
+
+SERVICE: dict[str, Ask] = {"submit": _submit, "stats": lambda service, random: service.stats()}
+
+
+def _append(sequence: Any, random: Random) -> None:
+    """Take a sequence somewhere else and back again."""
+    before = sequence.snapshot()
+    try:
+        sequence.append(prompt(random))
+        sequence.rewind(maybe(random, lambda: random.choice([0, 1, 5, 500]), 0.3))
+        sequence.restore(maybe(random, lambda: before, 0.3))
+    finally:
+        sequence.restore(before)
+
+
+SEQUENCE: dict[str, Ask] = {
+    "append": _append,
+    "fork": lambda s, r: s.fork().append(prompt(r)),
+    "save": lambda s, r: s.save(Path("/nowhere") / f"{r.random()}"),
+}
+
+
+def _begun(model: Any) -> Any:
+    sequence = model.sequence()
+    sequence.append([1, 2, 3])
+    return sequence
+
+
+def _sequence_probe(sequence: Any) -> object:
+    other = sequence.fork()
+    return sequence.tokens, other.append([4]).tobytes()
+
+
+def _ask(conversation: Any, random: Random) -> None:
+    try:
+        if random.random() < 0.5:
+            conversation.ask(maybe(random, lambda: "b"), **options(random))
+        else:
+            _read(conversation.stream(maybe(random, lambda: "b"), **options(random)), random)
+    finally:
+        messages = conversation.messages
+        if len(messages) % 2 or any(each["role"] not in ("user", "assistant") for each in messages):
+            raise AssertionError(f"messages that are not pairs: {messages}")
+        conversation.reset()
+
+
+CONVERSATION: dict[str, Ask] = {
+    "ask": _ask,
+    "load": lambda c, r: c.load(maybe(r, lambda: "/nowhere", 0.5)),
+}
+
+
+def _tokens(model: Any) -> object:
+    return model.generate([1, 2, 3], max_new_tokens=4).tokens
+
+
+def _encoded(model: Any) -> object:
+    given: Any = [1, 2, 3]
+    source = model.manifest.source
+    if hasattr(source, "channels"):
+        given = np.zeros((source.height, source.width, source.channels), np.uint8)
+    names = {"labels": "classify", "embedding": "embed"}
+    kind = model.manifest.output_kind.name
+    answer = getattr(model, names.get(kind, kind))(given)
+    return repr(answer)
+
+
+TARGETS: dict[str, Target] = {
+    "decoder": Target(bundle="decoder", open=lambda m: m, asks=DECODER, probe=_tokens),
+    "recurrent": Target(bundle="recurrent", open=lambda m: m, asks=DECODER, probe=_tokens),
+    "hybrid": Target(bundle="exported-hybrid", open=lambda m: m, asks=BY_IDS, probe=_tokens),
+    "seq2seq": Target(bundle="exported-seq2seq", open=lambda m: m, asks=SEQ2SEQ, probe=_tokens),
+    "encoder": Target(bundle="encoder", open=lambda m: m, asks=ENCODER, probe=_encoded),
+    "embedder": Target(bundle="embedder", open=lambda m: m, asks=ENCODER, probe=_encoded),
+    "images": Target(bundle="image-encoder", open=lambda m: m, asks=ENCODER, probe=_encoded),
+    "service": Target(
+        bundle="decoder",
+        open=lambda m: m.serve(slots=3, queue=4),
+        asks=SERVICE,
+        probe=lambda service: service.submit([1, 2, 3], max_new_tokens=4).completion().tokens,
+        close=lambda service: service.close(0),
+    ),
+    "sequence": Target(bundle="decoder", open=_begun, asks=SEQUENCE, probe=_sequence_probe),
+    "conversation": Target(
+        bundle="decoder",
+        open=lambda m: m.conversation(),
+        asks=CONVERSATION,
+        probe=lambda conversation: (
+            conversation.ask("a", max_new_tokens=3).content,
+            conversation.reset(),
+        ),
+    ),
+}
+"""Everything that takes requests."""

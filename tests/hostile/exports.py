@@ -1,0 +1,89 @@
+"""Exports the bundles of `bundles.EXPORTED`; takes a minute.
+
+python -m tests.hostile.exports FOLDER
+"""
+
+import logging
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests import quick_exports
+from tests.export import models_of_kinds, tiny_models
+from tests.export.test_hybrids import every_kind
+from tests.modeling.kinds import decoder
+from tests.runtime import tiny_translators
+
+import ortolan
+from ortolan.export.options import ExportOptions
+from ortolan.export.precision import Int4
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.pack.write import pack
+
+Make = Callable[[Path, Path], object]
+"""Takes a folder to work in and that of the bundle."""
+
+INT4 = Int4(method="rtn", group_size=32)
+COARSE = ExportOptions(max_kl=5.0)
+
+
+def _decoder(work: Path, out: Path) -> None:
+    source = tiny_models.write_checkpoint(work / "source", tiny_models.decoder(tiny_models.llama()))
+    ortolan.export(source, out)
+
+
+def _int4(work: Path, out: Path) -> None:
+    source = tiny_models.write_checkpoint(work / "source", tiny_models.decoder(tiny_models.gpt2()))
+    ortolan.export(source, out, precision=INT4, options=COARSE)
+
+
+def _packed(work: Path, out: Path) -> None:
+    _int4(work, out)
+    pack(open_bundle(out))
+
+
+def _hybrid(work: Path, out: Path) -> None:
+    ortolan.export(decoder(every_kind()), out)
+
+
+def _encoder(work: Path, out: Path) -> None:
+    tokenizer = models_of_kinds.write_wrapping_tokenizer(work)
+    module = models_of_kinds.module_of(models_of_kinds.encoder_config())
+    ortolan.export(module, out, options=ExportOptions(tokenizer=tokenizer))
+
+
+def _images(work: Path, out: Path) -> None:
+    ortolan.export(models_of_kinds.module_of(models_of_kinds.image_config()), out)
+
+
+def _seq2seq(work: Path, out: Path) -> None:
+    tiny_translators.write_bundle("t5", work)
+    (work / "bundle").rename(out)
+
+
+MAKES: dict[str, Make] = {
+    "exported-decoder": _decoder,
+    "exported-int4": _int4,
+    "exported-packed": _packed,
+    "exported-hybrid": _hybrid,
+    "exported-encoder": _encoder,
+    "exported-images": _images,
+    "exported-seq2seq": _seq2seq,
+}
+
+
+def main(folder: Path) -> None:
+    """Make those that are not there."""
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        logging.getLogger("torch.__trace").disabled = True  # `quick_exports` lets it propagate
+        quick_exports.install(Path(work, "traces"))
+        for kind, make in MAKES.items():
+            if not (folder / kind).exists():
+                place = Path(work, kind)
+                place.mkdir()
+                make(place, folder / kind)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,140 @@
+"""A mutant: a bundle with one to three things changed, and its hashes and sizes made right again.
+
+A mutant follows from the kind of bundle, a seed and a number. What is behind the hashes is thereby
+reached, which whoever makes a bundle on purpose reaches as well.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tests.hostile import files as change
+from tests.hostile.bundles import Files
+from tests.hostile.graphs import change_graph
+from tests.hostile.values import change_document, flip_bytes
+
+from ortolan.runtime.bundle import seal
+
+__all__ = ["Mutant", "mend", "mutant", "write"]
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A changed bundle.
+
+    Attributes:
+        name: kind, seed and number, of which it can be made again.
+        changes: what was changed, in words.
+    """
+
+    name: str
+    files: Files
+    changes: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """Of the bundle that was changed."""
+        return self.name.partition("/")[0]
+
+
+def mutant(original: Files, name: str) -> Mutant:
+    """The mutant of a name, `kind/seed/number`; that of number `-` has nothing changed."""
+    random, files = Random(name), dict(original)
+    if name.endswith("/-"):
+        return Mutant(name=name, files=files, changes=())
+    count = random.choice([1, 1, 1, 2, 2, 3])
+    areas = random.choices(list(_AREAS), [weight for weight, _ in _AREAS.values()], k=count)
+    # changes of the manifest come last, since mending writes it
+    changes = [_changed(random, files, area) for area in areas if area != "manifest"]
+    if random.random() < 0.95:
+        mend(files)
+    changes += [_changed(random, files, area) for area in areas if area == "manifest"]
+    return Mutant(name=name, files=files, changes=tuple(changes))
+
+
+def mend(files: Files) -> None:
+    """Make the sizes and hashes in the manifest right, and the seal of what was packed."""
+    manifest = json.loads(files[MANIFEST])
+    for entry in manifest["files"]:
+        if entry["name"] in files:
+            entry |= _described(files[entry["name"]])
+    files[MANIFEST] = json.dumps(manifest).encode()
+    for name in [name for name in files if name.endswith("/packed.json")]:
+        files[f"{Path(name).parent}/packed.seal"] = seal.make_seal(files[name])
+
+
+def write(files: Files, folder: Path) -> None:
+    """Write a bundle to a new folder."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def _described(data: bytes) -> dict[str, object]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _changed(random: Random, files: Files, area: str) -> str:
+    """Change a part of a bundle; or any bytes, where it was changed before and is no such part."""
+    try:
+        return _AREAS[area][1](random, files)
+    except Exception:  # whatever a parser says of what it cannot read
+        return change.change_bytes(random, files)
+
+
+def _graph(random: Random, files: Files) -> str:
+    name = random.choice(sorted(name for name in files if name.endswith(".onnx")))
+    how = flip_bytes if random.random() < 0.12 else change_graph
+    files[name], said = how(random, files[name])
+    return f"{name}: {said}"
+
+
+def _manifest(random: Random, files: Files) -> str:
+    choice, data = random.random(), files[MANIFEST]
+    if choice < 0.03:
+        files[MANIFEST] = data[: random.randrange(len(data))]
+        return f"{MANIFEST}: cut to {len(files[MANIFEST])} bytes"
+    how = flip_bytes if choice < 0.1 else change_document
+    files[MANIFEST], said = how(random, data)
+    return f"{MANIFEST}: {said}"
+
+
+def _document(ending: str) -> "Area":
+    def changed(random: Random, files: Files) -> str:
+        (name,) = [name for name in files if name.endswith(ending)]
+        files[name], said = change_document(random, files[name])
+        return f"{name}: {said}"
+
+    return changed
+
+
+def _where(ending: str, area: "Area") -> "Area":
+    """A change for bundles with such a file; of others, one of the graph."""
+
+    def changed(random: Random, files: Files) -> str:
+        has_one = any(name.endswith(ending) for name in files)
+        return area(random, files) if has_one else _graph(random, files)
+
+    return changed
+
+
+Area = Callable[[Random, Files], str]
+
+_AREAS: dict[str, tuple[int, Area]] = {
+    "graph": (52, _graph),
+    "manifest": (18, _manifest),
+    "tokenizer": (10, _where("tokenizer.json", change.change_tokenizer)),
+    "template": (3, _where("chat_template.jinja", change.change_template)),
+    "certificate": (3, _where("certificate.npz", _document("certificate.json"))),
+    "arrays": (3, _where("certificate.npz", change.change_arrays)),
+    "weights": (4, _where(".bin", change.change_weights)),
+    "packed": (3, _where("/packed.json", _document("/packed.json"))),
+    "bytes": (4, change.change_bytes),
+}
+"""What is changed, and how often of a hundred times."""

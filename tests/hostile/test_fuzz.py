@@ -1,0 +1,115 @@
+"""A bounded share of the fuzzing: `make fuzz` does as much of it as one likes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.hostile import bundles
+from tests.hostile.fuzz import COLUMNS, ROOT
+from tests.hostile.mutants import mutant
+
+SEED = "7"
+
+CHILD = """
+import os, resource, signal, sys, time
+import numpy as np
+from ortolan.errors import OrtolanError
+from tests.hostile import child
+
+child.ALARM_S, child.SLOW_S, child.MEMORY_MB = {alarm_s}, 0.4, 50
+
+def use(say):
+    say("body")
+    {body}
+
+outcome = child.run(use, __import__("pathlib").Path(sys.argv[1]), usual_mb=60)
+print(outcome.kind, outcome.stage, outcome.is_finding, outcome.said, sep="|")
+"""
+
+
+def python(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    """Run Python where `tests` can be imported, and where nothing was imported yet."""
+    path = os.pathsep.join([f"{ROOT / 'src'}", f"{ROOT}"])
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def module(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    return python("-m", f"tests.hostile.{name}", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("pass", "loaded|body|False|"),
+        ("raise OrtolanError('no')", "refused|body|False|OrtolanError: no"),
+        ("raise KeyError('x')", "untyped|body|True|KeyError: 'x'"),
+        ("raise SystemExit", "untyped|body|True|SystemExit"),
+        ("os.abort()", "died|body|True|SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGFPE)", "died|body|True|SIGFPE"),
+        ("os._exit(0)", "died|body|True|exit"),
+        ("time.sleep(60)", "hung|body|True|SIGALRM"),
+        ("until = time.process_time() + 0.5\n    while time.process_time() < until: pass", "slow"),
+        ("np.ones(12 << 20)", "memory|body|True|"),
+        ("bytes(7 << 30)", "untyped|body|True|MemoryError"),
+    ],
+)
+def test_every_way_to_end_is_told_apart(body: str, said: str, tmp_path: Path) -> None:
+    done = python(
+        "-c", CHILD.format(body=body, alarm_s=1 if "sleep" in body else 60), tmp_path / "log"
+    )
+
+    assert done.stdout.startswith(said), done
+
+
+def test_mutant_follows_from_its_name_and_differs_from_others(tmp_path: Path) -> None:
+    bundles.write(tmp_path, ("decoder",))
+    original = bundles.read(tmp_path, "decoder")
+    names = [f"decoder/{SEED}/{number}" for number in range(60)]
+    made = [mutant(original, name) for name in names]
+
+    assert made == [mutant(original, name) for name in names]
+    assert len({each.changes for each in made}) == len(made)
+    assert mutant(original, "decoder/7/-").files == original
+    changed = {file for each in made for file in original if each.files.get(file) != original[file]}
+    assert changed == set(original)  # each kind of file is changed in some
+
+
+def counts(table: str) -> dict[str, int]:
+    """The last line of a table, which is of all kinds together."""
+    (line,) = re.findall(r"^all +\|(.*)$", table, re.MULTILINE)
+    return dict(zip(COLUMNS, map(int, line.split("|")), strict=True))
+
+
+def test_mutants_work_or_are_refused(tmp_path: Path) -> None:
+    kinds = ("--kinds", *bundles.HANDMADE)
+    done = module("fuzz", "--bundles", tmp_path, "--seed", SEED, "--count", 150, *kinds)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = counts(done.stdout)
+    assert sum(found.values()) == 150
+    assert min(found["loaded"], found["refused at open"]) > 5, done.stdout
+
+
+def test_requests_are_answered_or_refused_and_change_nothing(tmp_path: Path) -> None:
+    targets = ("decoder", "encoder", "images", "service", "sequence", "conversation")
+    arguments = ("--seed", SEED, "--count", 1200, "--targets", *targets)
+    done = module("fuzz_requests", "--bundles", tmp_path, *arguments)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"'answered': [1-9]", done.stdout)) == len(targets), done.stdout
+
+
+@pytest.mark.slow
+def test_requests_of_exports_are_answered_or_refused_and_change_nothing(tmp_path: Path) -> None:
+    done = module("fuzz_requests", "--bundles", tmp_path, "--seed", SEED, "--count", 6000)
+
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,150 @@
+"""Values that break things, and JSON documents with one of them somewhere."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+__all__ = ["FLOATS", "INTEGERS", "TEXTS", "change_document", "flip_bytes", "logarithmic"]
+
+INTEGERS = (
+    *(0, 1, -1, 2, 3, 5, 7, 8, 16, 31, 33, 64, 127, 128, 255, 256, -2, -8),
+    *(2**15, 2**16, 2**31 - 1, 2**31, 2**31 + 1, -(2**31), 2**32, 2**32 + 1, 2**40),
+    *(2**53 + 1, 2**62, 2**63 - 1, -(2**63) + 1, -(2**63)),
+)
+"""All of them have a place in 64 bits."""
+
+FLOATS = (
+    *(0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-30, 1e30, 3.4e38, -3.4e38),
+    *(float("nan"), float("inf"), float("-inf")),
+)
+
+TEXTS = (
+    *("", " ", "\0", "a", "x" * 300, "..", "../x", "/", "manifest.json", "input_ids", "logits"),
+    *("\x1b[2K", "\n", "\u202e", "\ud800", "\U0001f600", "batch", "capacity", "float16", "int8"),
+)
+
+_TWICE, _DEEP = "@twice@", "@deep@"
+
+
+def logarithmic(random: Random, most: int) -> int:
+    """A number from 1 to `most`, of any order of magnitude."""
+    return round(math.pow(most, random.random()))
+
+
+def flip_bytes(random: Random, data: bytes, *, most: int = 8) -> tuple[bytes, str]:
+    """Change some bytes at random places; the length stays."""
+    changed = bytearray(data)
+    places = sorted(random.randrange(len(data)) for _ in range(random.randint(1, most)) if data)
+    for place in places:
+        changed[place] ^= random.randint(1, 255)
+    return bytes(changed), f"bytes {places} of {len(data)} flipped"
+
+
+def change_document(random: Random, data: bytes) -> tuple[bytes, str]:
+    """Change one value of a JSON document: another value, none, twice, nested, another name."""
+    document = json.loads(data)
+    parent, key = _place(random, document)
+    path = f"{key!r} of {str(parent)[:60]}"
+    if parent is None:
+        return b"[]", "document replaced"
+    change = random.choice(_CHANGES if isinstance(parent, dict) else _CHANGES[:5])
+    said = change(random, parent, key)
+    return _written(document), f"{path}: {said}"
+
+
+def _place(random: Random, document: Any) -> tuple[Any, Any]:
+    """A container and a key of it, found by going down: what is near the root is as likely."""
+    parent, key, value = None, None, document
+    while isinstance(value, dict | list) and value and (parent is None or random.random() < 0.8):
+        keys: Sequence[Any] = list(value) if isinstance(value, dict) else range(len(value))
+        parent, key = value, random.choice(keys)
+        value = parent[key]
+    return parent, key
+
+
+def _replaced(random: Random, parent: Any, key: Any) -> str:
+    """Another value of the same type."""
+    parent[key] = _like(random, parent[key])
+    return f"now {parent[key]!r:.60}"
+
+
+def _retyped(random: Random, parent: Any, key: Any) -> str:
+    values: tuple[Any, ...] = (
+        None,
+        True,
+        False,
+        [],
+        {},
+        random.choice(TEXTS),
+        random.choice(INTEGERS),
+        0.5,
+        2**80,
+    )
+    parent[key] = random.choice([*values, random.choice(FLOATS), [parent[key]], {"a": parent[key]}])
+    return f"now {parent[key]!r:.60}"
+
+
+def _removed(random: Random, parent: Any, key: Any) -> str:
+    del parent[key]
+    return "removed"
+
+
+def _nested(random: Random, parent: Any, key: Any) -> str:
+    depth = logarithmic(random, 200_000)
+    parent[key] = f"{_DEEP}{depth}"
+    return f"{depth} lists deep"
+
+
+def _multiplied(random: Random, parent: Any, key: Any) -> str:
+    """A longer text or list of the same; or a list of equal values."""
+    value, count = parent[key], logarithmic(random, 5000)
+    parent[key] = value * count if isinstance(value, str | list) else [value] * count
+    return f"{count} times"
+
+
+def _twice(random: Random, parent: Any, key: Any) -> str:
+    parent[f"{key}{_TWICE}"] = random.choice([parent[key], _like(random, parent[key])])
+    return "there twice"
+
+
+def _renamed(random: Random, parent: Any, key: Any) -> str:
+    new = random.choice([*TEXTS, f"{key}_", f"{key}".upper()])
+    parent[new] = parent.pop(key)
+    return f"renamed to {new!r:.40}"
+
+
+_Change = Callable[[Random, Any, Any], str]
+
+_CHANGES: tuple[_Change, ...] = (
+    *(_replaced, _retyped, _removed, _multiplied, _nested),
+    *(_replaced, _retyped, _removed, _twice, _renamed),
+)
+"""The first five are for lists too."""
+
+
+def _like(random: Random, value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int():
+            return random.choice([*INTEGERS, value + 1, value - 1, 2 * value, -value])
+        case float():
+            return random.choice([*FLOATS, value * 10, -value])
+        case str():
+            return random.choice([*TEXTS, value + "x", value[:-1], value[1:], value.upper()])
+        case list():
+            return random.sample(value, len(value)) + random.choices(value, k=bool(value))
+        case dict():
+            return dict(random.sample(list(value.items()), len(value) // 2))
+    return random.choice([0, "", [], {}])
+
+
+def _written(document: Any) -> bytes:
+    text = json.dumps(document).replace(_TWICE, "")
+    before, mark, after = text.partition(f'"{_DEEP}')
+    if mark:
+        depth, _, after = after.partition('"')
+        text = before + "[" * int(depth) + "]" * int(depth) + after
+    return text.encode()
