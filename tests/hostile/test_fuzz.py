@@ -19,7 +19,8 @@ import numpy as np
 from ortolan.errors import OrtolanError
 from tests.hostile import child
 
-child.ALARM_S, child.SLOW_S, child.MEMORY_MB = {alarm_s}, 0.4, 50
+child.ALARM_S = 1 if "sleep" in {body!r} else 60
+child.SLOW_S, child.HUNG_S, child.MEMORY_MB = 0.4, 2, 50
 
 def use(say):
     say("body")
@@ -58,14 +59,13 @@ def module(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
         ("os._exit(0)", "died|body|True|exit"),
         ("time.sleep(60)", "hung|body|True|SIGALRM"),
         ("until = time.process_time() + 0.5\n    while time.process_time() < until: pass", "slow"),
+        ("while True: pass", "hung|body|True|SIGXCPU"),
         ("np.ones(12 << 20)", "memory|body|True|"),
         ("bytes(7 << 30)", "untyped|body|True|MemoryError"),
     ],
 )
 def test_every_way_to_end_is_told_apart(body: str, said: str, tmp_path: Path) -> None:
-    done = python(
-        "-c", CHILD.format(body=body, alarm_s=1 if "sleep" in body else 60), tmp_path / "log"
-    )
+    done = python("-c", CHILD.format(body=body), tmp_path / "log")
 
     assert done.stdout.startswith(said), done
 
