@@ -15,6 +15,7 @@ from ortolan.export.weights.store import Stored
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.manifest import Manifest, Provenance, State, StateType
 from ortolan.runtime.bundle.quality import Quality
+from ortolan.runtime.graph.rules import read as read_graph
 
 _DTYPES: Mapping[torch.dtype, StateType] = {
     torch.float32: "float32",
@@ -61,10 +62,18 @@ def describe(
         quantized=stored.quantized,
         source=model.takes,
         output=model.gives,
+        foreign_operators=_foreign_operators(folder, settings),
         attention_maps=model.maps if settings.options.attention_maps else (),
         unverified=settings.unverified,
         quality=quality,
     )
+
+
+def _foreign_operators(folder: Path, settings: Settings) -> tuple[str, ...]:
+    """What the graphs need that a runtime elsewhere does not load without being told."""
+    files = [folder / graph.file for graph in settings.graph_files.values()]
+    graphs = [read_graph(file.read_bytes(), file=file.name) for file in files]
+    return tuple(sorted({form for graph in graphs for form in graph.foreign}))
 
 
 def _states(model: Exportable, settings: Settings) -> tuple[State, ...]:

@@ -2,15 +2,18 @@
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from ortolan import files
 from ortolan.export.errors import OutputError
-from ortolan.runtime.bundle import manifest_file
+from ortolan.runtime.bundle import manifest_file, trust
 from ortolan.runtime.bundle.manifest import File, Manifest
 from ortolan.runtime.errors import ManifestError
 from ortolan.staging import BusyError, Place, staged
+
+_log = logging.getLogger("ortolan.export")
 
 PACKED = ("packed-", ".packing")
 """Beginnings of the names of what `ortolan pack` writes beside a bundle's files."""
@@ -54,7 +57,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
 
 
 def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ...]:
-    """Size and hash of every file of a folder but its manifest, sorted by name.
+    """Size and hash of every file of a folder but its manifest and its seal, sorted by name.
 
     Args:
         folder: the bundle.
@@ -62,7 +65,7 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
     """
     described = {file.name: file for file in known}
     for path in folder.iterdir():
-        if path.name != manifest_file.NAME and path.name not in described:
+        if path.name not in {manifest_file.NAME, trust.NAME, *described}:
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
             described[path.name] = File(name=path.name, size=path.stat().st_size, sha256=digest)
@@ -70,8 +73,18 @@ def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ..
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json, the last file of a bundle."""
+    """Write manifest.json, the last file of a bundle, and a seal where somebody has to trust it."""
     files.write(folder / manifest_file.NAME, manifest_file.encode(manifest))
+    if not manifest.foreign_operators:
+        return
+    try:
+        trust.trust(folder, manifest)
+    except OSError as error:
+        _log.warning(
+            "expected to seal operators of the module's own for this user, got: %s. The bundle "
+            "opens with trust=True alone.",
+            error,
+        )
 
 
 def _check_target(target: Path, force: bool) -> None:
@@ -103,4 +116,4 @@ def _bundle_names(folder: Path) -> set[str]:
         manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
     except (FileNotFoundError, ManifestError):
         return set()
-    return {manifest_file.NAME, *(file.name for file in manifest.files)}
+    return {manifest_file.NAME, trust.NAME, *(file.name for file in manifest.files)}

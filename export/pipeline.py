@@ -107,7 +107,7 @@ def export(
     inputs = _inputs(model, settings, data)
     with staged_bundle(Path(out).absolute(), force=force) as folder:
         _build(folder, model, settings, data, inputs, progress or _silent)
-    return open_bundle(out)
+    return open_bundle(out, trust=True)
 
 
 def _silent(step: str, done: int, total: int) -> None:

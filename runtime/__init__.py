@@ -48,6 +48,7 @@ from ortolan.runtime.errors import (
     ServiceError,
     StateFileError,
     TokenizerError,
+    UntrustedError,
 )
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "ToolCall",
+    "UntrustedError",
     "load",
     "open_bundle",
     "verify",

@@ -8,6 +8,7 @@ OrtolanError
 │   ├── ManifestError          torn, not JSON, wrong schema, unknown or missing field
 │   ├── BundleFileError        a listed file is missing, resized, altered or a link
 │   ├── GraphError             an ONNX graph does what a bundle may not do
+│   ├── UntrustedError         it has operators that Ortolan does not write
 │   ├── FirstLoadError         loading it ended a process of its own, or took too much
 │   └── ChatTemplateError      a chat template is absent, broken, or asks for too much
 ├── DeviceError            device unknown, absent, or not one the bundle was made for
@@ -63,6 +64,12 @@ class GraphError(BundleError):
     """An ONNX graph does what a bundle may not do. Names the graph file."""
 
     code: ClassVar[str] = "graph"
+
+
+class UntrustedError(BundleError):
+    """A bundle has operators that Ortolan does not write, and its user has not said to trust it."""
+
+    code: ClassVar[str] = "untrusted"
 
 
 class FirstLoadError(BundleError):

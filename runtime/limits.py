@@ -129,6 +129,22 @@ MAX_FUNCTIONS = 16
 MAX_TENSOR_RANK = 16
 """Axes of a tensor in a graph."""
 
+MAX_READERS = 4096
+"""Nodes that take one value: loading time grows with the square, here to 0.3 s. A layer reads the
+positions or the lengths some times."""
+
+MAX_ASKED = 1 << 27
+"""Elements that constants ask of one node, 512 MiB in float32: a mask of 11,000 x 11,000 tokens."""
+
+MAX_COMPUTED_AT_LOAD = 1 << 27
+"""Elements that follow from constants alone, in one graph; an export leaves little to compute."""
+
+MAX_FOREIGN_FORMS = 256
+"""Forms of nodes that a bundle may hold beside those of the vocabulary."""
+
+MAX_FORM_LENGTH = 512
+"""Characters of one of them: eight for each input or output."""
+
 MAX_GRAPH_FIELDS = 2_000_000
 """Protobuf fields of one graph, 40 for each of the most nodes.
 

@@ -34,6 +34,7 @@ def load(
     weights: Literal["map", "copy"] = "map",
     isolate: bool = False,
     full_check: bool = False,
+    trust: bool = False,
 ) -> M: ...
 
 
@@ -46,6 +47,7 @@ def load(
     weights: Literal["map", "copy"] = "map",
     isolate: bool = False,
     full_check: bool = False,
+    trust: bool = False,
 ) -> Any: ...
 
 
@@ -59,6 +61,7 @@ def load(
     weights: Literal["map", "copy"] = "map",
     isolate: bool = False,
     full_check: bool = False,
+    trust: bool = False,
 ) -> Any:
     """Open a bundle and make it ready to use.
 
@@ -84,6 +87,7 @@ def load(
             What would end or stop this process is then an error. Off by default, since it costs
             about a load, and most applications load the bundle that they were shipped with.
         full_check: read all weights once more than needed and compare their hash.
+        trust: its maker, where it needs operators of its own and is not from this user and machine.
 
     Returns:
         A `Decoder`, a `Seq2Seq` or an `Encoder`.
@@ -99,8 +103,9 @@ def load(
     """
     full_check = checked_flag("full_check", full_check)
     isolate, is_copied = checked_flag("isolate", isolate), _is_copied(weights)
+    trust, full = checked_flag("trust", trust), full_check and not is_copied
     named = _checked_kind(kind)
-    bundle = open_bundle(path, full_check=full_check and not is_copied)
+    bundle = open_bundle(path, full_check=full, trust=trust)
     chosen = named or _MODELS[bundle.manifest.kind]
     check_kind(bundle.manifest, chosen)  # before its weights are touched
     bundle, packed = _prepared(bundle, is_copied=is_copied, full_check=full_check)

@@ -21,7 +21,11 @@ ROOMS = ("modeling", "export", "runtime")
 def expected_files(root: Path) -> set[str]:
     """Return the names that a wheel built from `root` must hold, without its metadata."""
     package = root / "src" / "ortolan"
-    files = {"ortolan/py.typed", "ortolan/export/coverage.json"}
+    files = {
+        "ortolan/py.typed",
+        "ortolan/export/coverage.json",
+        "ortolan/runtime/graph/vocabulary.json",
+    }
     files |= {f"ortolan/{path.relative_to(package)}" for path in package.rglob("*.py")}
     for room in ROOMS:
         files |= {f"ortolan/{path.relative_to(root)}" for path in (root / room).rglob("*.py")}

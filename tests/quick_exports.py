@@ -11,6 +11,7 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -20,11 +21,15 @@ from ortolan.errors import OrtolanError
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
 from ortolan.export.inputs.writer import let_write
+from ortolan.export.manifest import describe
 from ortolan.export.source import family
 from ortolan.export.source.family import trace_graph
 from ortolan.modeling.config import ModelConfig
-from ortolan.runtime.bundle.manifest import Graph
+from ortolan.runtime.bundle.manifest import Graph, Manifest
 from ortolan.runtime.certificate import Report, verify
+
+GRAPHS = "ORTOLAN_TEST_GRAPHS"
+"""In the environment: the folder to keep the graphs of all exports in (`scripts/vocabulary.py`)."""
 
 _STEPS = ("prefill", "decode")
 
@@ -39,7 +44,22 @@ def install(folder: Path) -> None:
     family.trace_graph = functools.partial(_trace_once, folder)
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     setattr(pipeline, "write", let_write)  # noqa: B010 - as above
+    setattr(pipeline, "describe", _describe_known)  # noqa: B010 - as above
+    if GRAPHS in os.environ:
+        keep_graphs(Path(os.environ[GRAPHS]))
     _hasten_traces()
+
+
+def keep_graphs(folder: Path) -> None:
+    """Keep a copy of every graph that an export writes from now on, whatever is in it."""
+
+    def describe_and_keep(exported: Path, *given: Any) -> Manifest:
+        for path in exported.glob("*.onnx"):
+            data = path.read_bytes()
+            (folder / f"{hashlib.sha256(data).hexdigest()}.onnx").write_bytes(data)
+        return describe(exported, *given)
+
+    setattr(pipeline, "describe", describe_and_keep)  # noqa: B010 - it is imported there
 
 
 def _trace_once(
@@ -70,9 +90,20 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(model)
 
 
+def _describe_known(*given: Any) -> Manifest:
+    """The manifest, of operators that the runtime loads without being told to trust them."""
+    manifest = describe(*given)
+    if manifest.foreign_operators:
+        raise AssertionError(
+            f"expected operators of the vocabulary, got {'; '.join(manifest.foreign_operators)}. "
+            "Add an export with them to scripts/vocabulary.py, and run it."
+        )
+    return manifest
+
+
 def _replay_here(folder: Path) -> Report:
     try:
-        return verify(folder, device="cpu", threads=1, exact=False, isolate=False)
+        return verify(folder, device="cpu", threads=1, exact=False, isolate=False, trust=True)
     except OrtolanError as error:
         message = f"{type(error).__name__}: {error}"
         raise ExportError(f"verify: expected the new bundle to run, got: {message}") from error

@@ -13,6 +13,7 @@ from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.manifest import NAME
+from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
@@ -55,6 +56,7 @@ def open_bundle(
     path: str | os.PathLike[str],
     *,
     full_check: bool = False,
+    trust: bool = False,
     progress: Progress | None = None,
 ) -> Bundle:
     """Open a bundle and check every file of it.
@@ -65,17 +67,22 @@ def open_bundle(
     Args:
         path: the folder; it may be a symbolic link, its files may not.
         full_check: read and hash the weights too.
+        trust: whoever made it: open it whatever its operators are.
         progress: called with the number of bytes read since the last call.
 
     Raises:
         BundleNotFoundError: no folder, or no manifest in it.
         ManifestError: the manifest is damaged or of another version.
         BundleFileError: a listed file is missing, resized, altered, or not a plain file.
+        UntrustedError: it has operators that ortolan does not write, was not made by this user on
+            this machine, and nobody said to `trust` it.
         GraphError: a graph does what a bundle may not do, or does not fit the manifest.
         InputError: it is no path.
     """
     folder = _folder(path)
     manifest = manifest_file.decode(_read_manifest(folder))
+    if not trust:
+        check_trusted(folder, manifest)
     roles = {graph.file: role for role, graph in manifest.graphs.items()}
     graphs = {}
     # Only listed files are opened. Others may lie beside them, and mean nothing: an interrupted
@@ -103,6 +110,11 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 def _folder(path: StrPath) -> Path:
     folder = Path(path).absolute()
+    if os.fsencode(folder) != str(folder).encode(errors="replace"):
+        raise BundleNotFoundError(
+            f"{str(path)!r}: expected a path in UTF-8, as onnxruntime takes it, got another. "
+            "Rename the folder."
+        )
     try:
         is_folder = folder.is_dir()
         exists = is_folder or folder.exists()

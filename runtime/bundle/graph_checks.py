@@ -21,10 +21,12 @@ def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str
     """Check that a graph stays within what its manifest says.
 
     Raises:
-        GraphError: a tensor outside the weights of the manifest; a local function that is not a
-            known portable body of a portable bundle; an input or output that is missing, of
+        GraphError: an operator that neither ortolan writes nor the manifest names; a tensor outside
+            the weights of the manifest; a local function that is not a known portable body of a
+            portable bundle; an input or output that is missing, of
             another type or of another size.
     """
+    _check_operators(file, graph.foreign, manifest)
     _check_external(file, graph.external, manifest)
     for function in graph.functions:
         _check_function(file, function, manifest)
@@ -38,6 +40,12 @@ def _refused(file: str, expected: str, got: str) -> GraphError:
         f"{file}: expected {expected[:300]}, got {got[:300]}. "
         "The graph belongs to another bundle, or is damaged: export the bundle again."
     )
+
+
+def _check_operators(file: str, foreign: Iterable[str], manifest: Manifest) -> None:
+    for form in foreign:
+        if form not in manifest.foreign_operators:
+            raise _refused(file, "operators in a form that ortolan writes", form)
 
 
 def _check_external(file: str, tensors: Iterable[ExternalTensor], manifest: Manifest) -> None:

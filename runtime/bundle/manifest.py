@@ -46,6 +46,7 @@ SCHEMA = 2
 FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
+Form = Annotated[str, Meta(min_length=1, max_length=limits.MAX_FORM_LENGTH)]
 Prompt = Annotated[str, Meta(max_length=limits.MAX_PROMPT_LENGTH)]
 StateType = Literal["float32", "float16", "bfloat16", "int8"]
 STATE_BYTES: Mapping[StateType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -262,6 +263,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         quantized: every weight stored in few bits, those of the prefill graph included.
         source: what an encoder takes.
         output: what an encoder gives that has no decoder.
+        foreign_operators: forms of nodes that ortolan does not write (`runtime.graph.vocabulary`),
+            which the exported module needs.
         attention_maps: outputs of the graph `attention`, such as `decoder.0.cross`.
         unverified: why the export could not replay the certificate; `None` where it did.
         quality: how far the bundle is from the trained model; `None` where that was not measured.
@@ -287,6 +290,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: TextSource | ImageSource | None = None
     output: Output | None = None
     attention_maps: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_STATES)] = ()
+    foreign_operators: Annotated[tuple[Form, ...], Meta(max_length=limits.MAX_FOREIGN_FORMS)] = ()
     unverified: Label | None = None
     quality: Quality | None = None
 

@@ -40,21 +40,21 @@ def verify(
     threads: int | None = None,
     exact: bool = True,
     isolate: bool = True,
+    trust: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Replay the certificate of a bundle on this machine. Every file is hashed first.
 
-    What passes is remembered, for this user with this onnxruntime: `ortolan.load(isolate=True)`
-    starts no process for the same files. Where the user's state folder cannot be written, it is
-    forgotten.
+    What passes is remembered where the user's state folder can be written, for this onnxruntime:
+    `ortolan.load(isolate=True)` starts no process for the same files.
 
     Args:
         path: folder of the bundle, of any kind.
         device: as in `ortolan.load`.
         threads: as in `ortolan.load`.
         exact: whether to try, too, if texts are the same alone and among others here.
-        isolate: whether a process of its own loads a bundle first that has not passed here, as in
-            `ortolan.load`. `False` remembers nothing, either.
+        isolate: as in `ortolan.load`; `False` remembers nothing, either.
+        trust: as in `ortolan.load`.
         progress: called with the positions done and the positions in total.
 
     Raises:
@@ -66,7 +66,7 @@ def verify(
         MemoryPlanError: there is not the memory for its longest probe.
     """
     started, seen = time.monotonic(), marks(checked_path("path", path))
-    bundle = open_bundle(path, full_check=True)
+    bundle = open_bundle(path, full_check=True, trust=trust)
     certificate = read(bundle)
     choose_device(device, bundle.manifest.devices, available_providers())
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)

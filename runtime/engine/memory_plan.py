@@ -56,6 +56,9 @@ _PRODUCTS = frozenset({"ai.onnx::Gemm", "ai.onnx::MatMul", "com.microsoft::Fused
 """Operators whose CPU kernels pack a float32 matrix into a copy of their own."""
 
 
+_HALVES = frozenset({"float16", "bfloat16"})
+
+
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes by what takes them.
 
@@ -265,7 +268,12 @@ def _source_tokens(manifest: Manifest) -> int:
 
 
 def _read_bytes(graph: GraphSummary) -> int:
-    return sum(length for _, _, length in graph.places)
+    """What it reads, each place once, floats of 16 bits as the float32 that is computed with."""
+    places = {
+        (tensor.file, tensor.offset, tensor.length): 2 if tensor.dtype in _HALVES else 1
+        for tensor in graph.external
+    }
+    return sum(length * wider for (_, _, length), wider in places.items())
 
 
 def _copied_bytes(graph: GraphSummary) -> int:

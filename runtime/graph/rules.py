@@ -2,7 +2,8 @@
 
 A graph is a program, and onnxruntime dies on some: a kernel divides by a head count of zero, a
 few nested functions expand for minutes. `read` refuses these before onnxruntime sees a byte. What
-one bundle may not hold, and another may, is for `ortolan.runtime.bundle.graph_checks`.
+one bundle may not hold, and another may, operators that `ortolan.export` does not write among it,
+is for `ortolan.runtime.bundle.graph_checks`.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from typing import Any
 
 from ortolan.runtime import limits
 from ortolan.runtime.errors import GraphError
+from ortolan.runtime.graph.bounds import check_bounds
+from ortolan.runtime.graph.element_types import Node, typed_nodes
 from ortolan.runtime.graph.schema import (
     RefusedError,
     check_count,
@@ -29,25 +32,11 @@ from ortolan.runtime.graph.summary import (
     Value,
 )
 from ortolan.runtime.graph.tensors import dtype_of, external_tensors
+from ortolan.runtime.graph.vocabulary import foreign_forms
 
 __all__ = ["read"]
 
 _DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
-
-# Loop and Scan run without end, all but the last hold subgraphs; EPContext names a file to load
-_REFUSED_OPERATORS = frozenset(
-    {
-        "ai.onnx::If",
-        "ai.onnx::Loop",
-        "ai.onnx::Scan",
-        "ai.onnx::SequenceMap",
-        "com.microsoft::BeamSearch",
-        "com.microsoft::GreedySearch",
-        "com.microsoft::Sampling",
-        "com.microsoft::WhisperBeamSearch",
-        "com.microsoft::EPContext",
-    }
-)
 
 _GROUP_QUERY = "com.microsoft::GroupQueryAttention"
 
@@ -110,18 +99,22 @@ def _read(data: bytes) -> GraphSummary:
     check_count("domains", len(model.opset_import), limits.MAX_OPSETS)
     for node in graph.node:
         _check_node(node)
-    attention = [_attention(node) for node in graph.node if _operator(node) in _ATTENTION]
+    inputs, outputs = _values("inputs", graph.input), _values("outputs", graph.output)
+    nodes = typed_nodes(graph)
+    attention = [_attention(node) for node in nodes if node.operator in _ATTENTION]
     external = tuple(external_tensors(graph))
+    check_bounds(graph, nodes)
     return GraphSummary(
         ir_version=model.ir_version,
         opsets=_opsets(model.opset_import),
-        inputs=_values("inputs", graph.input),
-        outputs=_values("outputs", graph.output),
-        operators=dict(Counter(_operator(node) for node in graph.node)),
+        inputs=inputs,
+        outputs=outputs,
+        operators=dict(Counter(node.operator for node in nodes)),
         attention=tuple(attention),
         external=external,
-        readers=tuple(_readers(graph.node, external)),
+        readers=tuple(_readers(nodes, external)),
         functions=_functions(model.functions),
+        foreign=foreign_forms(nodes),
     )
 
 
@@ -171,8 +164,6 @@ def _check_node(node: Any) -> None:
     operator = _operator(node)
     if text(node.domain) not in _DOMAINS:
         raise RefusedError("standard operators or those of com.microsoft", repr(operator))
-    if operator in _REFUSED_OPERATORS:
-        raise RefusedError("no control flow and no code from elsewhere", repr(operator))
     for what, entries in (
         ("inputs", node.input),
         ("outputs", node.output),
@@ -185,6 +176,8 @@ def _check_node(node: Any) -> None:
     for attribute in node.attribute:
         if attribute.HasField("g") or attribute.graphs:
             raise RefusedError("no subgraphs", f"one in {operator}")
+        if attribute.HasField("ref_attr_name"):
+            raise RefusedError("attributes with values", f"a reference in {operator}")
         if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
             raise RefusedError("dense constants", f"a sparse one in {operator}")
         # kernels of this domain truncate to 32 bits, and then divide by what is left
@@ -201,7 +194,6 @@ def _check_kernel_traps(operator: str, node: Any) -> None:
 
     Case 1: GatherND with a negative number of batch axes.
     Case 2: Split with another number of outputs than its attribute says.
-    Case 3: Einsum with an input left out.
     """
     numbers = {attribute.name: attribute.i for attribute in node.attribute}
     batch_dims = numbers.get(b"batch_dims", 0)
@@ -210,8 +202,6 @@ def _check_kernel_traps(operator: str, node: Any) -> None:
     outputs = len(node.output)
     if operator == "ai.onnx::Split" and numbers.get(b"num_outputs", outputs) != outputs:
         raise RefusedError(f"num_outputs of {operator} to be {outputs}", "another number")
-    if operator == "ai.onnx::Einsum" and b"" in node.input:
-        raise RefusedError(f"all inputs of {operator}", "one left out")
 
 
 def _check_cell(operator: str, node: Any) -> None:
@@ -233,11 +223,11 @@ def _check_cell(operator: str, node: Any) -> None:
         raise RefusedError(f"hidden_size and {dict(flags)} alone in {operator}", "other attributes")
 
 
-def _attention(node: Any) -> AttentionNode:
+def _attention(node: Node) -> AttentionNode:
     """Read an attention node, and bound what its kernel divides by."""
-    operator = _operator(node)
+    operator = node.operator
     attributes: dict[str, int | float] = {}
-    for attribute in node.attribute:
+    for attribute in node.message.attribute:
         name = text(attribute.name)
         if attribute.type == _ATTRIBUTE_INT:
             attributes[name] = attribute.i
@@ -255,7 +245,7 @@ def _attention(node: Any) -> AttentionNode:
             if not isinstance(heads, int) or not 1 <= heads <= most:
                 raise RefusedError(f"1 to {most} for {name!r} of {operator}", f"{heads}")
     _check_groups(operator, attributes)
-    return AttentionNode(name=text(node.name), operator=operator, attributes=attributes)
+    return AttentionNode(name=text(node.message.name), operator=operator, attributes=attributes)
 
 
 def _check_groups(operator: str, attributes: Mapping[str, int | float]) -> None:
@@ -270,18 +260,18 @@ def _check_groups(operator: str, attributes: Mapping[str, int | float]) -> None:
         )
 
 
-def _readers(nodes: Iterable[Any], weights: Iterable[ExternalTensor]) -> Iterator[Reader]:
+def _readers(nodes: Iterable[Node], weights: Iterable[ExternalTensor]) -> Iterator[Reader]:
     """The nodes that read weights, in the order of the graph."""
     names = {weight.name.encode(): weight.name for weight in weights}
     for node in nodes:
-        taken = tuple(names[name] for name in node.input if name in names)
+        taken = tuple(names[name] for name in node.message.input if name in names)
         if taken:
             numbers = {
                 text(attribute.name): attribute.i
-                for attribute in node.attribute
+                for attribute in node.message.attribute
                 if attribute.type == _ATTRIBUTE_INT
             }
-            yield Reader(operator=_operator(node), weights=taken, attributes=numbers)
+            yield Reader(operator=node.operator, weights=taken, attributes=numbers)
 
 
 def _functions(entries: Iterable[bytes]) -> tuple[LocalFunction, ...]:

@@ -86,6 +86,7 @@ class GraphSummary:
         attention: in the order of the graph.
         external: in the order of the graph.
         readers: nodes that take external tensors, in the order of the graph.
+        foreign: what `ortolan.runtime.graph.vocabulary` does not list, each form once.
     """
 
     ir_version: int
@@ -97,6 +98,7 @@ class GraphSummary:
     external: tuple[ExternalTensor, ...]
     readers: tuple[Reader, ...]
     functions: tuple[LocalFunction, ...]
+    foreign: tuple[str, ...] = ()
 
     @property
     def places(self) -> set[tuple[str, int, int]]:

@@ -19,8 +19,8 @@ import msgspec
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import DeviceError
+from ortolan.runtime.graph.element_types import UNKNOWN, typed_nodes
 from ortolan.runtime.graph.schema import parse_function, parse_model, text
-from ortolan.runtime.graph.tensors import dtype_of
 from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT, KERNELS, TYPES, Kernels
 
 __all__ = ["Misplaced", "NodeKind", "Placement", "node_kinds", "place", "placement"]
@@ -31,21 +31,6 @@ _COUNTING = frozenset({"bool", "int32", "int64"})
 
 _NEVER_RUN = {"ai.onnx::CastLike": "ai.onnx::Cast"}
 """Operators that stand for another one at run time."""
-
-UNKNOWN = "unknown"
-"""The type of what no declared value leads to."""
-
-_GIVES = {
-    "ai.onnx::Equal": "bool",
-    "ai.onnx::GreaterOrEqual": "bool",
-    "ai.onnx::Less": "bool",
-    "ai.onnx::Not": "bool",
-    "ai.onnx::Shape": "int64",
-}
-"""What operators give that give another type than they take."""
-
-_CONSTANTS = {1: "float32", 2: "int64", 6: "float32", 7: "int64"}
-"""Kind of an attribute of `Constant`, as ONNX counts them, to the type of its elements."""
 
 
 class NodeKind(NamedTuple):
@@ -150,51 +135,18 @@ def _fallback(kind: NodeKind, device: str, bodies: frozenset[str]) -> Fallback |
     return "float32" if device == "cpu" and kind.dtype == "float16" else "none"
 
 
-# --- types of elements ----------------------------------------------------------------------------
-
-
 def node_kinds(graph: Any) -> Counter[NodeKind]:
     """Count the nodes of each kind in a `Graph` message; constants are none.
 
     Raises:
         RefusedError: a type that bundles do not use.
     """
-    types = {value.name: _number(value.type.tensor_type.elem_type) for value in graph.input}
-    types.update((tensor.name, _number(tensor.data_type)) for tensor in graph.initializer)
     weights = {tensor.name for tensor in graph.initializer if tensor.data_location}
     kinds: Counter[NodeKind] = Counter()
-    for node in graph.node:
-        operator = f"{text(node.domain) or 'ai.onnx'}::{text(node.op_type)}"
-        decisive = _decisive(operator, node, types)
-        if operator != "ai.onnx::Constant":
-            takes_weights = any(name in weights for name in node.input)
-            kinds[NodeKind(operator, decisive, takes_weights)] += 1
-        given = _given(operator, node, decisive, types)
-        types.update((name, given) for name in node.output)
+    for node in typed_nodes(graph):
+        if node.operator != "ai.onnx::Constant":
+            index = DECISIVE_INPUT.get(node.operator, 0)
+            decisive = node.takes[index] if index < len(node.takes) else UNKNOWN
+            takes_weights = any(name in weights for name in node.message.input)
+            kinds[NodeKind(node.operator, decisive, takes_weights)] += 1
     return kinds
-
-
-def _number(number: int) -> str:
-    return dtype_of("a value", number)[0]
-
-
-def _decisive(operator: str, node: Any, types: dict[bytes, str]) -> str:
-    index = DECISIVE_INPUT.get(operator, 0)
-    return types.get(node.input[index], UNKNOWN) if index < len(node.input) else UNKNOWN
-
-
-def _given(operator: str, node: Any, decisive: str, types: dict[bytes, str]) -> str:
-    """The type of a node's outputs."""
-    if operator == "ai.onnx::Constant":
-        (attribute,) = node.attribute
-        if attribute.HasField("t"):
-            return _number(attribute.t.data_type)
-        return _CONSTANTS.get(attribute.type, UNKNOWN)
-    if operator == "ai.onnx::Cast":
-        return next(
-            (_number(attribute.i) for attribute in node.attribute if attribute.name == b"to"),
-            UNKNOWN,
-        )
-    if operator == "ai.onnx::CastLike":
-        return types.get(node.input[1], UNKNOWN)
-    return _GIVES.get(operator, decisive)

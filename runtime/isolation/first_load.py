@@ -40,6 +40,9 @@ _KNOWN = {
 }
 """Errors that are the same here as there."""
 
+_TO_FLOAT32 = {"float32": 1, "float16": 2, "bfloat16": 2}
+"""Times a weight grows in float32; others may hold 4 bits, eight times smaller."""
+
 _ANSWER_BYTES = 1 << 16
 """Most that is read of an answer: the process that gives it may be out of its mind."""
 
@@ -123,12 +126,18 @@ def _memory(bundle: Bundle, packed: int) -> int:
     manifest = bundle.manifest
     context = min(CAPACITY_STEP, manifest.context_length)
     plan = plan_memory(manifest, bundle.graphs, context=context)
-    held = plan.total - plan.weights + limits.FIRST_LOAD_BYTES
+    held = plan.total - plan.weights + _widest(bundle) + limits.FIRST_LOAD_BYTES
     if MAPS_ROLE in manifest.graphs:  # may hold each weight once more
         held += plan.packed
     left = available_memory()
     # What a manifest says of its states is no reason to take more than there is.
     return plan.weights + packed + (held if left is None else min(held, left + free_swap()))
+
+
+def _widest(bundle: Bundle) -> int:
+    """Bytes of the largest weight in float32, as which a kernel may need it for a moment."""
+    tensors = (tensor for graph in bundle.graphs.values() for tensor in graph.external)
+    return max((_TO_FLOAT32.get(each.dtype, 8) * each.length for each in tensors), default=0)
 
 
 def _seconds(bundle: Bundle) -> int:

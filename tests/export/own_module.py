@@ -93,3 +93,54 @@ def unusual() -> Unusual:
     for parameter in module.parameters():
         parameter.data.normal_(0, 0.3)
     return module.eval()
+
+
+class Ordinary(nn.Module):
+    """What modules of PyTorch are commonly made of, each once."""
+
+    context_length = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH), nn.GroupNorm(4, WIDTH)])
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.prelu = nn.PReLU()
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        layer_norm, rms_norm, group_norm = self.norms
+        q, k, v = self.qkv(layer_norm(x)).unflatten(-1, (12, 8)).transpose(1, 2).chunk(3, 1)
+        x = x + state.attend(0, q, k, v).transpose(1, 2).flatten(2)
+        activations = (
+            *(F.relu, F.relu6, F.silu, F.gelu, F.elu, F.selu, F.celu, F.mish, F.softplus),
+            *(F.leaky_relu, F.hardswish, F.hardsigmoid, F.hardtanh, F.softsign, F.logsigmoid),
+            *(torch.tanh, torch.sigmoid, torch.erf, torch.sin, torch.cos, torch.abs, torch.sign),
+            *(torch.floor, torch.ceil, torch.round, torch.square, torch.neg, self.prelu),
+        )
+        for activation in activations:
+            x = x + activation(x) / len(activations)
+        y = rms_norm(x)
+        positive = y.abs() + 1
+        x = x + positive.log() + positive.sqrt() + positive.rsqrt() + positive.reciprocal()
+        x = x + positive.pow(0.7) + torch.exp(-positive) + torch.log1p(positive)
+        x = x + torch.minimum(y, x) + torch.maximum(y, -x) + y.clamp(-1, 1)
+        x = x + torch.where((y > 0.5) | (y <= -0.5), y, -y) + y.masked_fill(~(y < x), 0.25)
+        x = x + (y >= x).to(x.dtype) + (ids == 3).logical_and(ids != 4)[..., None].to(x.dtype)
+        x = x + y.softmax(-1) + y.log_softmax(-1) + y.cumsum(-1) / WIDTH
+        sums = y.mean(-1, keepdim=True) + y.amax(-1, keepdim=True) + y.amin(-1, keepdim=True)
+        x = x + sums + y.var(-1, keepdim=True) + y.norm(dim=-1, keepdim=True)
+        x = x + y.logsumexp(-1, keepdim=True) + y.prod(-1, keepdim=True)
+        x = x + torch.einsum("btc,dc->btd", y, self.qkv.weight[:WIDTH])
+        x = x + torch.cat([y[..., ::2], y.flip(-1)[..., 1::2]], -1) + y.roll(1, -1)
+        x = x + group_norm(y.flatten(0, 1)).unflatten(0, ids.shape)
+        x = x + F.normalize(y, dim=-1) + y.repeat(1, 1, 2)[..., :WIDTH]
+        logits: Tensor = self.head(F.glu(torch.cat([x, y], -1)))
+        return logits
+
+
+def ordinary() -> Ordinary:
+    """With random weights."""
+    torch.manual_seed(0)
+    return Ordinary().eval()

@@ -10,7 +10,7 @@ def classes() -> list[type[OrtolanError]]:
 def test_codes_differ_and_belong_to_their_class() -> None:
     codes = {item.__name__: vars(item)["code"] for item in classes()}
 
-    assert len(set(codes.values())) == len(codes) == 26
+    assert len(set(codes.values())) == len(codes) == 27
 
 
 def test_tree_in_the_docstring_names_every_error() -> None:

@@ -222,7 +222,7 @@ def _encoder(
             node("Div", ["mean", "norm"], ["output"]),
         ]
     elif last:
-        nodes.append(node("Identity", last, ["output"]))
+        nodes.append(node("Mul", [*last, "unit"], ["output"]))
     else:
         name = {"labels": ["mean", "labels"], "logits": ["states", "vocabulary"]}[kind]
         nodes.append(node("MatMul", name, ["output"]))
@@ -301,6 +301,7 @@ def _model(
         "zero": np.array(0, np.int64),
         "one": np.array(1, np.int64),
         "axis": np.array([1], np.int64),
+        "unit": np.array(1, np.float32),
         "last": np.array([-1], np.int64),
         "two_axes": np.array([1, 2], np.int64),
         "one_row": np.array([0, 1, -1], np.int64),

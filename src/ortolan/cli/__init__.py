@@ -28,6 +28,7 @@ COMMANDS = {
     "pack": "Prepare the weights of a bundle for this processor.",
     "run": "Continue a prompt, or translate a text.",
     "train": "Train the model of a recipe.",
+    "trust": "Let a bundle open that has operators of its author's own.",
     "verify": "Prove that a bundle computes here what PyTorch computed.",
 }
 """Every command and its line of help; its module has the same name."""

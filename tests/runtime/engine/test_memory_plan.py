@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -62,6 +63,14 @@ def test_copied_weights_count_and_are_copied_once_more_to_be_packed(bundle: Bund
     mapped = plan_memory(bundle.manifest, bundle.graphs, context=10)
     assert plan.packed == 2 * mapped.packed
     assert plan.certain == plan.weights + mapped.packed + plan.cache + plan.logits
+
+
+def test_floats_of_16_bits_are_held_in_float32(bundle: Bundle) -> None:
+    plan = plan_memory(bundle.manifest, bundle.graphs, context=10)
+    graph = bundle.graphs["decoder"]
+    halves = tuple(replace(tensor, dtype="float16") for tensor in graph.external)
+    graphs = {"decoder": replace(graph, external=halves)}
+    assert plan_memory(bundle.manifest, graphs, context=10).packed == 2 * plan.packed
 
 
 def test_on_a_gpu_weights_count_and_lie_there_once(bundle: Bundle) -> None:

@@ -59,6 +59,8 @@ def block_product(name: str, *, bits: int, group: int, beside: Sequence[str] = (
 def summary(nodes: Sequence[NodeProto], tensors: Sequence[TensorProto]) -> GraphSummary:
     graph = helper.make_graph(list(nodes), "graph", [], [], initializer=list(tensors))
     opsets = [helper.make_opsetid("", 24), helper.make_opsetid(MICROSOFT, 1)]
+    for index, each in enumerate(graph.node):
+        each.output[0] = f"out{index}"
     made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     return onnx_graph.read(made.SerializeToString())
 

@@ -1,0 +1,251 @@
+"""What a graph may ask of the machine by itself, whatever is asked of it.
+
+onnxruntime computes what follows from constants while it loads a graph, takes time that grows
+with the square of a value's readers, and divides whole numbers without a look at the divisor.
+Names of sizes are not known here, so the memory of a request is for the memory plan and for a
+first load apart (`ortolan.runtime.isolation`).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ortolan.runtime import limits
+from ortolan.runtime.graph.element_types import Node
+from ortolan.runtime.graph.schema import RefusedError, check_count, text
+
+__all__ = ["check_bounds"]
+
+_WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
+
+_DIVISIONS = frozenset({"ai.onnx::Div", "ai.onnx::Mod"})
+
+_SIZES_AT: Mapping[str, int] = {
+    "ai.onnx::ConstantOfShape": 0,
+    "ai.onnx::Expand": 1,
+    "ai.onnx::OneHot": 1,
+    "ai.onnx::Pad": 1,
+    "ai.onnx::Tile": 1,
+}
+"""Operators that make as much as an input says, and which input it is."""
+
+_RANGE = "ai.onnx::Range"
+
+_ELEMENTWISE = frozenset(
+    f"ai.onnx::{name}"
+    for name in (
+        *("Add", "And", "Clip", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
+        *("Max", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where"),
+    )
+)
+
+_OF_FIRST = frozenset(
+    f"ai.onnx::{name}"
+    for name in (
+        *(
+            "CastLike",
+            "DequantizeLinear",
+            "LayerNormalization",
+            "QuantizeLinear",
+            "RMSNormalization",
+        ),
+        *("ReduceMax", "ReduceMean", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "TopK"),
+        "Unsqueeze",
+    )
+)
+"""Operators that give at most as many elements as their first input has."""
+
+
+_CASTS = frozenset({"ai.onnx::Cast", "ai.onnx::CastLike"})
+
+_DTYPES = {1: ("<f4", "float_data"), 6: ("<i4", "int32_data"), 7: ("<i8", "int64_data")}
+"""Element types of constants that say sizes: how they are stored, as bytes and as numbers."""
+
+Numbers = tuple[float, ...]
+
+
+class _Size(NamedTuple):
+    """Of a constant: its elements at most, and along each axis where that is known."""
+
+    elements: int
+    dims: tuple[int, ...] | None = None
+
+
+def check_bounds(graph: Any, nodes: Sequence[Node]) -> None:
+    """Refuse a graph that takes much of the machine by itself.
+
+    Args:
+        graph: a `Graph` message.
+        nodes: of it.
+
+    Raises:
+        RefusedError: a value with too many readers; a division of whole numbers by something
+            other than constants, or by 0 or -1, which end the process; constants that ask for
+            too many elements.
+    """
+    _check_readers(nodes)
+    numbers = _short_constants(graph, nodes)
+    parts = {
+        name: [number for part in node.message.input for number in numbers.get(part, ())]
+        for node in nodes
+        if node.operator == "ai.onnx::Concat"
+        for name in node.message.output
+    }
+    for node in nodes:
+        if node.operator in _DIVISIONS:
+            _check_division(node, numbers)
+        elif node.operator in _SIZES_AT:
+            at = _SIZES_AT[node.operator]
+            name = node.message.input[at] if at < len(node.message.input) else b""
+            _check_asked(node.operator, _product(numbers.get(name, parts.get(name, ()))))
+        elif node.operator == _RANGE:
+            _check_asked(_RANGE, _range_count(node, numbers) or 0)
+    _check_computed_at_load(graph, nodes, numbers)
+
+
+def _check_readers(nodes: Iterable[Node]) -> None:
+    readers = Counter(name for node in nodes for name in node.message.input if name)
+    for name, count in readers.most_common(1):
+        check_count(f"readers of {text(name)!r}", count, limits.MAX_READERS)
+
+
+def _check_division(node: Node, numbers: Mapping[bytes, Numbers]) -> None:
+    if node.takes[0] not in _WHOLE:
+        return
+    divisors = numbers.get(node.message.input[1]) if len(node.message.input) == 2 else None
+    if not divisors or not {0, -1}.isdisjoint(divisors):
+        got = "what is computed" if divisors is None else str(list(divisors)[:8])
+        raise RefusedError(
+            f"whole numbers of {node.operator} divided by constants but 0 and -1", got
+        )
+
+
+def _check_asked(operator: str, count: int) -> None:
+    check_count(f"elements that constants ask of one {operator}", count, limits.MAX_ASKED)
+
+
+def _product(numbers: Iterable[float]) -> int:
+    return math.prod(int(abs(number)) or 1 for number in numbers if math.isfinite(number))
+
+
+# --- constants ----------------------------------------------------------------------------------
+
+
+def _short_constants(graph: Any, nodes: Iterable[Node]) -> dict[bytes, Numbers]:
+    """The constants in the graph that are short enough to say a size."""
+    found: dict[bytes, Numbers | None] = {
+        tensor.name: _numbers_of(tensor) for tensor in graph.initializer if not tensor.data_location
+    }
+    for node in nodes:
+        message = node.message
+        if node.operator == "ai.onnx::Constant":
+            (attribute,) = message.attribute
+            numbers: Numbers | None = (attribute.i,)
+            if attribute.HasField("t"):
+                numbers = _numbers_of(attribute.t)
+            elif attribute.name == b"value_ints":
+                numbers = tuple(attribute.ints[: limits.MAX_TENSOR_RANK])
+            elif attribute.name == b"value_float":
+                numbers = (attribute.f,)
+        elif node.operator in _CASTS and message.input:
+            numbers = found.get(message.input[0])
+        else:
+            continue
+        found.update((name, numbers) for name in message.output)
+    return {name: numbers for name, numbers in found.items() if numbers is not None}
+
+
+def _numbers_of(tensor: Any) -> Numbers | None:
+    kind = _DTYPES.get(tensor.data_type)
+    if kind is None or math.prod(tensor.dims) > limits.MAX_TENSOR_RANK:
+        return None
+    dtype, field = kind
+    if tensor.raw_data:
+        return tuple(np.frombuffer(tensor.raw_data, dtype).tolist())
+    return tuple(getattr(tensor, field))
+
+
+# --- computed while it is loaded ----------------------------------------------------------------
+
+
+def _check_computed_at_load(
+    graph: Any, nodes: Iterable[Node], numbers: Mapping[bytes, Numbers]
+) -> None:
+    """Bound what follows from constants alone: its elements in sum."""
+    sizes = {
+        tensor.name: _Size(math.prod(tensor.dims), tuple(tensor.dims))
+        for tensor in graph.initializer
+    }
+    total = 0
+    for node in nodes:
+        taken = [name for name in node.message.input if name]
+        if node.operator == "ai.onnx::Constant":
+            size = _Size(_constant_count(node.message))
+        elif taken and all(name in sizes for name in taken):
+            size = _computed(node, [sizes[name] for name in taken], numbers)
+            total += size.elements * len(node.message.output)
+            check_count("elements computed from constants", total, limits.MAX_COMPUTED_AT_LOAD)
+        else:
+            continue
+        sizes.update((name, size) for name in node.message.output if name)
+
+
+def _constant_count(message: Any) -> int:
+    (attribute,) = message.attribute
+    if attribute.HasField("t"):
+        return math.prod(attribute.t.dims)
+    return max(1, len(attribute.ints), len(attribute.floats))
+
+
+def _computed(node: Node, taken: Sequence[_Size], numbers: Mapping[bytes, Numbers]) -> _Size:
+    """What a node gives at most, from constants."""
+    operator, first = node.operator, taken[0]
+    if operator in _SIZES_AT or operator == _RANGE:
+        return _Size(_asked(node, first, numbers))
+    if operator == "ai.onnx::Concat":
+        return _Size(sum(size.elements for size in taken))
+    if operator == "ai.onnx::Gather":
+        axis = next((a.i for a in node.message.attribute if a.name == b"axis"), 0)
+        if first.dims and -len(first.dims) <= axis < len(first.dims) and first.dims[axis]:
+            return _Size(first.elements // first.dims[axis] * taken[1].elements)
+    if operator in _OF_FIRST:
+        return _Size(first.elements)
+    if len(taken) == 1:
+        return first
+    if operator in _ELEMENTWISE:
+        dims = [size.dims if size.elements != 1 else () for size in taken]
+        try:
+            shape = np.broadcast_shapes(*(each for each in dims if each is not None))
+        except ValueError:
+            shape = ()
+        if None not in dims:
+            return _Size(math.prod(shape), shape)
+    return _Size(math.prod(size.elements for size in taken))
+
+
+def _asked(node: Node, first: _Size, numbers: Mapping[bytes, Numbers]) -> int:
+    """The elements that a node makes because constants say so."""
+    if node.operator == _RANGE:
+        count = _range_count(node, numbers)
+    else:
+        asked = numbers.get(node.message.input[_SIZES_AT[node.operator]])
+        count = None if asked is None else _product(asked) * first.elements
+    if count is None:
+        raise RefusedError(
+            f"sizes for {node.operator} of constants that stand in the graph", "others"
+        )
+    return count
+
+
+def _range_count(node: Node, numbers: Mapping[bytes, Numbers]) -> int | None:
+    """The elements of a range whose ends are constants; `None` for another."""
+    ends: list[Numbers] = [numbers.get(name, ()) for name in node.message.input]
+    if len(ends) != 3 or any(len(end) != 1 for end in ends):
+        return None
+    (start,), (limit,), (step,) = ends
+    if not step or not all(map(math.isfinite, (start, limit, step))):
+        return 0
+    return max(0, math.ceil((limit - start) / step))

@@ -1,0 +1,94 @@
+"""Collect what exports write into `runtime/graph/vocabulary.json`: nothing else is loaded.
+
+    python scripts/vocabulary.py                    # export all, and write the data
+    python scripts/vocabulary.py --check            # exit status 1 if the data is not exactly that
+    python scripts/vocabulary.py --graphs FOLDER    # keep graphs there, and use those that are
+
+All are the exports of tests/export and one of each model type by each way, as
+scripts/families_table.py makes them: half an hour. The exports of all other tests may write
+nothing else (`tests/quick_exports.py`).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from tests import quick_exports  # noqa: E402 - the paths come first
+
+from families_table import TYPES, measure  # noqa: E402
+from ortolan.runtime.graph.element_types import typed_nodes  # noqa: E402
+from ortolan.runtime.graph.schema import parse_model, text  # noqa: E402
+from ortolan.runtime.graph.vocabulary import DATA, attribute_kind, form_of  # noqa: E402
+
+DATA_FILE = ROOT / "runtime" / "graph" / DATA
+
+TESTS = ("tests/export", "--ignore=tests/export/source/transformers")
+"""Those that are left out export the types that are exported here."""
+
+
+def export_all(folder: Path) -> None:
+    """Keep the graphs of all exports in a folder."""
+    environment = os.environ | {quick_exports.GRAPHS: str(folder)}
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", *TESTS]
+    subprocess.run(tests, cwd=ROOT, env=environment, check=True)
+    quick_exports.keep_graphs(folder)
+    for way, model_types in TYPES.items():
+        for model_type in model_types:
+            row = measure(model_type, way)
+            print(row.model_type, row.way, row.error, row.note, flush=True)
+
+
+def collect(graphs: Iterable[bytes]) -> dict[str, dict[str, Any]]:
+    """Attributes and forms of the nodes of graphs, by operator."""
+    found: dict[str, dict[str, Any]] = {}
+    for data in graphs:
+        for node in typed_nodes(parse_model(data).graph):
+            entry = found.setdefault(node.operator, {"attributes": {}, "forms": set()})
+            entry["forms"].add(form_of(node))
+            for attribute in node.message.attribute:
+                kinds = entry["attributes"].setdefault(text(attribute.name), set())
+                kinds.add(attribute_kind(attribute))
+    return found
+
+
+def encode(found: dict[str, dict[str, Any]]) -> str:
+    """The data: a line for each operator, so that versions compare well."""
+    lines = []
+    for operator, entry in sorted(found.items()):
+        attributes = {name: sorted(kinds) for name, kinds in sorted(entry["attributes"].items())}
+        row = {"attributes": attributes, "forms": sorted(entry["forms"])}
+        lines.append(f"  {json.dumps(operator)}: {json.dumps(row)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main() -> int:
+    """Write the data, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    parser.add_argument("--graphs", type=Path, metavar="FOLDER", help="of graphs, kept or to keep")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.graphs or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        if not any(folder.glob("*.onnx")):
+            export_all(folder)
+        data = encode(collect(path.read_bytes() for path in folder.glob("*.onnx")))
+    if given.check:
+        is_same = data == DATA_FILE.read_text()
+        print("the same" if is_same else "not what is written: run scripts/vocabulary.py")
+        return 0 if is_same else 1
+    DATA_FILE.write_text(data)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
