@@ -59,6 +59,37 @@ def _without_end(op_type: str) -> Change:
     return change
 
 
+def _divided_by_cast(number: float, like: NDArray[Any]) -> Change:
+    """The smallest number divided by one that becomes -1 by a cast."""
+
+    def change(model: ModelProto) -> None:
+        smallest = np.array([np.iinfo(like.dtype).min], like.dtype)
+        given = np.array([number], np.float32 if isinstance(number, float) else np.int64)
+        for place, array in enumerate((smallest, given, like)):
+            model.graph.initializer.append(numpy_helper.from_array(array, f"found.{place}"))
+        _append(
+            model,
+            [
+                helper.make_node("CastLike", ["found.1", "found.2"], ["found.cast"]),
+                helper.make_node("Div", ["found.0", "found.cast"], ["found"]),
+            ],
+        )
+
+    return change
+
+
+def _reversed(change: Change) -> Change:
+    """The same nodes, each before what it reads."""
+
+    def changed(model: ModelProto) -> None:
+        change(model)
+        nodes = [NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+        del model.graph.node[:]
+        model.graph.node.extend(reversed(nodes))
+
+    return changed
+
+
 def _readers(count: int) -> Change:
     """Many readers of one value."""
 
@@ -109,6 +140,9 @@ FOUND: dict[str, Change] = {
     "18,000 readers of one value": _readers(18_000),
     "18 times twice as much": _doubled(18, 1024),
     "16 times twice as much": _doubled(16, 1024),
+    "18 times twice as much, the last first": _reversed(_doubled(18, 1024)),
+    "Div by what a cast makes -1": _divided_by_cast(-1.5, np.array([1], np.int64)),
+    "Div by what fewer bits make -1": _divided_by_cast(2**32 - 1, np.array([1], np.int32)),
     "Expand to 4 GiB": _operator("Expand", _ONE, _SHAPE),
     "ConstantOfShape of 4 GiB": _operator("ConstantOfShape", _SHAPE),
     "Tile to 4 GiB": _operator("Tile", _ONE, _SHAPE),
