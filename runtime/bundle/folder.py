@@ -110,6 +110,11 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 def _folder(path: StrPath) -> Path:
     folder = Path(path).absolute()
+    if os.fsencode(folder) != str(folder).encode(errors="replace"):
+        raise BundleNotFoundError(
+            f"{str(path)!r}: expected a path in UTF-8, as onnxruntime takes it, got another. "
+            "Rename the folder."
+        )
     try:
         is_folder = folder.is_dir()
         exists = is_folder or folder.exists()

@@ -364,7 +364,7 @@ def test_paths_without_a_bundle_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     texts = {}
-    for name in ("nothing", "empty", "file", "x" * 5000):
+    for name in ("nothing", "empty", "file", "x" * 5000, "\udcff"):
         with pytest.raises(BundleNotFoundError, match=r"expected .*, got ") as caught:
             open_bundle(tmp_path / name)
         texts[name] = str(caught.value)
@@ -373,6 +373,7 @@ def test_paths_without_a_bundle_are_told_apart(tmp_path: Path) -> None:
     assert "without one" in texts["empty"]
     assert "got a file" in texts["file"]
     assert "too long" in texts["x" * 5000]
+    assert "a path in UTF-8" in texts["\udcff"]
 
 
 def test_refused_graph_is_named(folder: Path, tmp_path: Path) -> None:
