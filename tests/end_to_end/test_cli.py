@@ -12,6 +12,7 @@ from tests.end_to_end.conftest import Run
 from ortolan.cli import COMMANDS
 from ortolan.export.output import describe_files, write_manifest
 from ortolan.runtime import certificate, open_bundle
+from ortolan.runtime.machine import bandwidth
 
 
 def fails_in_one_line(ortolan: Run, *arguments: str | Path, stdin: bytes = b"") -> str:
@@ -171,7 +172,12 @@ def test_run_says_which_device_it_took_and_why(ortolan: Run, bundle: Path) -> No
     assert (done["device"], done["device_reason"]) == ("cpu", "the bundle was made for the CPU")
 
 
-def test_bench_measures_prompts_and_generation(ortolan: Run, bundle: Path) -> None:
+def test_bench_measures_prompts_and_generation(
+    ortolan: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a small array, of whatever cache: the figure itself is tests/runtime/machine/test_bandwidth.py
+    monkeypatch.setattr(bandwidth, "BUFFER_BYTES", bandwidth.MIN_BUFFER_BYTES)
+    monkeypatch.setattr(bandwidth, "CACHES", 0)
     done = ortolan("bench", bundle, "-p", "16", "-n", "8", "-r", "2")
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.decode().splitlines() if line]

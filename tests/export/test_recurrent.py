@@ -206,7 +206,10 @@ def test_no_kernel_reads_vectors_of_attention_in_8_bits(tmp_path: Path) -> None:
         ortolan.export(model_of("attentive"), tmp_path / "b", options=ExportOptions(cache="int8"))
 
 
-@pytest.mark.parametrize("name", ["attentive", pytest.param("machine", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["rnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("attentive", "machine"))],
+)
 def test_a_checkpoint_is_exported_verified_and_run(name: str, tmp_path: Path) -> None:
     model = model_of(name)
     save(model, tmp_path / "checkpoint")

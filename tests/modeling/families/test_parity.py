@@ -26,9 +26,12 @@ from ortolan.modeling import DecoderModel, load
 from ortolan.modeling.layers.cache import Memory, StepLengths, empty_cache
 
 CHUNKS = (9, 6, 1)
-"""How the first tokens enter the cache; 64 steps of one token follow."""
+"""How the first tokens enter the cache."""
 
-TEXT = sum(CHUNKS) + 64
+LATER, STEPS = 20, 24
+"""Then chunks of so many tokens, and so many steps of one at the end."""
+
+TEXT = sum(CHUNKS) + 2 * LATER + STEPS
 
 NEAR_TIE = 1e-3
 
@@ -156,11 +159,13 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path:
 
 
 def cached_logits(module: DecoderModel, ids: Tensor) -> Tensor:
-    """Logits `(1, S, V)` of a text that enters a cache in chunks, then token by token."""
+    """Logits `(1, S, V)` of a text that enters a cache in chunks, the end token by token."""
     length = ids.shape[1]
     cache = empty_cache(module.config, batch=1, capacity=length + 3)
     pieces, start = [], 0
-    for size in [*CHUNKS, *[1] * (length - sum(CHUNKS))]:
+    later = (length - sum(CHUNKS) - STEPS) // LATER
+    steps = length - sum(CHUNKS) - later * LATER
+    for size in [*CHUNKS, *[LATER] * later, *[1] * steps]:
         logits, cache = step(module, ids[:, start : start + size], start + size, cache)
         pieces.append(logits)
         start += size
