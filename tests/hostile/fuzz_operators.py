@@ -19,11 +19,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import onnx.defs
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
-from onnxruntime.capi import onnxruntime_pybind11_state  # type: ignore[import-untyped]
 from tests.hostile import bundles
-from tests.hostile.operators import random_operator
+from tests.hostile.operators import attribute_names, random_operator
 from tests.hostile.tensors import random_tensor
 from tests.hostile.traps import join
 from tests.hostile.values import FLOATS, INTEGERS, TEXTS
@@ -43,7 +41,7 @@ def fuzz(seed: int, count: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as work:
         bundles.write(Path(work), ("decoder",))
         files = bundles.read(Path(work), "decoder")
-    manifest, names = decode(files["manifest.json"]), _attribute_names()
+    manifest = decode(files["manifest.json"])
     counts: Counter[str] = Counter()
     findings: list[dict[str, Any]] = []
     started = time.monotonic()
@@ -51,7 +49,7 @@ def fuzz(seed: int, count: int) -> list[dict[str, Any]]:
         random = Random(f"{seed}/{number}")
         model = ModelProto.FromString(files["decoder.onnx"])
         is_known = random.random() < 0.25
-        node = _node(random, names, is_known=is_known)
+        node = _node(random, is_known=is_known)
         _insert(random, model, node)
         outcome, said = _outcome(model.SerializeToString(), manifest)
         domain = node.domain if node.domain in _KNOWN_DOMAINS else "another domain"
@@ -80,7 +78,7 @@ def _outcome(data: bytes, manifest: Manifest) -> tuple[str, str]:
     return "taken", ""
 
 
-def _node(random: Random, names: dict[tuple[str, str], list[str]], *, is_known: bool) -> NodeProto:
+def _node(random: Random, *, is_known: bool) -> NodeProto:
     """A node of an operator of the vocabulary, or outside of it, without inputs."""
     known = sorted(vocabulary())
     domain, op_type = random_operator(random)
@@ -91,7 +89,7 @@ def _node(random: Random, names: dict[tuple[str, str], list[str]], *, is_known: 
         domain = "" if domain == "ai.onnx" else domain
     outputs = [f"made.{place}" for place in range(random.choice([1, 1, 1, 2, 3, 9]))]
     node = helper.make_node(op_type, [], outputs, domain=domain)
-    own = [*names.get((domain, op_type), ()), "axis", "x"]
+    own = [*attribute_names().get((domain, op_type), ()), "axis", "x"]
     for name in random.sample(own, random.randint(0, min(3, len(own)))):
         node.attribute.append(_attribute(random, name))
     return node
@@ -121,16 +119,6 @@ def _insert(random: Random, model: ModelProto, node: NodeProto) -> None:
         node.input.append(random.choice([tensor.name, tensor.name, "", random.choice(held)]))
     model.graph.node.append(node)
     join(model, node.output[0])
-
-
-def _attribute_names() -> dict[tuple[str, str], list[str]]:
-    """The attributes that the schema of each operator has."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for schema in onnx.defs.get_all_schemas_with_history():
-        found[schema.domain, schema.name] = list(schema.attributes)
-    for schema in onnxruntime_pybind11_state.get_all_operator_schema():
-        found[schema.domain, schema.name] = list(schema.attributes)
-    return found
 
 
 def main() -> int:
