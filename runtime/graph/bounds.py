@@ -98,12 +98,17 @@ def check_bounds(graph: Any, nodes: Sequence[Node]) -> None:
         if node.operator in _DIVISIONS:
             _check_division(node, numbers)
         elif node.operator in _SIZES_AT:
-            at = _SIZES_AT[node.operator]
-            name = node.message.input[at] if at < len(node.message.input) else b""
+            name = _sizes_of(node)
             _check_asked(node.operator, _product(numbers.get(name, parts.get(name, ()))))
         elif node.operator == _RANGE:
             _check_asked(_RANGE, _range_count(node, numbers) or 0)
     _check_computed_at_load(graph, nodes, numbers)
+
+
+def _sizes_of(node: Node) -> bytes:
+    """The name of the input that says how much a node makes; empty if it is left out."""
+    name: bytes = b"".join(node.message.input[_SIZES_AT[node.operator] :][:1])
+    return name
 
 
 def _check_readers(nodes: Iterable[Node]) -> None:
@@ -113,7 +118,7 @@ def _check_readers(nodes: Iterable[Node]) -> None:
 
 
 def _check_division(node: Node, numbers: Mapping[bytes, Numbers]) -> None:
-    if node.takes[0] not in _WHOLE:
+    if not _WHOLE.intersection(node.takes[:1]):
         return
     divisors = numbers.get(node.message.input[1]) if len(node.message.input) == 2 else None
     if not divisors or not {0, -1}.isdisjoint(divisors):
@@ -207,7 +212,7 @@ def _computed(node: Node, taken: Sequence[_Size], numbers: Mapping[bytes, Number
         return _Size(_asked(node, first, numbers))
     if operator == "ai.onnx::Concat":
         return _Size(sum(size.elements for size in taken))
-    if operator == "ai.onnx::Gather":
+    if operator == "ai.onnx::Gather" and len(taken) == 2:
         axis = next((a.i for a in node.message.attribute if a.name == b"axis"), 0)
         if first.dims and -len(first.dims) <= axis < len(first.dims) and first.dims[axis]:
             return _Size(first.elements // first.dims[axis] * taken[1].elements)
@@ -231,7 +236,7 @@ def _asked(node: Node, first: _Size, numbers: Mapping[bytes, Numbers]) -> int:
     if node.operator == _RANGE:
         count = _range_count(node, numbers)
     else:
-        asked = numbers.get(node.message.input[_SIZES_AT[node.operator]])
+        asked = numbers.get(_sizes_of(node))
         count = None if asked is None else _product(asked) * first.elements
     if count is None:
         raise RefusedError(

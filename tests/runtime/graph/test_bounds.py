@@ -1,6 +1,7 @@
 """What a graph may ask of the machine by itself."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,16 @@ def test_what_an_export_leaves_to_compute_is_read(nodes: list[NodeProto], consta
 def test_sizes_of_what_is_computed_while_loading_stand_in_the_graph() -> None:
     nodes = [node("Add", "sizes sizes", "twice"), node("ConstantOfShape", "twice", "z")]
     refused(graph(nodes, sizes=np.array([1 << 40])), "constants that stand in the graph")
+
+
+@pytest.mark.parametrize(
+    "operator",
+    ["Div", "Mod", "Expand", "OneHot", "Tile", "Pad", "Range", "Gather", "Concat", "Add"],
+)
+@pytest.mark.parametrize("takes", ["", "a", "x", "a a"])
+def test_nodes_without_their_inputs_are_read_or_refused(operator: str, takes: str) -> None:
+    with suppress(GraphError):
+        read(graph([node(operator, takes)], a=np.array([2])))
 
 
 def test_the_outer_product_of_constants_is_counted() -> None:
