@@ -16,7 +16,8 @@ from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.ops import Heads, Relative, Rotary, cached_attention
 from ortolan.modeling.layers.positions import rotary_tables
 
-CAPACITY = 16
+CACHE = {"present_key": "past_key", "present_value": "past_value"}
+"""Outputs that the runtime has written over an input."""
 
 Shape = Sequence[str | int | None]
 Arrays = dict[str, NDArray[np.generic]]
@@ -25,8 +26,13 @@ Run = Callable[[Arrays], list[NDArray[np.float32]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of attention: 4 query heads, 2 key and value heads, 32 wide."""
+    """One kind of attention, and its sizes."""
 
+    heads: int = 4
+    kv_heads: int = 2
+    width: int = 32
+    capacity: int = 16
+    scale: float = 0.21
     rotated: int = 0
     window: int | None = None
     softcap: float | None = None
@@ -38,10 +44,10 @@ class Kind:
     @property
     def spec(self) -> AttentionConfig:
         return AttentionConfig(
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=32,
-            scale=0.21,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.width,
+            scale=self.scale,
             sliding_window=self.window,
             softcap=self.softcap,
         )
@@ -50,17 +56,23 @@ class Kind:
     def rotary(self) -> Rotary | None:
         if self.rotated == 0:
             return None
-        tables = rotary_tables(RotaryPositions(dim=self.rotated), CAPACITY)
+        tables = rotary_tables(RotaryPositions(dim=self.rotated), self.capacity)
         return Rotary(*tables, interleaved=self.interleaved)
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Channels of queries, keys and values."""
+        keys = self.kv_heads * self.width
+        return self.heads * self.width, keys, keys
 
 
 def graph(kind: Kind) -> ModelProto:
     """What `modeling.ops` emits for this kind of attention."""
     spec = kind.spec
     names = ["query", "", "", "past_key", "past_value", "seqlens_k", "total"]
-    cache: Shape = ["batch", 2, CAPACITY, 32]
+    cache: Shape = ["batch", kind.kv_heads, kind.capacity, kind.width]
     values: dict[str, tuple[int, Shape]] = {
-        "query": (TensorProto.FLOAT, ["batch", "sequence", 8 * 32]),
+        "query": (TensorProto.FLOAT, ["batch", "sequence", sum(kind.widths)]),
         "past_key": (TensorProto.FLOAT, cache),
         "past_value": (TensorProto.FLOAT, cache),
         "seqlens_k": (TensorProto.INT32, ["batch"]),
@@ -68,20 +80,21 @@ def graph(kind: Kind) -> ModelProto:
     }
     if kind.apart:
         names[:3] = ["query", "key", "value"]
-        heads = {"query": 4, "key": 2, "value": 2}
         values |= {
-            name: (TensorProto.FLOAT, ["batch", "sequence", count * 32])
-            for name, count in heads.items()
+            name: (TensorProto.FLOAT, ["batch", "sequence", width])
+            for name, width in zip(names, kind.widths, strict=False)
         }
     if kind.rotary is not None:
         names += ["cos", "sin"]
-        values |= {name: (TensorProto.FLOAT, [CAPACITY, kind.rotated // 2]) for name in names[-2:]}
+        values |= {
+            name: (TensorProto.FLOAT, [kind.capacity, kind.rotated // 2]) for name in names[-2:]
+        }
     if kind.biased:
         names += ["", "", "", "bias"]
-        values["bias"] = (TensorProto.FLOAT, [1, 4, "sequence", "longest"])
+        values["bias"] = (TensorProto.FLOAT, [1, kind.heads, "sequence", "longest"])
     if kind.sinks:
         names += [""] * (11 - len(names)) + ["sinks"]
-        values["sinks"] = (TensorProto.FLOAT, [4])
+        values["sinks"] = (TensorProto.FLOAT, [kind.heads])
     node = helper.make_node(
         "GroupQueryAttention",
         names,
@@ -97,7 +110,7 @@ def graph(kind: Kind) -> ModelProto:
     if kind.interleaved:
         node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
     outputs: dict[str, tuple[int, Shape]] = {
-        "output": (TensorProto.FLOAT, ["batch", "sequence", 4 * 32]),
+        "output": (TensorProto.FLOAT, ["batch", "sequence", kind.widths[0]]),
         "present_key": (TensorProto.FLOAT, cache),
         "present_value": (TensorProto.FLOAT, cache),
     }
@@ -188,11 +201,12 @@ class Conversation:
         batch = len(self.steps[0])
         lengths = np.zeros(batch, np.int32)
         # What lies past a row's length must not matter, so it is not zero.
-        key, value = (random.normal(size=(batch, 2, CAPACITY, 32)).astype("f") for _ in range(2))
+        cache = (batch, kind.kv_heads, kind.capacity, kind.width)
+        key, value = (random.normal(size=cache).astype("f") for _ in range(2))
         collected = []
         for new in self.steps:
             lengths = lengths + np.array(new, np.int32)
-            query = random.normal(size=(batch, max(new), 8 * 32)).astype(np.float32)
+            query = random.normal(size=(batch, max(new), sum(kind.widths))).astype(np.float32)
             inputs: Arrays = {
                 "query": query,
                 "past_key": key,
@@ -201,13 +215,13 @@ class Conversation:
                 "total": np.array(lengths.max(), np.int32),
             }
             if kind.apart:
-                inputs |= dict(zip(("query", "key", "value"), _cut(query), strict=True))
+                inputs |= dict(zip(("query", "key", "value"), _cut(query, kind), strict=True))
             if kind.sinks:
-                inputs["sinks"] = np.linspace(-1, 2, 4, dtype=np.float32)
+                inputs["sinks"] = np.linspace(-1, 2, kind.heads, dtype=np.float32)
             if kind.rotary is not None:
                 inputs |= {"cos": kind.rotary[0].numpy(), "sin": kind.rotary[1].numpy()}
             if kind.biased:
-                shape = (1, 4, max(new), int(lengths.max()))
+                shape = (1, kind.heads, max(new), int(lengths.max()))
                 inputs["bias"] = random.normal(size=shape).astype(np.float32)
             output, key, value = run(inputs)
             collected += [output[row, :count] for row, count in enumerate(new)]
@@ -216,8 +230,9 @@ class Conversation:
         return collected
 
 
-def _cut(packed: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    return [np.ascontiguousarray(part) for part in np.split(packed, [4 * 32, 6 * 32], -1)]
+def _cut(packed: NDArray[np.float32], kind: Kind) -> list[NDArray[np.float32]]:
+    ends = np.cumsum(kind.widths)[:2]
+    return [np.ascontiguousarray(part) for part in np.split(packed, ends, -1)]
 
 
 CONVERSATIONS = {
