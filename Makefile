@@ -53,6 +53,7 @@ test-gpu:
 # What it finds is found again with the SEED that it prints.
 COUNT ?= 20000
 fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz_operators --count $(COUNT) $(if $(SEED),--seed $(SEED))
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz_requests --count $(COUNT) $(if $(SEED),--seed $(SEED))
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))
 

@@ -133,6 +133,9 @@ MAX_READERS = 4096
 """Nodes that take one value: loading time grows with the square, here to 0.3 s. A layer reads the
 positions or the lengths some times."""
 
+MAX_JOINED = 512
+"""Values that are joined into one. Exports join up to 8; an unrolled loop may join its steps."""
+
 MAX_ASKED = 1 << 27
 """Elements that constants ask of one node, 512 MiB in float32: a mask of 11,000 x 11,000 tokens."""
 

@@ -67,6 +67,19 @@ _DTYPES = {1: ("<f4", "float_data"), 6: ("<i4", "int32_data"), 7: ("<i8", "int64
 Numbers = tuple[float, ...]
 
 
+_CONCAT = "ai.onnx::Concat"
+
+_TAKES_PARTS = frozenset(
+    f"ai.onnx::{name}"
+    for name in (
+        *("ArgMax", "Attention", "Conv", "Einsum", "Gather", "GatherElements", "GatherND", "Gemm"),
+        *("MatMul", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceSum", "Shape", "Slice", "Split"),
+        "TopK",
+    )
+)
+"""Operators that give a part of what they take, or something of another size."""
+
+
 class _Size(NamedTuple):
     """Of a constant: its elements at most, and along each axis where that is known."""
 
@@ -82,16 +95,17 @@ def check_bounds(graph: Any, nodes: Sequence[Node]) -> None:
         nodes: of it.
 
     Raises:
-        RefusedError: a value with too many readers; a division of whole numbers by something
-            other than constants, or by 0 or -1, which end the process; constants that ask for
-            too many elements.
+        RefusedError: a value with too many readers, or joined of too many; a division of whole
+            numbers by something other than constants, or by 0 or -1, which end the process;
+            constants that ask for too many elements.
     """
     _check_readers(nodes)
+    _check_joins(nodes)
     numbers = _short_constants(graph, nodes)
     parts = {
         name: [number for part in node.message.input for number in numbers.get(part, ())]
         for node in nodes
-        if node.operator == "ai.onnx::Concat"
+        if node.operator == _CONCAT
         for name in node.message.output
     }
     for node in nodes:
@@ -115,6 +129,25 @@ def _check_readers(nodes: Iterable[Node]) -> None:
     readers = Counter(name for node in nodes for name in node.message.input if name)
     for name, count in readers.most_common(1):
         check_count(f"readers of {text(name)!r}", count, limits.MAX_READERS)
+
+
+def _check_joins(nodes: Iterable[Node]) -> None:
+    """Bound how often values are joined to what is as large, with no part taken in between.
+
+    Thirty times twice a value is a billion of it, in a request that is as short as any.
+    """
+    joined: dict[bytes, int] = {}
+    for node in nodes:
+        taken = [joined.get(name, 1) for name in node.message.input if name]
+        if node.operator == _CONCAT:
+            count = sum(taken)
+            check_count("values joined into one", count, limits.MAX_JOINED)
+        elif node.operator in _TAKES_PARTS or node.operator.startswith("com.microsoft"):
+            continue
+        else:
+            count = max(taken, default=1)
+        if count > 1:
+            joined.update((name, count) for name in node.message.output)
 
 
 def _check_division(node: Node, numbers: Mapping[bytes, Numbers]) -> None:
@@ -210,7 +243,7 @@ def _computed(node: Node, taken: Sequence[_Size], numbers: Mapping[bytes, Number
     operator, first = node.operator, taken[0]
     if operator in _SIZES_AT or operator == _RANGE:
         return _Size(_asked(node, first, numbers))
-    if operator == "ai.onnx::Concat":
+    if operator == _CONCAT:
         return _Size(sum(size.elements for size in taken))
     if operator == "ai.onnx::Gather" and len(taken) == 2:
         axis = next((a.i for a in node.message.attribute if a.name == b"axis"), 0)

@@ -48,6 +48,7 @@ def test_sentences_with_unseen_numbers_are_translated(precision: Precision, tmp_
     assert corpus_bleu([each.text for each in done], [references]).score >= 95
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.version_info[:2] != (3, 11),
     reason="another standard library: some of these files were learned from",

@@ -97,7 +97,14 @@ def initializers(bundle: Bundle) -> set[str]:
     return {tensor.name for graph in graphs for tensor in graph.initializer}
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if "-" in name])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "seq2seq-int8" else ())
+        for name in FORMS
+        if "-" in name
+    ],
+)
 def test_few_bits_give_nearly_the_same_numbers(
     name: str, exported: Callable[[str], Bundle]
 ) -> None:
@@ -109,6 +116,7 @@ def test_few_bits_give_nearly_the_same_numbers(
     assert 1e-4 < off < (0.6 if "int4" in name else 0.05)
 
 
+@pytest.mark.slow
 def test_table_that_both_sides_and_the_head_share_is_stored_once(
     exported: Callable[[str], Bundle],
 ) -> None:

@@ -78,6 +78,7 @@ def test_an_adapter_of_a_live_module_is_refused(base: Path, tmp_path: Path) -> N
         export(load(base), tmp_path / "out", options=options)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_said(tmp_path: Path, run: Run) -> None:
     write_towers("llava", tmp_path / "source")
     status, out, _ = run(tmp_path / "source", tmp_path / "out")

@@ -21,9 +21,11 @@ __all__ = ["OUTCOMES", "Outcome", "Say", "run", "run_stages"]
 
 ADDRESS_BYTES = 6 << 30
 FILE_BYTES = 1 << 30
-ALARM_S = 12
-SLOW_S = 5.0
+SLOW_S, HUNG_S = 5.0, 12
 """Of the processor, so that a busy machine makes nothing slow."""
+
+ALARM_S = 90
+"""Of the clock, for what waits without end."""
 
 MEMORY_MB = 500
 """More than what the bundle that was not changed takes."""
@@ -94,7 +96,7 @@ def run_stages(use: Callable[[Say], object], log: Path) -> tuple[Outcome, list[s
     kind, said = told.get("kind", "died"), told.get("said", "")
     if os.WIFSIGNALED(status) or "kind" not in told:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        kind = "hung" if number == signal.SIGALRM else "died"
+        kind = "hung" if number in (signal.SIGALRM, signal.SIGXCPU) else "died"
         words = log.read_text(errors="replace")[-300:]
         said = f"{signal.Signals(number).name if number else 'exit'}: {words}"
     outcome = Outcome(
@@ -111,6 +113,7 @@ def _limit(log: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (HUNG_S, HUNG_S + 1))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(ALARM_S)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -7,7 +7,6 @@ changes something on the disk counts: those of `os`, and the exchange of two fol
 import errno
 import json
 import os
-import select
 import signal
 import sys
 import warnings
@@ -70,10 +69,6 @@ class Fork:
             os.close(self._report)
             _work(work, fault, at, written)
         os.close(written)
-
-    def is_running(self) -> bool:
-        """Whether it has not ended yet."""
-        return not select.select([self._report], [], [], 0)[0]
 
     def kill(self) -> None:
         """End it, wherever it is."""

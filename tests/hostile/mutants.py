@@ -4,9 +4,10 @@ A mutant follows from the kind of bundle, a seed and a number. What is behind th
 reached, which whoever makes a bundle on purpose reaches as well.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,6 +18,8 @@ from tests.hostile.graphs import change_graph
 from tests.hostile.values import change_document, flip_bytes
 
 from ortolan.runtime.bundle import seal
+from ortolan.runtime.errors import GraphError
+from ortolan.runtime.graph.rules import read
 
 __all__ = ["Mutant", "mend", "mutant", "write"]
 
@@ -52,20 +55,35 @@ def mutant(original: Files, name: str) -> Mutant:
     # changes of the manifest come last, since mending writes it
     changes = [_changed(random, files, area) for area in areas if area != "manifest"]
     if random.random() < 0.95:
-        mend(files)
+        mend(files, names_operators=random.random() < 0.05)
     changes += [_changed(random, files, area) for area in areas if area == "manifest"]
     return Mutant(name=name, files=files, changes=tuple(changes))
 
 
-def mend(files: Files) -> None:
-    """Make the sizes and hashes in the manifest right, and the seal of what was packed."""
+def mend(files: Files, *, names_operators: bool = False) -> None:
+    """Make the sizes and hashes in the manifest right, and the seal of what was packed.
+
+    Args:
+        files: of a bundle.
+        names_operators: whether the manifest says, too, that operators that no export writes are
+            needed. Whoever makes such a bundle has to be trusted, which nobody does here.
+    """
     manifest = json.loads(files[MANIFEST])
+    if names_operators:
+        manifest["foreign_operators"] = sorted(_foreign_operators(files))
     for entry in manifest["files"]:
         if entry["name"] in files:
             entry |= _described(files[entry["name"]])
     files[MANIFEST] = json.dumps(manifest).encode()
     for name in [name for name in files if name.endswith("/packed.json")]:
         files[f"{Path(name).parent}/packed.seal"] = seal.make_seal(files[name])
+
+
+def _foreign_operators(files: Files) -> Iterator[str]:
+    for name, data in files.items():
+        if name.endswith(".onnx"):
+            with contextlib.suppress(GraphError):
+                yield from read(data, file=name).foreign
 
 
 def write(files: Files, folder: Path) -> None:

@@ -1,24 +1,31 @@
-"""Operators that graphs are changed to: those that bundles have, and all others there are."""
+"""Operators that graphs are changed to: all with a schema in onnxruntime or ONNX, and others."""
 
 from functools import cache
 from random import Random
 
 import onnx.defs
-from onnxruntime.capi import onnxruntime_pybind11_state  # type: ignore[import-untyped]
 
-__all__ = ["known_operators", "random_operator"]
+__all__ = ["attribute_names", "known_operators", "random_operator"]
 
 _DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft.nchwc", "x", "\ud7ff", "com.m")
 
 
 @cache
+def attribute_names() -> dict[tuple[str, str], list[str]]:
+    """The attributes of every operator, by its domain and its name."""
+    # late, since the runtime wants to be imported first
+    from onnxruntime.capi import (  # type: ignore[import-untyped]
+        onnxruntime_pybind11_state as library,
+    )
+
+    schemas = [*onnx.defs.get_all_schemas_with_history(), *library.get_all_operator_schema()]
+    return {(schema.domain, schema.name): list(schema.attributes) for schema in schemas}
+
+
+@cache
 def known_operators() -> tuple[tuple[str, str], ...]:
-    """Domain and name of every operator that onnxruntime or ONNX has a schema of."""
-    schemas = [
-        *onnxruntime_pybind11_state.get_all_operator_schema(),
-        *onnx.defs.get_all_schemas_with_history(),
-    ]
-    return tuple(sorted({(schema.domain, schema.name) for schema in schemas}))
+    """Domain and name of every operator."""
+    return tuple(sorted(attribute_names()))
 
 
 def random_operator(random: Random) -> tuple[str, str]:

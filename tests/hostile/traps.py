@@ -98,13 +98,15 @@ def _append(random: Random, model: ModelProto, nodes: list[NodeProto]) -> None:
 
 
 def join(model: ModelProto, value: str) -> None:
-    """Add the largest number of a value to the first output of a graph, whatever its type."""
+    """Add the largest number of a value to the first output of a graph, as an export might."""
     output = model.graph.output[0].name
     for node in model.graph.node:
         node.output[:] = ["alone" if name == output else name for name in node.output]
+    axes = numpy_helper.from_array(np.zeros(0, np.int64), "joined.axes")  # none stands for all
+    model.graph.initializer.append(axes)
     nodes = [
         helper.make_node("Cast", [value], ["joined.float"], to=1),
-        helper.make_node("ReduceMax", ["joined.float"], ["joined"], keepdims=0),
+        helper.make_node("ReduceMax", ["joined.float", "joined.axes"], ["joined"], keepdims=0),
         helper.make_node("Add", ["alone", "joined"], [output]),
     ]
     model.graph.node.extend(nodes)

@@ -39,7 +39,10 @@ def export(config: Any, out: Path, **given: Any) -> Bundle:
     return ortolan.export(module, out, precision=LITTLE, options=options, **given)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind == "seq2seq" else ()) for kind in KINDS],
+)
 def test_int4_without_data_is_calibrated(kind: str, tmp_path: Path) -> None:
     make, origin = KINDS[kind]
     told: list[tuple[str, int, int]] = []

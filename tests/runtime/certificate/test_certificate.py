@@ -1,3 +1,5 @@
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -5,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +20,7 @@ from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds,
 from ortolan.runtime.certificate.figures import divergence
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.errors import BundleFileError, DeviceError
+from ortolan.runtime.errors import BundleFileError, DeviceError, MemoryPlanError
 
 POISON = 13
 TOTAL = sum(PROBES)
@@ -206,6 +209,24 @@ def test_an_altered_weight_is_found_before_anything_runs(tmp_path: Path) -> None
     blob.write_bytes(data)
     with pytest.raises(BundleFileError, match=blob.name):
         verify(tiny.path, isolate=False)
+
+
+def test_a_state_that_no_memory_holds_is_refused_before_there_is_any(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle", recurrent=True).path
+    model = onnx.load(folder / "decoder.onnx", load_external_data=False)
+    for value in [*model.graph.input, *model.graph.output]:
+        if value.name.endswith("_sum"):
+            value.type.tensor_type.shape.dim[2].dim_param = "width"  # whatever the manifest says
+    data = model.SerializeToString()
+    (folder / "decoder.onnx").write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["states"][-1]["shape"][2] = 2**39
+    (file,) = [file for file in manifest["files"] if file["name"] == "decoder.onnx"]
+    file |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    with pytest.raises(MemoryPlanError):
+        verify(folder, isolate=False)
 
 
 def test_a_device_of_another_bundle_is_an_error(tiny: TinyDecoder) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
+from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
+from tests.runtime.tiny_encoder import LABELS
 
 from ortolan.runtime import certificate as certificates
 from ortolan.runtime import limits
@@ -86,6 +88,15 @@ def test_other_roles_of_tokens_fail(bundle: Path, edit: Callable[[Json], None]) 
 
     assert report.verdict == "FAIL"
     assert "roles of tokens" in report.device_summary
+
+
+def test_labels_in_another_order_mean_something_else(tmp_path: Path) -> None:
+    for name, labels in (("one", LABELS), ("other", LABELS[::-1])):
+        tiny_encoder.write_bundle(tmp_path / name, labels=labels)
+    one, other = (open_bundle(tmp_path / name).manifest for name in ("one", "other"))
+
+    assert meanings_of(one) == meanings_of(one)
+    assert meanings_of(one) != meanings_of(other)
 
 
 def test_other_tokenizer_fails(bundle: Path) -> None:

@@ -117,16 +117,28 @@ def doublings(count: int) -> list[NodeProto]:
 
 
 def test_what_is_computed_while_loading_is_bounded() -> None:
-    start = np.zeros(1024, np.float32)
-
-    # 1024 * (2 + 4 + ... + 2^16) is just below 2^27
-    read(graph(doublings(16), v0=start))
-    refused(graph(doublings(17), v0=start), "elements computed from constants")
+    # 2^17 * (2 + 4 + ... + 2^9) is just below 2^27
+    read(graph(doublings(9), v0=(1 << 17,)))
+    refused(graph(doublings(9), v0=(1 << 18,)), "elements computed from constants")
     refused(graph(doublings(4), v0=(1 << 30,)), "elements computed from constants")
 
 
-def test_what_depends_on_a_request_is_not_computed_while_loading() -> None:
-    read(graph([node("Identity", "x", "v0"), *doublings(40)]))
+def test_what_a_request_joins_to_itself_is_bounded() -> None:
+    start = node("Abs", "x", "v0")
+
+    read(graph([start, *doublings(9)]))
+    refused(graph([start, *doublings(10)]), "at most 512 values joined into one")
+    between = [node("Neg", "v9", "w"), node("Concat", "w v9", "z", axis=0)]
+    refused(graph([start, *doublings(9), *between]), "at most 512 values joined into one")
+
+
+def test_parts_of_a_value_may_be_joined_again_and_again() -> None:
+    layers = []
+    for index in range(100):
+        halves = node("Split", f"v{index}", f"a{index} b{index}", axis=0)
+        turned = node("Concat", f"b{index} a{index}", f"v{index + 1}", axis=0)
+        layers += [halves, turned]
+    read(graph([node("Abs", "x", "v0"), *layers]))
 
 
 @pytest.mark.parametrize(

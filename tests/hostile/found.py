@@ -1,0 +1,186 @@
+"""What fuzzing found once: graphs that end the process, or take its time or its memory.
+
+Each passed every check there was, and has to be refused before onnxruntime sees it.
+
+    python -m tests.hostile.found FOLDER     # uses each, in a process of its own, as JSON
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from tests.hostile import bundles, child
+from tests.hostile.mutants import mend, write
+from tests.hostile.traps import join
+from tests.hostile.uses import use
+
+__all__ = ["FOUND"]
+
+Change = Callable[[ModelProto], None]
+
+GIGABYTES = 1 << 30
+"""Numbers of float32 in 4 GiB."""
+
+
+def _operator(op_type: str, *inputs: NDArray[Any], domain: str = "", **attributes: Any) -> Change:
+    """A node over constants, whose output is one of the graph."""
+
+    def change(model: ModelProto) -> None:
+        names = [f"found.{place}" for place in range(len(inputs))]
+        tensors = zip(inputs, names, strict=True)
+        model.graph.initializer.extend(numpy_helper.from_array(*pair) for pair in tensors)
+        _append(model, [helper.make_node(op_type, names, ["found"], domain=domain, **attributes)])
+
+    return change
+
+
+def _without_end(op_type: str) -> Change:
+    """A quantized activation that lacks the last of its inputs."""
+
+    def change(model: ModelProto) -> None:
+        values: list[NDArray[Any]] = [np.array([1, 2], np.uint8), np.array(1, np.float32)]
+        tensors = [numpy_helper.from_array(v, f"found.{i}") for i, v in enumerate(values)]
+        model.graph.initializer.extend(tensors)
+        inputs = ["found.0", "found.1", "", "found.1"]
+        node = helper.make_node(op_type, inputs, ["found"], domain="com.microsoft")
+        model.graph.node.append(node)
+        model.graph.output.append(helper.make_tensor_value_info("found", TensorProto.UINT8, None))
+
+    return change
+
+
+def _divided_by_cast(number: float, like: NDArray[Any]) -> Change:
+    """The smallest number divided by one that becomes -1 by a cast."""
+
+    def change(model: ModelProto) -> None:
+        smallest = np.array([np.iinfo(like.dtype).min], like.dtype)
+        given = np.array([number], np.float32 if isinstance(number, float) else np.int64)
+        for place, array in enumerate((smallest, given, like)):
+            model.graph.initializer.append(numpy_helper.from_array(array, f"found.{place}"))
+        _append(
+            model,
+            [
+                helper.make_node("CastLike", ["found.1", "found.2"], ["found.cast"]),
+                helper.make_node("Div", ["found.0", "found.cast"], ["found"]),
+            ],
+        )
+
+    return change
+
+
+def _reversed(change: Change) -> Change:
+    """The same nodes, each before what it reads."""
+
+    def changed(model: ModelProto) -> None:
+        change(model)
+        nodes = [NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+        del model.graph.node[:]
+        model.graph.node.extend(reversed(nodes))
+
+    return changed
+
+
+def _readers(count: int) -> Change:
+    """Many readers of one value."""
+
+    def change(model: ModelProto) -> None:
+        value = model.graph.node[0].output[0]
+        _append(
+            model, [helper.make_node("Identity", [value], [f"found.{i}"]) for i in range(count)]
+        )
+
+    return change
+
+
+def _doubled(times: int, size: int) -> Change:
+    """A chain of `Concat(x, x)` over a constant."""
+
+    def change(model: ModelProto) -> None:
+        grain = numpy_helper.from_array(np.ones(size, np.float32), "found.0")
+        model.graph.initializer.append(grain)
+        names = [f"found.{i}" for i in range(times + 1)]
+        _append(
+            model,
+            [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in pairwise(names)],
+        )
+
+    return change
+
+
+def _append(model: ModelProto, nodes: list[NodeProto]) -> None:
+    model.graph.node.extend(nodes)
+    join(model, nodes[-1].output[0])
+
+
+def _smallest(kind: type[np.signedinteger[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    return np.array([np.iinfo(kind).min], kind), np.array([-1], kind)
+
+
+_ONE, _SHAPE = np.ones(1, np.float32), np.array([GIGABYTES], np.int64)
+_AT = [np.array(number, np.int64) for number in (0, GIGABYTES, 1)]
+
+FOUND: dict[str, Change] = {
+    "Div of the smallest int64 by -1": _operator("Div", *_smallest(np.int64)),
+    "Div of the smallest int32 by -1": _operator("Div", *_smallest(np.int32)),
+    "Mod of the smallest int64 by -1": _operator("Mod", *_smallest(np.int64)),
+    "Mod of the smallest int32 by -1": _operator("Mod", *_smallest(np.int32)),
+    "QLinearSigmoid without its last input": _without_end("QLinearSigmoid"),
+    "QLinearLeakyRelu without its last input": _without_end("QLinearLeakyRelu"),
+    "49,000 readers of one value": _readers(49_000),
+    "18,000 readers of one value": _readers(18_000),
+    "18 times twice as much": _doubled(18, 1024),
+    "16 times twice as much": _doubled(16, 1024),
+    "18 times twice as much, the last first": _reversed(_doubled(18, 1024)),
+    "Div by what a cast makes -1": _divided_by_cast(-1.5, np.array([1], np.int64)),
+    "Div by what fewer bits make -1": _divided_by_cast(2**32 - 1, np.array([1], np.int32)),
+    "Expand to 4 GiB": _operator("Expand", _ONE, _SHAPE),
+    "ConstantOfShape of 4 GiB": _operator("ConstantOfShape", _SHAPE),
+    "Tile to 4 GiB": _operator("Tile", _ONE, _SHAPE),
+    "Range to 8 GiB": _operator("Range", *_AT),
+    "Pad to 4 GiB": _operator("Pad", _ONE, np.array([0, GIGABYTES])),
+    "Resize to 4 GiB": _operator("Resize", _ONE, _ONE, np.array([GIGABYTES], np.float32)),
+}
+"""Changes of the graph of a decoder, by what they are."""
+
+
+def found(original: bundles.Files, name: str) -> bundles.Files:
+    """A bundle with one of them, and its hashes right."""
+    files = dict(original)
+    model = ModelProto.FromString(files["decoder.onnx"])
+    FOUND[name](model)
+    files["decoder.onnx"] = model.SerializeToString()
+    mend(files)
+    return files
+
+
+def main(folder: Path) -> None:
+    """Print how the use of each ends."""
+    bundles.write(folder, ("decoder",))
+    original = bundles.read(folder, "decoder")
+    outcomes = {}
+    with tempfile.TemporaryDirectory() as work:
+        for number, name in enumerate(FOUND):
+            place = Path(work, f"{number}")
+            write(found(original, name), place)
+            outcomes[name] = asdict(
+                child.run(
+                    partial(use, place, Random(name), verifies=False),
+                    Path(work, "log"),
+                    usual_mb=200,
+                )
+            )
+    print(json.dumps(outcomes, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
