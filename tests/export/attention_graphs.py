@@ -79,39 +79,47 @@ class Kind:
         return self.heads * self.width, keys, keys
 
 
-def graph(kind: Kind) -> ModelProto:
-    """What `modeling.ops` emits for this kind of attention."""
-    spec = kind.spec
-    names = ["query", "", "", "past_key", "past_value", "seqlens_k", "total"]
+INPUTS = (
+    *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total"),
+    *("cos", "sin", "", "bias", "sinks"),
+)
+"""Of the node, in order; nothing gives positions."""
+
+
+def _inputs(kind: Kind) -> dict[str, tuple[int, Shape]]:
+    """Types and shapes of what the graph of a kind takes."""
     cache: Shape = ["batch", kind.kv_heads, kind.capacity, kind.width]
-    values: dict[str, tuple[int, Shape]] = {
-        "query": (TensorProto.FLOAT, ["batch", "sequence", sum(kind.widths)]),
-        "past_key": (TensorProto.FLOAT, cache),
-        "past_value": (TensorProto.FLOAT, cache),
+    shapes: dict[str, Shape] = {
+        "query": ["batch", "sequence", sum(kind.widths)],
+        "past_key": cache,
+        "past_value": cache,
+    }
+    if kind.apart or kind.shared:
+        tokens = ["sequence", *["nothing" if kind.shared else "sequence"] * 2]
+        shapes |= {
+            name: ["batch", length, width]
+            for name, length, width in zip(INPUTS[:3], tokens, kind.widths, strict=True)
+        }
+    if kind.rotary is not None:
+        shapes |= {name: [kind.capacity, kind.rotated // 2] for name in ("cos", "sin")}
+    if kind.biased:
+        shapes["bias"] = ["batch" if kind.by_row else 1, kind.heads, "sequence", "longest"]
+    if kind.sinks:
+        shapes["sinks"] = [kind.heads]
+    return {
+        **{name: (TensorProto.FLOAT, shape) for name, shape in shapes.items()},
         "seqlens_k": (TensorProto.INT32, ["batch"]),
         "total": (TensorProto.INT32, []),
     }
-    if kind.apart or kind.shared:
-        names[:3] = ["query", "key", "value"]
-        tokens = ["sequence", *["nothing" if kind.shared else "sequence"] * 2]
-        values |= {
-            name: (TensorProto.FLOAT, ["batch", length, width])
-            for name, length, width in zip(names, tokens, kind.widths, strict=False)
-        }
-    if kind.rotary is not None:
-        names += ["cos", "sin"]
-        values |= {
-            name: (TensorProto.FLOAT, [kind.capacity, kind.rotated // 2]) for name in names[-2:]
-        }
-    if kind.biased:
-        names += ["", "", "", "bias"]
-        values["bias"] = (
-            TensorProto.FLOAT,
-            ["batch" if kind.by_row else 1, kind.heads, "sequence", "longest"],
-        )
-    if kind.sinks:
-        names += [""] * (11 - len(names)) + ["sinks"]
-        values["sinks"] = (TensorProto.FLOAT, [kind.heads])
+
+
+def graph(kind: Kind) -> ModelProto:
+    """What `modeling.ops` emits for this kind of attention."""
+    spec, values = kind.spec, _inputs(kind)
+    names = [name if name in values else "" for name in INPUTS]
+    while not names[-1]:
+        names.pop()
+    cache: Shape = values["past_key"][1]
     node = helper.make_node(
         "GroupQueryAttention",
         names,
