@@ -13,7 +13,13 @@ from onnx.reference import ReferenceEvaluator
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.ops import Heads, Relative, Rotary, cached_attention
+from ortolan.modeling.layers.ops import (
+    Heads,
+    Relative,
+    Rotary,
+    cached_attention,
+    shared_attention,
+)
 from ortolan.modeling.layers.positions import rotary_tables
 
 CACHE = {"present_key": "past_key", "present_value": "past_value"}
@@ -26,7 +32,12 @@ Run = Callable[[Arrays], list[NDArray[np.float32]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of attention, and its sizes."""
+    """One kind of attention, and its sizes.
+
+    Attributes:
+        by_row: the bias of each row is another.
+        shared: no key is new: another layer has extended the cache.
+    """
 
     heads: int = 4
     kv_heads: int = 2
@@ -37,6 +48,8 @@ class Kind:
     window: int | None = None
     softcap: float | None = None
     biased: bool = False
+    by_row: bool = False
+    shared: bool = False
     apart: bool = False
     sinks: bool = False
     interleaved: bool = False
@@ -66,35 +79,47 @@ class Kind:
         return self.heads * self.width, keys, keys
 
 
-def graph(kind: Kind) -> ModelProto:
-    """What `modeling.ops` emits for this kind of attention."""
-    spec = kind.spec
-    names = ["query", "", "", "past_key", "past_value", "seqlens_k", "total"]
+INPUTS = (
+    *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total"),
+    *("cos", "sin", "", "bias", "sinks"),
+)
+"""Of the node, in order; nothing gives positions."""
+
+
+def _inputs(kind: Kind) -> dict[str, tuple[int, Shape]]:
+    """Types and shapes of what the graph of a kind takes."""
     cache: Shape = ["batch", kind.kv_heads, kind.capacity, kind.width]
-    values: dict[str, tuple[int, Shape]] = {
-        "query": (TensorProto.FLOAT, ["batch", "sequence", sum(kind.widths)]),
-        "past_key": (TensorProto.FLOAT, cache),
-        "past_value": (TensorProto.FLOAT, cache),
+    shapes: dict[str, Shape] = {
+        "query": ["batch", "sequence", sum(kind.widths)],
+        "past_key": cache,
+        "past_value": cache,
+    }
+    if kind.apart or kind.shared:
+        tokens = ["sequence", *["nothing" if kind.shared else "sequence"] * 2]
+        shapes |= {
+            name: ["batch", length, width]
+            for name, length, width in zip(INPUTS[:3], tokens, kind.widths, strict=True)
+        }
+    if kind.rotary is not None:
+        shapes |= {name: [kind.capacity, kind.rotated // 2] for name in ("cos", "sin")}
+    if kind.biased:
+        shapes["bias"] = ["batch" if kind.by_row else 1, kind.heads, "sequence", "longest"]
+    if kind.sinks:
+        shapes["sinks"] = [kind.heads]
+    return {
+        **{name: (TensorProto.FLOAT, shape) for name, shape in shapes.items()},
         "seqlens_k": (TensorProto.INT32, ["batch"]),
         "total": (TensorProto.INT32, []),
     }
-    if kind.apart:
-        names[:3] = ["query", "key", "value"]
-        values |= {
-            name: (TensorProto.FLOAT, ["batch", "sequence", width])
-            for name, width in zip(names, kind.widths, strict=False)
-        }
-    if kind.rotary is not None:
-        names += ["cos", "sin"]
-        values |= {
-            name: (TensorProto.FLOAT, [kind.capacity, kind.rotated // 2]) for name in names[-2:]
-        }
-    if kind.biased:
-        names += ["", "", "", "bias"]
-        values["bias"] = (TensorProto.FLOAT, [1, kind.heads, "sequence", "longest"])
-    if kind.sinks:
-        names += [""] * (11 - len(names)) + ["sinks"]
-        values["sinks"] = (TensorProto.FLOAT, [kind.heads])
+
+
+def graph(kind: Kind) -> ModelProto:
+    """What `modeling.ops` emits for this kind of attention."""
+    spec, values = kind.spec, _inputs(kind)
+    names = [name if name in values else "" for name in INPUTS]
+    while not names[-1]:
+        names.pop()
+    cache: Shape = values["past_key"][1]
     node = helper.make_node(
         "GroupQueryAttention",
         names,
@@ -114,6 +139,9 @@ def graph(kind: Kind) -> ModelProto:
         "present_key": (TensorProto.FLOAT, cache),
         "present_value": (TensorProto.FLOAT, cache),
     }
+    if kind.shared:
+        del node.output[1:]
+        outputs = {"output": outputs["output"]}
     return helper.make_model(
         helper.make_graph(
             [node],
@@ -161,14 +189,21 @@ def in_reference(model: ModelProto) -> Run:
 def in_pytorch(kind: Kind) -> Run:
     def run(inputs: Arrays) -> list[NDArray[np.float32]]:
         given = {name: torch.from_numpy(np.asarray(value)) for name, value in inputs.items()}
+        past = LayerCache(given["past_key"], given["past_value"])
+        step = StepLengths(given["seqlens_k"], given["total"], int(given["total"]))
+        sinks = given.get("sinks")
+        if kind.shared:
+            query = given["query"]
+            spec, rotary = kind.spec, kind.rotary
+            return [shared_attention(query, past, step, rotary, spec=spec, sinks=sinks).numpy()]
         output, present = cached_attention(
             Heads(given["query"], given["key"], given["value"]) if kind.apart else given["query"],
-            LayerCache(given["past_key"], given["past_value"]),
-            StepLengths(given["seqlens_k"], given["total"], int(given["total"])),
+            past,
+            step,
             kind.rotary,
             spec=kind.spec,
             relative=Relative(bias=given["bias"]) if kind.biased else None,
-            sinks=given.get("sinks"),
+            sinks=sinks,
         )
         return [output.numpy(), present.key.numpy(), present.value.numpy()]
 
@@ -214,16 +249,20 @@ class Conversation:
                 "seqlens_k": lengths - 1,
                 "total": np.array(lengths.max(), np.int32),
             }
-            if kind.apart:
+            if kind.apart or kind.shared:
                 inputs |= dict(zip(("query", "key", "value"), _cut(query, kind), strict=True))
+            if kind.shared:
+                inputs |= {name: inputs[name][:, :0] for name in ("key", "value")}
             if kind.sinks:
                 inputs["sinks"] = np.linspace(-1, 2, kind.heads, dtype=np.float32)
             if kind.rotary is not None:
                 inputs |= {"cos": kind.rotary[0].numpy(), "sin": kind.rotary[1].numpy()}
             if kind.biased:
-                shape = (1, kind.heads, max(new), int(lengths.max()))
+                shape = (batch if kind.by_row else 1, kind.heads, max(new), int(lengths.max()))
                 inputs["bias"] = random.normal(size=shape).astype(np.float32)
-            output, key, value = run(inputs)
+            output, *present = run(inputs)
+            if present:
+                key, value = present
             collected += [output[row, :count] for row, count in enumerate(new)]
         for row, length in enumerate(lengths):
             collected += [key[row, :, :length], value[row, :, :length]]

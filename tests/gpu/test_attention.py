@@ -27,7 +27,14 @@ LARGE = {
     ),
 }
 
-CACHED = cached.KINDS | cached.SINKS | LARGE
+FORMS = {
+    "a bias for each row": cached.Kind(biased=True, by_row=True),
+    "another layer's cache": cached.Kind(shared=True),
+    "another layer's cache, rotary and window": cached.Kind(shared=True, rotated=32, window=5),
+    "another layer's cache, sinks": cached.Kind(shared=True, sinks=True, width=64),
+}
+
+CACHED = cached.KINDS | cached.SINKS | LARGE | FORMS
 
 LONG = {
     "long": cached.Kind(width=64, rotated=64, capacity=320, scale=0.125),
@@ -94,7 +101,8 @@ def test_with_a_cache(name: str, place: Place) -> None:
 @pytest.mark.parametrize("name", CACHED)
 def test_with_a_cache_that_is_extended_in_place(name: str, place: Place) -> None:
     kind = CACHED[name]
-    got = talk(kind, on(place, cached.graph(kind), in_place=cached.CACHE))
+    over = {} if kind.shared else cached.CACHE
+    got = talk(kind, on(place, cached.graph(kind), in_place=over))
     assert distance(got, talk(kind, wanted(kind, place.dtype))) < TOLERANCE[place.dtype]
 
 
@@ -160,3 +168,15 @@ def deaf(run: Run) -> Run:
         return run(inputs | {"seqlens_k": longest})
 
     return run_without_lengths
+
+
+def test_a_bias_that_is_the_first_row_s_for_all_is_seen_in_every_type() -> None:
+    kind = FORMS["a bias for each row"]
+    reference = cached.in_pytorch(kind)
+
+    def run_first(inputs: Arrays) -> list[NDArray[np.float32]]:
+        bias = inputs["bias"]
+        return reference(inputs | {"bias": np.broadcast_to(bias[:1], bias.shape).copy()})
+
+    one, other = (RAGGED.run(kind, run) for run in (reference, run_first))
+    assert distance(other, one) > VISIBLE
