@@ -13,7 +13,8 @@ from ortolan.modeling.layers.norms import norm
 
 def relu2(x: Tensor) -> Tensor:
     """The square of the positive part."""
-    return F.relu(x).square()
+    positive = F.relu(x)
+    return positive * positive  # a square would be a Pow, which is not everywhere
 
 
 def quick_gelu(x: Tensor) -> Tensor:

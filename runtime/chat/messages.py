@@ -95,7 +95,7 @@ def plain(value: Any, where: str, *, depth: int = 0) -> Any:
 def _message(given: Any, where: str) -> dict[str, Any]:
     values = _object(given, where)
     role = values.pop("role", None)
-    if role not in ROLES:
+    if not _is_one_of(role, ROLES):
         raise ChatError(f"{where}.role: expected {', '.join(ROLES)}, got {shown(role)}.")
     _refuse_others(values, ("content", *_FIELDS[role]), where)
     message = {"role": role}
@@ -125,7 +125,7 @@ def _content(given: Any, where: str) -> Any:
     parts = []
     for number, each in enumerate(given):
         part = _object(each, f"{where}[{number}]")
-        if part.get("type") != "text":
+        if not _is_one_of(part.get("type"), ("text",)):
             raise ChatError(
                 f'{where}[{number}].type: expected "text", got {shown(part.get("type"))}. '
                 "This version reads texts only."
@@ -203,7 +203,7 @@ def _refuse_others(given: Mapping[str, Any], allowed: Sequence[str], where: str)
 
 
 def _check_type(given: Mapping[str, Any], where: str) -> None:
-    if given.get("type", "function") != "function":
+    if not _is_one_of(given.get("type", "function"), ("function",)):
         raise ChatError(f'{where}.type: expected "function", got {shown(given["type"])}.')
 
 
@@ -220,6 +220,11 @@ def _check_name(given: Any, where: str) -> str:
             f"{where}: expected at most 128 letters, digits and _.:/-, got {text[:40]!r}."
         )
     return text
+
+
+def _is_one_of(value: Any, texts: Sequence[str]) -> bool:
+    """Whether a value is one of some texts; arrays compare number by number."""
+    return isinstance(value, str) and value in texts
 
 
 def _is_list(value: Any) -> bool:

@@ -8,7 +8,8 @@ weights. onnxruntime places much of it on the CPU on purpose, since sizes are ne
 A node without a kernel on the device goes to the CPU, and what it takes and gives is copied
 there and back in every step; without a kernel on either, onnxruntime refuses the graph, or, for
 some operators, puts others in their place. float16 on the CPU is the exception: nodes without a
-kernel for it compute in float32, between conversions. For bfloat16 there is no such way.
+kernel for it compute in float32, between conversions, and so do single nodes that have one, with
+such nodes all around them. For bfloat16 there is no such way.
 """
 
 from collections import Counter

@@ -13,10 +13,17 @@ from onnx.reference import ReferenceEvaluator
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
-from ortolan.modeling.layers.ops import Heads, Relative, Rotary, cached_attention
+from ortolan.modeling.layers.ops import (
+    Heads,
+    Relative,
+    Rotary,
+    cached_attention,
+    shared_attention,
+)
 from ortolan.modeling.layers.positions import rotary_tables
 
-CAPACITY = 16
+CACHE = {"present_key": "past_key", "present_value": "past_value"}
+"""Outputs that the runtime has written over an input."""
 
 Shape = Sequence[str | int | None]
 Arrays = dict[str, NDArray[np.generic]]
@@ -25,12 +32,24 @@ Run = Callable[[Arrays], list[NDArray[np.float32]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of attention: 4 query heads, 2 key and value heads, 32 wide."""
+    """One kind of attention, and its sizes.
 
+    Attributes:
+        by_row: the bias of each row is another.
+        shared: no key is new: another layer has extended the cache.
+    """
+
+    heads: int = 4
+    kv_heads: int = 2
+    width: int = 32
+    capacity: int = 16
+    scale: float = 0.21
     rotated: int = 0
     window: int | None = None
     softcap: float | None = None
     biased: bool = False
+    by_row: bool = False
+    shared: bool = False
     apart: bool = False
     sinks: bool = False
     interleaved: bool = False
@@ -38,10 +57,10 @@ class Kind:
     @property
     def spec(self) -> AttentionConfig:
         return AttentionConfig(
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=32,
-            scale=0.21,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.width,
+            scale=self.scale,
             sliding_window=self.window,
             softcap=self.softcap,
         )
@@ -50,38 +69,57 @@ class Kind:
     def rotary(self) -> Rotary | None:
         if self.rotated == 0:
             return None
-        tables = rotary_tables(RotaryPositions(dim=self.rotated), CAPACITY)
+        tables = rotary_tables(RotaryPositions(dim=self.rotated), self.capacity)
         return Rotary(*tables, interleaved=self.interleaved)
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Channels of queries, keys and values."""
+        keys = self.kv_heads * self.width
+        return self.heads * self.width, keys, keys
+
+
+INPUTS = (
+    *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total"),
+    *("cos", "sin", "", "bias", "sinks"),
+)
+"""Of the node, in order; nothing gives positions."""
+
+
+def _inputs(kind: Kind) -> dict[str, tuple[int, Shape]]:
+    """Types and shapes of what the graph of a kind takes."""
+    cache: Shape = ["batch", kind.kv_heads, kind.capacity, kind.width]
+    shapes: dict[str, Shape] = {
+        "query": ["batch", "sequence", sum(kind.widths)],
+        "past_key": cache,
+        "past_value": cache,
+    }
+    if kind.apart or kind.shared:
+        tokens = ["sequence", *["nothing" if kind.shared else "sequence"] * 2]
+        shapes |= {
+            name: ["batch", length, width]
+            for name, length, width in zip(INPUTS[:3], tokens, kind.widths, strict=True)
+        }
+    if kind.rotary is not None:
+        shapes |= {name: [kind.capacity, kind.rotated // 2] for name in ("cos", "sin")}
+    if kind.biased:
+        shapes["bias"] = ["batch" if kind.by_row else 1, kind.heads, "sequence", "longest"]
+    if kind.sinks:
+        shapes["sinks"] = [kind.heads]
+    return {
+        **{name: (TensorProto.FLOAT, shape) for name, shape in shapes.items()},
+        "seqlens_k": (TensorProto.INT32, ["batch"]),
+        "total": (TensorProto.INT32, []),
+    }
 
 
 def graph(kind: Kind) -> ModelProto:
     """What `modeling.ops` emits for this kind of attention."""
-    spec = kind.spec
-    names = ["query", "", "", "past_key", "past_value", "seqlens_k", "total"]
-    cache: Shape = ["batch", 2, CAPACITY, 32]
-    values: dict[str, tuple[int, Shape]] = {
-        "query": (TensorProto.FLOAT, ["batch", "sequence", 8 * 32]),
-        "past_key": (TensorProto.FLOAT, cache),
-        "past_value": (TensorProto.FLOAT, cache),
-        "seqlens_k": (TensorProto.INT32, ["batch"]),
-        "total": (TensorProto.INT32, []),
-    }
-    if kind.apart:
-        names[:3] = ["query", "key", "value"]
-        heads = {"query": 4, "key": 2, "value": 2}
-        values |= {
-            name: (TensorProto.FLOAT, ["batch", "sequence", count * 32])
-            for name, count in heads.items()
-        }
-    if kind.rotary is not None:
-        names += ["cos", "sin"]
-        values |= {name: (TensorProto.FLOAT, [CAPACITY, kind.rotated // 2]) for name in names[-2:]}
-    if kind.biased:
-        names += ["", "", "", "bias"]
-        values["bias"] = (TensorProto.FLOAT, [1, 4, "sequence", "longest"])
-    if kind.sinks:
-        names += [""] * (11 - len(names)) + ["sinks"]
-        values["sinks"] = (TensorProto.FLOAT, [4])
+    spec, values = kind.spec, _inputs(kind)
+    names = [name if name in values else "" for name in INPUTS]
+    while not names[-1]:
+        names.pop()
+    cache: Shape = values["past_key"][1]
     node = helper.make_node(
         "GroupQueryAttention",
         names,
@@ -97,10 +135,13 @@ def graph(kind: Kind) -> ModelProto:
     if kind.interleaved:
         node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
     outputs: dict[str, tuple[int, Shape]] = {
-        "output": (TensorProto.FLOAT, ["batch", "sequence", 4 * 32]),
+        "output": (TensorProto.FLOAT, ["batch", "sequence", kind.widths[0]]),
         "present_key": (TensorProto.FLOAT, cache),
         "present_value": (TensorProto.FLOAT, cache),
     }
+    if kind.shared:
+        del node.output[1:]
+        outputs = {"output": outputs["output"]}
     return helper.make_model(
         helper.make_graph(
             [node],
@@ -148,14 +189,21 @@ def in_reference(model: ModelProto) -> Run:
 def in_pytorch(kind: Kind) -> Run:
     def run(inputs: Arrays) -> list[NDArray[np.float32]]:
         given = {name: torch.from_numpy(np.asarray(value)) for name, value in inputs.items()}
+        past = LayerCache(given["past_key"], given["past_value"])
+        step = StepLengths(given["seqlens_k"], given["total"], int(given["total"]))
+        sinks = given.get("sinks")
+        if kind.shared:
+            query = given["query"]
+            spec, rotary = kind.spec, kind.rotary
+            return [shared_attention(query, past, step, rotary, spec=spec, sinks=sinks).numpy()]
         output, present = cached_attention(
             Heads(given["query"], given["key"], given["value"]) if kind.apart else given["query"],
-            LayerCache(given["past_key"], given["past_value"]),
-            StepLengths(given["seqlens_k"], given["total"], int(given["total"])),
+            past,
+            step,
             kind.rotary,
             spec=kind.spec,
             relative=Relative(bias=given["bias"]) if kind.biased else None,
-            sinks=given.get("sinks"),
+            sinks=sinks,
         )
         return [output.numpy(), present.key.numpy(), present.value.numpy()]
 
@@ -188,11 +236,12 @@ class Conversation:
         batch = len(self.steps[0])
         lengths = np.zeros(batch, np.int32)
         # What lies past a row's length must not matter, so it is not zero.
-        key, value = (random.normal(size=(batch, 2, CAPACITY, 32)).astype("f") for _ in range(2))
+        cache = (batch, kind.kv_heads, kind.capacity, kind.width)
+        key, value = (random.normal(size=cache).astype("f") for _ in range(2))
         collected = []
         for new in self.steps:
             lengths = lengths + np.array(new, np.int32)
-            query = random.normal(size=(batch, max(new), 8 * 32)).astype(np.float32)
+            query = random.normal(size=(batch, max(new), sum(kind.widths))).astype(np.float32)
             inputs: Arrays = {
                 "query": query,
                 "past_key": key,
@@ -200,24 +249,29 @@ class Conversation:
                 "seqlens_k": lengths - 1,
                 "total": np.array(lengths.max(), np.int32),
             }
-            if kind.apart:
-                inputs |= dict(zip(("query", "key", "value"), _cut(query), strict=True))
+            if kind.apart or kind.shared:
+                inputs |= dict(zip(("query", "key", "value"), _cut(query, kind), strict=True))
+            if kind.shared:
+                inputs |= {name: inputs[name][:, :0] for name in ("key", "value")}
             if kind.sinks:
-                inputs["sinks"] = np.linspace(-1, 2, 4, dtype=np.float32)
+                inputs["sinks"] = np.linspace(-1, 2, kind.heads, dtype=np.float32)
             if kind.rotary is not None:
                 inputs |= {"cos": kind.rotary[0].numpy(), "sin": kind.rotary[1].numpy()}
             if kind.biased:
-                shape = (1, 4, max(new), int(lengths.max()))
+                shape = (batch if kind.by_row else 1, kind.heads, max(new), int(lengths.max()))
                 inputs["bias"] = random.normal(size=shape).astype(np.float32)
-            output, key, value = run(inputs)
+            output, *present = run(inputs)
+            if present:
+                key, value = present
             collected += [output[row, :count] for row, count in enumerate(new)]
         for row, length in enumerate(lengths):
             collected += [key[row, :, :length], value[row, :, :length]]
         return collected
 
 
-def _cut(packed: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    return [np.ascontiguousarray(part) for part in np.split(packed, [4 * 32, 6 * 32], -1)]
+def _cut(packed: NDArray[np.float32], kind: Kind) -> list[NDArray[np.float32]]:
+    ends = np.cumsum(kind.widths)[:2]
+    return [np.ascontiguousarray(part) for part in np.split(packed, ends, -1)]
 
 
 CONVERSATIONS = {

@@ -52,6 +52,7 @@ MODULES: dict[str, Callable[[], TransformerModel]] = {
     "gpt2": lambda: tiny_models.decoder(one_layer(tiny_models.gpt2())),
     "mistral": lambda: tiny_models.decoder(tiny_models.mistral()),
     "qwen2": lambda: tiny_models.decoder(tiny_models.qwen2()),
+    "modern": lambda: tiny_models.decoder(tiny_models.modern()),
     "encoder": lambda: module_of(
         one_layer(encoder_config(head=EmbeddingHead(pooling=("mean",), normalised=True)))
     ),
@@ -125,8 +126,10 @@ def rounded(name: str) -> Any:
     return MODULES[name]().to(torch.bfloat16).float().eval()
 
 
+SLOW = ("modern", "seq2seq")
+
 QUICK_MODULES = [
-    pytest.param(name, marks=pytest.mark.slow if name == "seq2seq" else ()) for name in MODULES
+    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODULES
 ]
 
 

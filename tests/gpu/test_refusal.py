@@ -11,7 +11,7 @@ from ortolan.runtime.bundle.manifest import NAME
 from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.engine.session import available_providers
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 
 
 @pytest.fixture

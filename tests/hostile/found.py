@@ -102,17 +102,16 @@ def _readers(count: int) -> Change:
     return change
 
 
-def _doubled(times: int, size: int) -> Change:
-    """A chain of `Concat(x, x)` over a constant."""
+def _doubled(times: int, *, of_constant: bool = True) -> Change:
+    """A chain of `Concat(x, x)` over a constant of 4 KiB, or over what a request computes."""
 
     def change(model: ModelProto) -> None:
-        grain = numpy_helper.from_array(np.ones(size, np.float32), "found.0")
+        grain = numpy_helper.from_array(np.ones(1024, np.float32), "found.0")
         model.graph.initializer.append(grain)
-        names = [f"found.{i}" for i in range(times + 1)]
-        _append(
-            model,
-            [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in pairwise(names)],
-        )
+        first = "found.0" if of_constant else model.graph.node[0].output[0]
+        names = [first, *(f"found.{i + 1}" for i in range(times))]
+        nodes = [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in pairwise(names)]
+        _append(model, nodes)
 
     return change
 
@@ -138,9 +137,10 @@ FOUND: dict[str, Change] = {
     "QLinearLeakyRelu without its last input": _without_end("QLinearLeakyRelu"),
     "49,000 readers of one value": _readers(49_000),
     "18,000 readers of one value": _readers(18_000),
-    "18 times twice as much": _doubled(18, 1024),
-    "16 times twice as much": _doubled(16, 1024),
-    "18 times twice as much, the last first": _reversed(_doubled(18, 1024)),
+    "18 times twice as much": _doubled(18),
+    "16 times twice as much": _doubled(16),
+    "26 times twice as much in a request": _doubled(26, of_constant=False),
+    "18 times twice as much, the last first": _reversed(_doubled(18)),
     "Div by what a cast makes -1": _divided_by_cast(-1.5, np.array([1], np.int64)),
     "Div by what fewer bits make -1": _divided_by_cast(2**32 - 1, np.array([1], np.int32)),
     "Expand to 4 GiB": _operator("Expand", _ONE, _SHAPE),

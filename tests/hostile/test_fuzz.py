@@ -1,6 +1,5 @@
 """A bounded share of the fuzzing: `make fuzz` does as much of it as one likes."""
 
-import json
 import os
 import re
 import subprocess
@@ -120,12 +119,8 @@ def test_operators_that_no_export_writes_are_refused_before_anything_is_loaded()
 def test_mutants_of_exports_work_or_are_refused(tmp_path: Path) -> None:
     done = module("fuzz", "--bundles", tmp_path, "--seed", SEED, "--count", 700)
 
-    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert sum(counts(done.stdout).values()) == 700
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    # What a graph takes for a request follows from sizes that nobody knows before; a bundle from
-    # somewhere else is tried in a process of its own (`load(isolate=True)`).
-    assert [each for each in found if (each["kind"], each["stage"]) != ("memory", "use")] == []
 
 
 @pytest.mark.slow

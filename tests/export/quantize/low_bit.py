@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from torch import Tensor
 
 from ortolan.export.precision import GROUP_SIZES
-from ortolan.export.quantize.blocks import BITS, Codes, Scheme
+from ortolan.export.quantize.blocks import BITS, Codes, Scheme, pack, pack_zeros
 
 Array = NDArray[Any]
 
@@ -56,6 +56,13 @@ def meaning(codes: Codes) -> NDArray[np.float32]:
         zero = codes.scheme.middle if codes.zeros is None else int(codes.zeros[row, group])
         weight[row, column] = (int(codes.values[row, column]) - zero) * codes.scales[row, group]
     return weight
+
+
+def packed(codes: Codes) -> dict[str, Array]:
+    """The inputs of kernels, by the names that nodes of these tests give them."""
+    zeros = pack_zeros(codes)
+    arrays = {"codes": pack(codes).numpy(), "scales": codes.scales.numpy()}
+    return arrays if zeros is None else arrays | {"zeros": zeros.numpy()}
 
 
 def constant(name: str, array: Array) -> TensorProto:

@@ -16,6 +16,7 @@ from tests.export.quantize.low_bit import (
     label,
     matmul_nbits,
     meaning,
+    packed,
     random_codes,
     raw_constant,
     run,
@@ -58,13 +59,6 @@ every_width = pytest.mark.parametrize("width", WIDTHS)
 
 def activations(width: int) -> Array:
     return np.random.default_rng(0).standard_normal((2, 3, width)).astype(np.float32)
-
-
-def packed(codes: Codes) -> dict[str, Array]:
-    """The inputs of kernels, by the names that nodes of these tests give them."""
-    zeros = pack_zeros(codes)
-    arrays = {"codes": pack(codes).numpy(), "scales": codes.scales.numpy()}
-    return arrays if zeros is None else arrays | {"zeros": zeros.numpy()}
 
 
 def product(codes: Codes, x: Array, *, accuracy_level: int) -> Array:

@@ -1,18 +1,14 @@
 """Each weight by itself, of the tiny decoder: no export is needed."""
 
-import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.runtime.damaged_bundles import damage
 from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime import open_bundle
-from ortolan.runtime.bundle.manifest import NAME
-from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.certificate import read, verify
 from ortolan.runtime.certificate.sums import block_sums, probe_vectors
 from ortolan.runtime.certificate.weights import check_weights
@@ -44,25 +40,6 @@ VECTOR = [-28.0, 91.0, -112.0, 96.0, 29.0, 91.0]
 SUMS = [30.0, 68.0]
 
 
-def damaged(path: Path, name: str, change: Callable[[NDArray[np.float32]], None]) -> None:
-    """Change a tensor of a bundle, and its manifest so that no hash tells."""
-    bundle = open_bundle(path)
-    (graph,) = bundle.graphs.values()
-    tensor = next(each for each in graph.external if each.name == name)
-    data = bytearray((path / tensor.file).read_bytes())
-    part = slice(tensor.offset, tensor.offset + tensor.length)
-    values = np.frombuffer(data[part], np.float32).reshape(tensor.dims).copy()
-    change(values)
-    data[part] = values.tobytes()
-    (path / tensor.file).write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    files = tuple(
-        msgspec.structs.replace(file, sha256=digest) if file.name == tensor.file else file
-        for file in bundle.manifest.files
-    )
-    (path / NAME).write_bytes(encode(msgspec.structs.replace(bundle.manifest, files=files)))
-
-
 def test_sound_weights_are_far_within_the_bound(tmp_path: Path) -> None:
     report = verify(write_bundle(tmp_path / "bundle").path, isolate=False)
     assert report.weights is not None
@@ -78,7 +55,7 @@ def test_a_damaged_tensor_is_named(tmp_path: Path, name: str) -> None:
     def change(values: NDArray[np.float32]) -> None:
         values.reshape(-1)[5:9] *= 1.1
 
-    damaged(path, found, change)
+    damage(path, found, change)
     report = verify(path, isolate=False)
     assert report.verdict == "FAIL"
     assert report.weights is not None

@@ -1,6 +1,7 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ortolan.runtime.chat.messages import checked_messages, checked_tools, plain
@@ -10,6 +11,9 @@ USER = {"role": "user", "content": "hello"}
 CALL = {"id": "a1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 ANSWER = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 TOOL = {"type": "function", "function": {"name": "f", "description": "does", "parameters": {}}}
+
+
+ARRAY = np.array(["text", "function"])
 
 
 def test_messages_are_copied_and_none_is_left_out() -> None:
@@ -72,6 +76,9 @@ def calls(**changes: Any) -> list[dict[str, Any]]:
         (calls(function={"name": "f", "arguments": "[1]"}), "arguments: expected an object, or"),
         (calls(function=7), "function: expected an object, got a int"),
         (calls(type="code"), 'type: expected "function", got'),
+        (calls(type=ARRAY), r'type: expected "function", got array\('),
+        ([{"role": ARRAY, "content": ""}], r"role: expected system, .* got array\("),
+        ([{"role": "user", "content": [{"type": ARRAY}]}], r'type: expected "text", got array\('),
         (calls(id="<|im_end|>"), "id: expected at most 128 letters"),
         ([{"role": "assistant", "tool_calls": []}], "tool_calls: expected a list of calls, got 0"),
     ],

@@ -1,0 +1,146 @@
+"""Graphs of one GroupQueryAttention node without a cache, and what they are given."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+from tests.export.attention_graphs import Arrays, Run, Shape
+
+from ortolan.modeling.config import AttentionConfig, RotaryPositions
+from ortolan.modeling.layers.ops import Relative, Rotary, attention
+from ortolan.modeling.layers.positions import rotary_tables
+from ortolan.modeling.layers.scores import window_bias
+
+LENGTH = 7
+
+LENGTHS = np.array([7, 3, 1], np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of attention, and its sizes.
+
+    Attributes:
+        around: a bias hides tokens as far away as this or farther, before and after.
+    """
+
+    heads: int = 4
+    kv_heads: int = 2
+    width: int = 32
+    scale: float = 0.21
+    causal: bool = False
+    rotated: int = 0
+    interleaved: bool = False
+    biased: bool = False
+    around: int | None = None
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def spec(self) -> AttentionConfig:
+        return AttentionConfig(
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.width,
+            scale=self.scale,
+            causal=self.causal,
+            sliding_window=self.window,
+            softcap=self.softcap,
+        )
+
+
+KINDS = {
+    "plain": Kind(),
+    "causal": Kind(causal=True),
+    "window": Kind(causal=True, window=2),
+    "rotary": Kind(rotated=32),
+    "partial rotary": Kind(rotated=16, causal=True),
+    "interleaved rotary": Kind(rotated=16, interleaved=True),
+    "bias": Kind(biased=True),
+    "causal bias": Kind(biased=True, causal=True),
+    "bias and softcap": Kind(biased=True, softcap=0.7),
+    "softcap": Kind(softcap=0.7),
+}
+
+
+def given(kind: Kind) -> Arrays:
+    random = np.random.default_rng(5)
+    width = (kind.heads + 2 * kind.kv_heads) * kind.width
+    arrays: Arrays = {
+        "query": random.normal(size=(len(LENGTHS), LENGTH, width)).astype("f"),
+        "seqlens_k": LENGTHS - 1,
+        "total": np.array(LENGTH, np.int32),
+    }
+    if kind.rotated:
+        tables = rotary_tables(RotaryPositions(dim=kind.rotated), LENGTH)
+        arrays |= {name: table.numpy() for name, table in zip(("cos", "sin"), tables, strict=True)}
+    if kind.biased:
+        arrays["bias"] = random.normal(size=(1, kind.heads, LENGTH, LENGTH)).astype("f")
+    if kind.around is not None:
+        # Of the type with the smallest range: every type has the numbers.
+        bias = window_bias(torch.arange(LENGTH)[None], LENGTH, kind.around, torch.float16)
+        arrays["bias"] = bias.expand(1, kind.heads, -1, -1).float().numpy()
+    return arrays
+
+
+def graph(kind: Kind) -> ModelProto:
+    """What `modeling.lowering` emits for this kind of attention."""
+    spec, arrays = kind.spec, given(kind)
+    names = ["query", "", "", "", "", "seqlens_k", "total", "cos", "sin", "", "bias"]
+    names = [name if name in arrays else "" for name in names]
+    while not names[-1]:
+        names.pop()
+    node = helper.make_node(
+        "GroupQueryAttention",
+        names,
+        ["output"],
+        domain="com.microsoft",
+        num_heads=spec.num_heads,
+        kv_num_heads=spec.num_kv_heads,
+        scale=spec.scale,
+        do_rotary=int(kind.rotated > 0),
+        local_window_size=spec.sliding_window or -1,
+        softcap=spec.softcap or 0.0,
+        causal=int(spec.causal),
+    )
+    if kind.interleaved:
+        node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
+    types: dict[Any, int] = {np.dtype("f"): TensorProto.FLOAT, np.dtype("i"): TensorProto.INT32}
+    shape: Shape = ["batch", "sequence", kind.heads * kind.width]
+    return helper.make_model(
+        helper.make_graph(
+            [node],
+            "attention",
+            [
+                helper.make_tensor_value_info(name, types[array.dtype], array.shape)
+                for name, array in arrays.items()
+            ],
+            [helper.make_tensor_value_info("output", TensorProto.FLOAT, shape)],
+        ),
+        ir_version=10,
+        opset_imports=[helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)],
+    )
+
+
+def in_pytorch(kind: Kind) -> Run:
+    def run(inputs: Arrays) -> list[NDArray[np.float32]]:
+        arrays = {name: torch.from_numpy(np.asarray(array)) for name, array in inputs.items()}
+        out = attention(
+            arrays["query"],
+            Rotary(arrays["cos"], arrays["sin"], kind.interleaved) if kind.rotated else None,
+            spec=kind.spec,
+            relative=Relative(bias=arrays["bias"]) if "bias" in arrays else None,
+            lengths=arrays["seqlens_k"] + 1,
+        )
+        return [out.numpy()]
+
+    return run
+
+
+def run_rows(kind: Kind, run: Run) -> list[NDArray[np.float32]]:
+    """What a way to compute it gives for the valid tokens of each row."""
+    (got,) = run(given(kind))
+    return [got[row, :length] for row, length in enumerate(LENGTHS)]

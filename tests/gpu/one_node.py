@@ -1,0 +1,155 @@
+"""Graphs of one node on a provider of onnxruntime, in each type that it has a kernel for.
+
+A graph is written in float32, and what it is given and gives is float32; in between is the type
+that is tried.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime as ort  # type: ignore[import-untyped]
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from tests.export.attention_graphs import Arrays, Run
+from torch.utils.dlpack import from_dlpack
+
+from ortolan.runtime.inspect.kernel_table import KERNELS
+
+Outputs = Sequence[NDArray[np.float32]]
+
+
+class Place(NamedTuple):
+    """A device, `cpu` or `cuda`, and a type of floats."""
+
+    device: str
+    dtype: str
+
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+ELEMENTS = {
+    "float32": (TensorProto.FLOAT, torch.float32),
+    "float16": (TensorProto.FLOAT16, torch.float16),
+    "bfloat16": (TensorProto.BFLOAT16, torch.bfloat16),
+}
+
+TOLERANCE = {
+    # Sums of up to thousands of numbers, in some kernels one after the other.
+    "float32": 64 * 2**-24,
+    # Inputs are the same numbers, and sums in float32. A result is rounded, and so is, in some
+    # kernels, what it is made of: a score of 8 that is off by one rounding changes its weight by 8.
+    "float16": 8 * 2**-11,
+    "bfloat16": 8 * 2**-8,
+}
+"""How far apart results may be, as a part of the largest number: so many roundings of one."""
+
+VISIBLE = 2 * max(TOLERANCE.values())
+"""How far apart a test's numbers have to be from those of a mistake that it is to find."""
+
+
+def everywhere(operator: str, dtypes: Iterable[str] = tuple(ELEMENTS)) -> pytest.MarkDecorator:
+    """A test runs in each `place` of these types where the table says that there is a kernel."""
+    marks = {"cpu": (), "cuda": (pytest.mark.gpu,)}
+    places = [
+        pytest.param(Place(device, dtype), marks=marks[device], id=f"{device}-{dtype}")
+        for device in PROVIDERS
+        for dtype in dtypes
+        if dtype in getattr(KERNELS[operator], device)
+    ]
+    return pytest.mark.parametrize("place", places, indirect=True)
+
+
+def on(place: Place, model: ModelProto, *, in_place: Mapping[str, str] | None = None) -> Run:
+    """A graph in the type and on the device of a place, and nowhere else.
+
+    Args:
+        place: where, and in what type.
+        model: a graph in float32.
+        in_place: outputs that are written over an input, which lies on the device; not in
+            bfloat16, which NumPy lacks.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    if place.device != "cpu":
+        # Without a kernel on the device the CPU's would answer, and nobody would know.
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    session = ort.InferenceSession(
+        _typed(model, place.dtype).SerializeToString(),
+        options,
+        providers=[PROVIDERS[place.device]],
+    )
+    over = in_place or {}
+    names = [value.name for value in session.get_outputs()]
+
+    def run(inputs: Arrays) -> list[NDArray[np.float32]]:
+        binding = session.io_binding()
+        given = {name: _rounded(array, place.dtype) for name, array in inputs.items()}
+        values = {
+            name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy().copy(), place.device)
+            if name in over.values()
+            else ort.OrtValue.from_dlpack(tensor)
+            for name, tensor in given.items()
+        }
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in names:
+            if name in over:
+                binding.bind_ortvalue_output(name, values[over[name]])
+            else:
+                binding.bind_output(name, "cpu")
+        session.run_with_iobinding(binding)
+        return [_widened(value) for value in binding.get_outputs()]
+
+    return run
+
+
+def rounded(run: Run, dtype: str) -> Run:
+    """A reference in float32 that is given what a graph of another type is given."""
+
+    def run_rounded(inputs: Arrays) -> list[NDArray[np.float32]]:
+        tensors = {name: _rounded(array, dtype) for name, array in inputs.items()}
+        return run(
+            {
+                name: (each.float() if each.is_floating_point() else each).numpy()
+                for name, each in tensors.items()
+            }
+        )
+
+    return run_rounded
+
+
+def distance(got: Outputs, wanted: Outputs) -> float:
+    """The largest difference of two lists of arrays, as a part of each array's largest number."""
+    pairs = zip(got, wanted, strict=True)
+    # `max` of Python would pass over what is no number
+    return float(np.max([np.abs(a - b).max() / np.abs(b).max() for a, b in pairs]))
+
+
+def _widened(value: Any) -> NDArray[np.float32]:
+    if value.data_type() == "tensor(bfloat16)":  # NumPy has none
+        return from_dlpack(value).float().numpy()
+    return np.array(value.numpy(), np.float32)
+
+
+def _rounded(array: NDArray[np.generic], dtype: str) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
+    return tensor.to(ELEMENTS[dtype][1]) if tensor.is_floating_point() else tensor
+
+
+def _typed(model: ModelProto, dtype: str) -> ModelProto:
+    """The same graph with another type in place of float32."""
+    element = ELEMENTS[dtype][0]
+    made = ModelProto()
+    made.CopyFrom(model)
+    for value in (*made.graph.input, *made.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = element
+    for tensor in made.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(element))
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return made

@@ -1,0 +1,182 @@
+"""GroupQueryAttention, one node, beside PyTorch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.export import attention_graphs as cached
+from tests.export import whole_attention_graphs as whole
+from tests.export.attention_graphs import Arrays, Conversation, Run
+from tests.gpu.one_node import TOLERANCE, VISIBLE, Place, distance, everywhere, on, rounded
+
+OPERATOR = "com.microsoft::GroupQueryAttention"
+
+LARGE = {
+    # Sizes that models have: kernels for a GPU are chosen by them.
+    "64 wide, every head its keys": cached.Kind(heads=8, kv_heads=8, width=64, scale=0.125),
+    "64 wide, 8 heads share": cached.Kind(heads=8, kv_heads=1, width=64, rotated=64, scale=0.125),
+    "128 wide, 4 heads share": cached.Kind(
+        heads=8, kv_heads=2, width=128, rotated=128, scale=128**-0.5, apart=True
+    ),
+    "96 wide, a part turned": cached.Kind(width=96, rotated=48, scale=96**-0.5),
+    "256 wide, softcap": cached.Kind(
+        heads=4, kv_heads=1, width=256, rotated=256, softcap=3.0, scale=256**-0.5
+    ),
+}
+
+FORMS = {
+    "a bias for each row": cached.Kind(biased=True, by_row=True),
+    "another layer's cache": cached.Kind(shared=True),
+    "another layer's cache, rotary and window": cached.Kind(shared=True, rotated=32, window=5),
+    "another layer's cache, sinks": cached.Kind(shared=True, sinks=True, width=64),
+}
+
+CACHED = cached.KINDS | cached.SINKS | LARGE | FORMS
+
+LONG = {
+    "long": cached.Kind(width=64, rotated=64, capacity=320, scale=0.125),
+    "long, window": cached.Kind(width=64, rotated=64, capacity=320, scale=0.125, window=130),
+    "long, sinks": cached.Kind(width=64, capacity=320, scale=0.125, sinks=True, window=128),
+    "long, bias": cached.Kind(width=64, capacity=320, scale=0.125, biased=True),
+}
+"""Texts of more tokens than a kernel takes at once, in a buffer that is longer still."""
+
+RAGGED = Conversation(steps=[(6, 4), (1, 1), (1, 1)])
+LONG_CONVERSATION = Conversation(steps=[(290,), (3,), (1,), (1,)])
+LONG_RAGGED = Conversation(steps=[(300, 1, 129), (1, 1, 1), (1, 1, 1)])
+
+WHOLE = whole.KINDS | {
+    "64 wide": whole.Kind(heads=8, kv_heads=8, width=64, scale=0.125),
+    "64 wide, rotary": whole.Kind(heads=8, kv_heads=8, width=64, rotated=64, scale=0.125),
+    "64 wide, bias": whole.Kind(heads=8, kv_heads=8, width=64, scale=0.5, biased=True),
+    "64 wide, window on both sides": whole.Kind(width=64, scale=0.125, around=2),
+}
+
+SLIPS: dict[str, Callable[[Any], Any]] = {
+    "scale": lambda kind: kind.window != 1 and replace(kind, scale=1.5 * kind.scale),
+    "window": lambda kind: kind.window and replace(kind, window=kind.window + 1),
+    "no window": lambda kind: kind.window and replace(kind, window=None),
+    "softcap": lambda kind: kind.softcap and replace(kind, softcap=None),
+    "pairs": lambda kind: kind.rotated and replace(kind, interleaved=not kind.interleaved),
+    "bias": lambda kind: kind.biased and replace(kind, biased=False),
+    "around": lambda kind: getattr(kind, "around", None) and replace(kind, around=None),
+    "causal": lambda kind: hasattr(kind, "causal") and replace(kind, causal=not kind.causal),
+    "sinks": lambda kind: getattr(kind, "sinks", False) and replace(kind, sinks=False),
+}
+"""What a kernel may leave out or take for something else; None where a kind has no such thing."""
+
+
+def slips(kinds: dict[str, Any]) -> pytest.MarkDecorator:
+    """A test looks at each kind, and at each that it could be taken for."""
+    pairs = [
+        pytest.param(kind, wrong, id=f"{name}: {what}")
+        for name, kind in kinds.items()
+        for what, slip in SLIPS.items()
+        if (wrong := slip(kind))
+    ]
+    return pytest.mark.parametrize(("kind", "wrong"), pairs)
+
+
+def talk(kind: cached.Kind, run: Run) -> list[NDArray[np.float32]]:
+    """All conversations, one after the other."""
+    return [part for each in cached.CONVERSATIONS.values() for part in each.run(kind, run)]
+
+
+def wanted(kind: cached.Kind, dtype: str) -> Run:
+    return rounded(cached.in_pytorch(kind), dtype)
+
+
+@everywhere(OPERATOR)
+@pytest.mark.parametrize("name", CACHED)
+def test_with_a_cache(name: str, place: Place) -> None:
+    kind = CACHED[name]
+    got = talk(kind, on(place, cached.graph(kind)))
+    assert distance(got, talk(kind, wanted(kind, place.dtype))) < TOLERANCE[place.dtype]
+
+
+@everywhere(OPERATOR, dtypes=("float32", "float16"))
+@pytest.mark.parametrize("name", CACHED)
+def test_with_a_cache_that_is_extended_in_place(name: str, place: Place) -> None:
+    kind = CACHED[name]
+    over = {} if kind.shared else cached.CACHE
+    got = talk(kind, on(place, cached.graph(kind), in_place=over))
+    assert distance(got, talk(kind, wanted(kind, place.dtype))) < TOLERANCE[place.dtype]
+
+
+@everywhere(OPERATOR)
+@pytest.mark.parametrize("conversation", [LONG_CONVERSATION, LONG_RAGGED])
+@pytest.mark.parametrize("name", LONG)
+def test_over_long_texts(name: str, conversation: Conversation, place: Place) -> None:
+    kind = LONG[name]
+    got = conversation.run(kind, on(place, cached.graph(kind)))
+    reference = conversation.run(kind, wanted(kind, place.dtype))
+    assert distance(got, reference) < TOLERANCE[place.dtype]
+
+
+@everywhere(OPERATOR)
+@pytest.mark.parametrize("name", WHOLE)
+def test_without_a_cache(name: str, place: Place) -> None:
+    kind = WHOLE[name]
+    got = whole.run_rows(kind, on(place, whole.graph(kind)))
+    reference = whole.run_rows(kind, rounded(whole.in_pytorch(kind), place.dtype))
+    assert distance(got, reference) < TOLERANCE[place.dtype]
+
+
+@slips(CACHED)
+def test_a_slip_with_a_cache_is_seen_in_every_type(kind: cached.Kind, wrong: cached.Kind) -> None:
+    one, other = (RAGGED.run(each, cached.in_pytorch(each)) for each in (kind, wrong))
+    assert distance(other, one) > VISIBLE
+
+
+@slips(LONG)
+def test_a_slip_over_a_long_text_is_seen_in_every_type(
+    kind: cached.Kind, wrong: cached.Kind
+) -> None:
+    one, other = (LONG_CONVERSATION.run(each, cached.in_pytorch(each)) for each in (kind, wrong))
+    assert distance(other, one) > VISIBLE
+
+
+@slips(WHOLE)
+def test_a_slip_without_a_cache_is_seen_in_every_type(kind: whole.Kind, wrong: whole.Kind) -> None:
+    one, other = (whole.run_rows(each, whole.in_pytorch(each)) for each in (kind, wrong))
+    assert distance(other, one) > VISIBLE
+
+
+@pytest.mark.parametrize("steps", [RAGGED, LONG_RAGGED], ids=["short", "long"])
+def test_lengths_that_are_not_read_are_seen_in_every_type(steps: Conversation) -> None:
+    kind = LONG["long"]
+    one, other = (
+        steps.run(kind, run) for run in (cached.in_pytorch(kind), deaf(cached.in_pytorch(kind)))
+    )
+    assert distance(other, one) > VISIBLE
+    encoder = WHOLE["64 wide"]
+    one, other = (
+        whole.run_rows(encoder, run)
+        for run in (whole.in_pytorch(encoder), deaf(whole.in_pytorch(encoder)))
+    )
+    assert distance(other, one) > VISIBLE
+
+
+def deaf(run: Run) -> Run:
+    """A way to compute it in which all rows are as long as the longest."""
+
+    def run_without_lengths(inputs: Arrays) -> list[NDArray[np.float32]]:
+        longest = np.full_like(inputs["seqlens_k"], inputs["total"] - 1)
+        return run(inputs | {"seqlens_k": longest})
+
+    return run_without_lengths
+
+
+def test_a_bias_that_is_the_first_row_s_for_all_is_seen_in_every_type() -> None:
+    kind = FORMS["a bias for each row"]
+    reference = cached.in_pytorch(kind)
+
+    def run_first(inputs: Arrays) -> list[NDArray[np.float32]]:
+        bias = inputs["bias"]
+        return reference(inputs | {"bias": np.broadcast_to(bias[:1], bias.shape).copy()})
+
+    one, other = (RAGGED.run(kind, run) for run in (reference, run_first))
+    assert distance(other, one) > VISIBLE

@@ -1,0 +1,213 @@
+"""Where onnxruntime computes each node of a bundle, by its own record, and where the table says."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import onnxruntime as ort  # type: ignore[import-untyped]
+import pytest
+import torch
+from tests.export import tiny_models
+from tests.export.models_of_kinds import encoder_config, module_of, one_layer
+from tests.gpu.one_node import ELEMENTS, PROVIDERS
+
+import ortolan
+from ortolan.export.precision import Int4
+from ortolan.modeling.config import EmbeddingHead
+from ortolan.modeling.models.stack import TransformerModel
+from ortolan.runtime import Bundle
+from ortolan.runtime.graph.schema import parse_model
+from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT, KERNELS, Kernels
+from ortolan.runtime.inspect.placement import node_kinds, placement
+
+Device = Literal["cpu", "cuda"]
+
+Nodes = Counter[tuple[str, str, str]]
+"""Nodes by operator, type of what decides, and provider."""
+
+MODULES: dict[str, Callable[[], TransformerModel]] = {
+    "llama": lambda: tiny_models.decoder(tiny_models.llama()),
+    "gpt2": lambda: tiny_models.decoder(tiny_models.gpt2()),
+    "modern": lambda: tiny_models.decoder(tiny_models.modern()),
+    "encoder": lambda: module_of(
+        one_layer(encoder_config(head=EmbeddingHead(pooling=("mean",), normalised=True)))
+    ),
+}
+
+PRECISIONS: dict[str, tuple[Device, Any]] = {
+    "cpu-fp32": ("cpu", "fp32"),
+    "cpu-fp16": ("cpu", "fp16"),
+    "cpu-int4": ("cpu", Int4(method="rtn", group_size=32)),
+    "cuda-fp16": ("cuda", "fp16"),
+    "cuda-bf16": ("cuda", "bf16"),
+    "cuda-int4": ("cuda", Int4(method="rtn", group_size=32)),
+}
+
+QUICK = "llama"
+
+CASES = [
+    pytest.param(
+        name,
+        precision,
+        marks=[
+            *([pytest.mark.gpu] if precision.startswith("cuda") else []),
+            *([pytest.mark.slow] if name != QUICK else []),
+        ],
+    )
+    for name in MODULES
+    for precision in PRECISIONS
+]
+
+SIZES = {"batch": 1, "capacity": 16, "rows": 1}
+"""Of axes that have a name; others are as long as the text."""
+
+NUMBERS = {"seqlens_k": 2, "total_sequence_length": 3, "lengths": 3}
+"""A text of three tokens, each of them 0."""
+
+CONVERSIONS = frozenset({"Cast", "CastLike", "MemcpyFromHost", "MemcpyToHost"})
+"""What onnxruntime puts between nodes of different types, or on different devices."""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Bundle]:
+    @cache
+    def export(name: str, precision: str) -> Bundle:
+        out = tmp_path_factory.mktemp("placed") / "bundle"
+        device, chosen = PRECISIONS[precision]
+        options = ortolan.ExportOptions(allow_poor=True)
+        bundle: Bundle = ortolan.export(
+            MODULES[name](), out, device=device, precision=chosen, options=options
+        )
+        return bundle
+
+    return export
+
+
+def recorded(bundle: Bundle, device: str, folder: Path, level: str) -> Nodes:
+    """What onnxruntime writes of each node of a run, conversions apart."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "record")
+    (graph,) = bundle.manifest.graphs.values()
+    session = ort.InferenceSession(
+        str(bundle.file(graph.file)), options, providers=[PROVIDERS[device]]
+    )
+    binding = session.io_binding()
+    for value in session.get_inputs():
+        sizes = [size if isinstance(size, int) else SIZES.get(size, 3) for size in value.shape]
+        number, dtype = NUMBERS.get(value.name, 0), _dtype(value.type[len("tensor(") : -1])
+        tensor = torch.full(sizes, number, dtype=getattr(torch, dtype))
+        binding.bind_ortvalue_input(value.name, ort.OrtValue.from_dlpack(tensor))
+    for value in session.get_outputs():
+        binding.bind_output(value.name, "cpu")
+    session.run_with_iobinding(binding)
+    events = msgspec.json.decode(Path(session.end_profiling()).read_bytes())
+    return Counter(
+        (name, types[min(decisive.get(name, 0), len(types) - 1)], each["args"]["provider"])
+        for each in events
+        if each["cat"] == "Node" and each["name"].endswith("_kernel_time")
+        if (name := each["args"]["op_name"]) not in CONVERSIONS
+        if (types := [_dtype(next(iter(x))) for x in each["args"]["input_type_shape"] if x])
+    )
+
+
+decisive = {operator.partition("::")[2]: index for operator, index in DECISIVE_INPUT.items()}
+
+
+def _dtype(name: str) -> str:
+    return {"float": "float32"}.get(name, name)
+
+
+def predicted(bundle: Bundle, device: str) -> Nodes:
+    """What the table says of the same nodes."""
+    lost = {(each.operator, each.dtype): each for each in placement(bundle, device).misplaced}
+    (graph,) = bundle.manifest.graphs.values()
+    nodes: Nodes = Counter()
+    for kind, count in node_kinds(parse_model(bundle.read(graph.file)).graph).items():
+        name = kind.operator.partition("::")[2]
+        if name in CONVERSIONS:
+            continue
+        match lost.get((kind.operator, kind.dtype)):
+            case None:
+                nodes[name, kind.dtype, PROVIDERS[device]] += count
+            case each:
+                dtype = "float32" if each.fallback == "float32" else kind.dtype
+                nodes[name, dtype, PROVIDERS["cpu"]] += count
+    return nodes
+
+
+def of_floats(nodes: Nodes) -> Nodes:
+    """Without what counts, which onnxruntime computes where it likes."""
+    return Counter({node: count for node, count in nodes.items() if node[1] in ELEMENTS})
+
+
+@pytest.mark.parametrize(("name", "precision"), CASES)
+def test_every_node_is_where_the_table_says(
+    name: str,
+    precision: str,
+    exported: Callable[[str, str], Bundle],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    device, _ = PRECISIONS[precision]
+    if device == "cuda":
+        request.getfixturevalue("cuda")
+    bundle = exported(name, precision)
+    expected = of_floats(predicted(bundle, device))
+    assert expected.total() > 10
+    found = of_floats(recorded(bundle, device, tmp_path, "ORT_DISABLE_ALL"))
+    if precision == "cpu-fp16":
+        expected, found = without_bodies(expected, found)
+        expected = widened_where_alone(expected, found)
+    assert found == expected
+    # Fused, there are others; those that are left are still where they were.
+    names = {node[0] for node in expected}
+    fused = of_floats(recorded(bundle, device, tmp_path, "ORT_ENABLE_ALL"))
+    assert {node for node in fused if node[0] in names} <= set(expected)
+
+
+def without_bodies(expected: Nodes, found: Nodes) -> tuple[Nodes, Nodes]:
+    """Leave out functions that have a kernel in float32 alone: their bodies are computed."""
+    bodies = Counter({node: n for node, n in expected.items() if node[0] == "Gelu"})
+    assert not found.keys() & bodies
+    parts = {"Div", "Erf", "Mul", "Pow", "Sqrt", "Sum", "Tanh"} if bodies else set()
+    return tuple(
+        Counter({node: count for node, count in nodes.items() if node[0] not in parts})
+        for nodes in (expected - bodies, found)
+    )  # type: ignore[return-value]
+
+
+def widened_where_alone(expected: Nodes, found: Nodes) -> Nodes:
+    """With single nodes in float32 that have a kernel in float16, as all around them have none.
+
+    onnxruntime saves conversions so, on the CPU. No node is in float16 that the table has not.
+    """
+    moved: Nodes = Counter()
+    for node, count in expected.items():
+        operator, dtype, provider = node
+        alone = max(0, count - found[node]) if dtype == "float16" else 0
+        moved[node] += count - alone
+        moved[operator, "float32", provider] += alone
+    assert sum(count for node, count in moved.items() if node[1] == "float16") > 1
+    return +moved
+
+
+def test_a_kernel_that_the_table_denies_or_promises_is_found(
+    exported: Callable[[str, str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = exported(QUICK, "cpu-fp16")
+    found = of_floats(recorded(bundle, "cpu", tmp_path, "ORT_DISABLE_ALL"))
+    assert found["GroupQueryAttention", "float16", PROVIDERS["cpu"]] == 2
+    assert found["FusedMatMul", "float32", PROVIDERS["cpu"]] > 2
+    for operator in ("com.microsoft::GroupQueryAttention", "com.microsoft::FusedMatMul"):
+        with monkeypatch.context() as patch:
+            kernels = KERNELS[operator]
+            other = kernels.cpu ^ {"float16"}
+            patch.setitem(KERNELS, operator, Kernels(cpu=other, cuda=kernels.cuda))
+            assert of_floats(predicted(bundle, "cpu")) != found
