@@ -136,11 +136,14 @@ positions or the lengths some times."""
 MAX_JOINED = 512
 """Values that are joined into one. Exports join up to 8; an unrolled loop may join its steps."""
 
-MAX_ASKED = 1 << 27
-"""Elements that constants ask of one node, 512 MiB in float32: a mask of 11,000 x 11,000 tokens."""
+MAX_ASKED = 1 << 26
+"""Elements that constants ask of one node, 256 MiB in float32: a mask of 8,192 x 8,192 tokens."""
 
-MAX_COMPUTED_AT_LOAD = 1 << 27
-"""Elements that follow from constants alone, in one graph; an export leaves little to compute."""
+MAX_COMPUTED_AT_LOAD = 1 << 26
+"""Elements that follow from constants alone, in one graph, beside those that follow from weights."""
+
+MAX_COMPUTED_PER_WEIGHT = 8
+"""Elements for each of a weight: those of a recurrent cell are cut and joined when it is opened."""
 
 MAX_FOREIGN_FORMS = 256
 """Forms of nodes that a bundle may hold beside those of the vocabulary."""

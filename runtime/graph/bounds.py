@@ -217,6 +217,8 @@ def _check_computed_at_load(
         tensor.name: _Size(math.prod(tensor.dims), tuple(tensor.dims))
         for tensor in graph.initializer
     }
+    weights = sum(size.elements for size in sizes.values())
+    most = limits.MAX_COMPUTED_AT_LOAD + limits.MAX_COMPUTED_PER_WEIGHT * weights
     total = 0
     for node in nodes:
         taken = [name for name in node.message.input if name]
@@ -225,7 +227,7 @@ def _check_computed_at_load(
         elif taken and all(name in sizes for name in taken):
             size = _computed(node, [sizes[name] for name in taken], numbers)
             total += size.elements * len(node.message.output)
-            check_count("elements computed from constants", total, limits.MAX_COMPUTED_AT_LOAD)
+            check_count("elements computed from constants", total, most)
         else:
             continue
         sizes.update((name, size) for name in node.message.output if name)

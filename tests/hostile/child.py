@@ -27,8 +27,8 @@ SLOW_S, HUNG_S = 5.0, 12
 ALARM_S = 90
 """Of the clock, for what waits without end."""
 
-MEMORY_MB = 600
-"""More than what the bundle that was not changed takes; constants may ask for 512 MiB."""
+MEMORY_MB = 500
+"""More than what the bundle that was not changed takes; constants may ask for 256 MiB."""
 
 OUTCOMES = ("loaded", "refused", "untyped", "died", "hung", "slow", "memory")
 """How a use of a bundle may end; all but the first two are findings."""
