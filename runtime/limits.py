@@ -140,7 +140,7 @@ MAX_ASKED = 1 << 26
 """Elements that constants ask of one node, 256 MiB in float32: a mask of 8,192 x 8,192 tokens."""
 
 MAX_COMPUTED_AT_LOAD = 1 << 26
-"""Elements that follow from constants alone, in one graph, beside those that follow from weights."""
+"""Elements that follow from constants alone, in one graph, beside those that weights may give."""
 
 MAX_COMPUTED_PER_WEIGHT = 8
 """Elements for each of a weight: those of a recurrent cell are cut and joined when it is opened."""

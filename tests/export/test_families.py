@@ -200,7 +200,8 @@ def encoded(case: Exported) -> dict[str, NDArray[Any]]:
     return {**run(case.graphs["encoder"], given), "source_lengths": given["lengths"]}
 
 
-@pytest.mark.parametrize("name", ["marian", pytest.param("bart", marks=pytest.mark.slow), T5])
+@pytest.mark.slow  # of modules of the same kind: tests/export/test_verify_kinds.py
+@pytest.mark.parametrize("name", ["marian", "bart", "t5"])
 def test_steps_behind_sources_equal_hugging_face(
     name: str, exported: Callable[[str], Exported]
 ) -> None:

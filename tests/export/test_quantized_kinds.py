@@ -100,7 +100,7 @@ def initializers(bundle: Bundle) -> set[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "seq2seq-int8" else ())
+        pytest.param(name, marks=pytest.mark.slow if name.startswith("seq2seq") else ())
         for name in FORMS
         if "-" in name
     ],

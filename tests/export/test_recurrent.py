@@ -42,7 +42,7 @@ CONFIGS = {
     "machine": replace(PLAIN, num_layers=1, memory=MEMORY),
     "feed-forward machine": replace(PLAIN, cell="feed_forward", num_layers=1, memory=MEMORY),
 }
-LONG = ("attentive, split", "feed-forward machine")
+LONG = ("lstm, split", "attentive, split", "feed-forward machine")
 """They take long to trace, and differ little from others."""
 
 KINDS = [

@@ -92,7 +92,7 @@ latents, one layer again and again, images, and two stacks."""
 
 PAST, PRESENT = ([f"{of}.{i}.key" for i in range(3)] for of in ("past_key_values", "present"))
 
-QUICK = "gemma2-decoder"
+QUICK = "llama-decoder"
 
 ROLES = {
     f"{name}-{role}": (name, role)
