@@ -7,12 +7,12 @@ read: where that is still so, the files need not be read again to know that they
 
 import contextlib
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from ortolan import files
 from ortolan.runtime.bundle.bundle import Bundle, check_file
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.errors import BundleError
@@ -58,14 +58,10 @@ def remember(bundle: Bundle, seen: Marks, *, onnxruntime: str) -> None:
         files={name: seen[name] for name in names},
     )
     path = _path(bundle)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(msgspec.json.encode(record))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        files.make_folders(path.parent, mode=0o700)
+        with files.replaced(path, is_private=True, is_synced=False) as file:
+            file.write(msgspec.json.encode(record))
 
 
 def is_verified(bundle: Bundle, *, onnxruntime: str) -> bool:
