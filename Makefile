@@ -32,9 +32,10 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 # The slow tests that take a bounded time: what the documents show, typed as it stands there, and
-# forms of parity that take long to trace.
+# forms of parity that take long to trace. Their graphs are kept for scripts/vocabulary.py --graphs.
 test-ci: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow --ignore=tests/end_to_end/test_install.py \
+	mkdir -p build/graphs
+	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 -m slow --ignore=tests/end_to_end/test_install.py \
 		--ignore=tests/end_to_end/test_demo.py --deselect=$(ALL_FAULTS) \
 		--ignore=tests/export/source/transformers/test_weights.py \
 		--ignore=tests/export/source/transformers/test_adapter.py
