@@ -86,16 +86,18 @@ class Decoder(Model):
     ) -> Completion | list[Completion]:
         """Continue a prompt, or several at once.
 
-        Several prompts are decoded together, and none depends on the others: prompt number `b` of
-        a list with seed `s` is the same as that prompt with seed `s + b`. With weights in few bits
-        other kernels compute a list than a single prompt; where two tokens are nearly as likely,
-        the two may choose differently.
+        Lists, of one prompt too, and every `n` are exact: prompt `b` of a list with seed `s` gets
+        the same tokens and log-probabilities, to the bit, as in any other list with seed `s + b`
+        and as from `serve`. A plain prompt skips what that costs (docs/adr/0021). With low-bit
+        weights its logits differ in the last bits, so it may continue differently where two
+        tokens are nearly equally likely. A mixture of experts cannot be exact: prompts in one
+        list change the last bits of each other's logits.
 
         Args:
             prompt: text, token ids, or a list of these, of any lengths. Empty text stands for the
                 beginning-of-text token, where the model has one.
-            n: so many completions of each prompt, those of the first prompt first, as if it stood
-                in a list as often; `None` gives one.
+            n: number of completions per prompt, as if the prompt were listed that often;
+                completions of one prompt are adjacent. `None` returns one, and no list.
             draft: guesses at the next tokens, of which several are checked in one call:
                 `PromptLookup()` or `DraftModel(model)`. Prompts are then continued one after the
                 other. Which guesses are made changes the time alone: the completion is that of
@@ -113,6 +115,7 @@ class Decoder(Model):
             NumericError: the model gave logits that are not finite.
             ForkedError: the process was forked after the model was loaded.
         """
+        is_list = n is not None or is_batch(prompt)
         several = list(prompt) if is_batch(prompt) else [prompt]
         count = 1 if n is None else checked_count("n", n)
         if len(several) * count > MAX_PROMPTS:
@@ -120,8 +123,8 @@ class Decoder(Model):
                 f"prompts: expected at most {MAX_PROMPTS}, got {len(several) * count}."
             )
         prompts = [each for each in several for _ in range(count)]
-        completions = self._completed(self._texts(prompts, options), draft)
-        return completions if n is not None or is_batch(prompt) else completions[0]
+        completions = self._completed(self._texts(prompts, options), draft, exact=is_list)
+        return completions if is_list else completions[0]
 
     def stream(
         self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
@@ -348,17 +351,19 @@ class Decoder(Model):
 
         return Chat(self.bundle, self.tokenizer)
 
-    def _completed(self, texts: list[SampledText], draft: Draft | None) -> list[Completion]:
+    def _completed(
+        self, texts: list[SampledText], draft: Draft | None, *, exact: bool = False
+    ) -> list[Completion]:
         if texts:
-            generator = self._generator(len(texts), draft)
+            generator = self._generator(len(texts), draft, exact=exact)
             for text in texts:
                 generator.submit(text)
             generator.run()
         return [text.completion() for text in texts]
 
-    def _generator(self, texts: int, draft: Draft | None) -> Generator:
+    def _generator(self, texts: int, draft: Draft | None, *, exact: bool = False) -> Generator:
         if draft is None:
-            return Generator(self._engine, slots=texts, exact=texts > 1)
+            return Generator(self._engine, slots=texts, exact=exact)
         check_draft(draft, self.bundle)
         return Generator(self._engine, slots=1, exact=True, draft=draft)
 

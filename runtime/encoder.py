@@ -48,7 +48,7 @@ class Encoder(Model):
     """A bundle that encodes texts or images.
 
     Inputs of similar length are computed together; each result is what the input gives alone, up
-    to rounding.
+    to rounding; with products of 8-bit integers, up to the error of 8-bit activations.
 
     An input is a text, or its token ids; where the encoder takes images, the path of a file, its
     contents, or uint8 pixels (see `ortolan.runtime.inputs.images.read_pixels`). Ids are taken as

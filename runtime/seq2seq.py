@@ -123,8 +123,8 @@ class Seq2Seq(Model):
         """Write the text of a source, or of several.
 
         Several sources are computed together, those of similar length at first, and each gives what
-        it gives alone, up to rounding: source number `b` of a list with seed `s` is the same as
-        that source with seed `s + b`.
+        it gives alone, up to rounding: where two tokens are nearly equally likely, the texts may
+        differ. Source `b` of a list with seed `s` is drawn with seed `s + b`.
 
         Args:
             source: one, or a list of them, of any lengths.

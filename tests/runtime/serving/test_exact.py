@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,7 @@ from tests.runtime.serving.served import KINDS, Asked, alone_in, write_models
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.options import Options
 from ortolan.runtime.serving.ticket import Ticket
 
 Alone = Callable[[str, Asked], Completion]
@@ -101,12 +103,27 @@ def test_many_threads_get_what_each_gets_alone(
     assert [each.tokens for each in got] == [alone(kind, each).tokens for each in asked]
 
 
-def test_lists_of_generate_give_what_the_service_gives(
-    models: dict[str, Decoder], alone: Alone
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_of_any_length_and_any_n_give_what_the_service_gives(
+    models: dict[str, Decoder], kind: str
 ) -> None:
-    asked = [Asked(prompt=5 + seed, limit=9, seed=seed, temperature=0.0) for seed in range(3)]
-    got = models["int4"].generate([each.ids for each in asked], max_new_tokens=9)
-    assert [each.tokens for each in got] == [alone("int4", each).tokens for each in asked]
+    model, options = models[kind], Options(max_new_tokens=9, ignore_eos=True, logprobs=2)
+    prompts = [Asked(prompt=5 + s, limit=9, seed=s, temperature=0.0).ids for s in range(7)]
+    with model.serve(slots=2) as service:
+        served = [service.submit(prompt, **options) for prompt in prompts]
+        expected = [said(ticket.completion()) for ticket in served]
+    for size in (1, 2, 7):
+        parts = [prompts[start : start + size] for start in range(0, 7, size)]
+        got = [done for part in parts for done in model.generate(part, **options)]
+        assert [said(done) for done in got] == expected
+    for n in (1, 3):
+        got = [done for prompt in prompts for done in model.generate(prompt, n=n, **options)]
+        assert [said(done) for done in got] == [each for each in expected for _ in range(n)]
+
+
+def said(done: Completion) -> tuple[Any, ...]:
+    """Tokens and log-probabilities."""
+    return done.tokens, done.logprobs
 
 
 @pytest.mark.parametrize("kind", KINDS)
