@@ -1,6 +1,5 @@
 """An encoder: texts, ids or images in; vectors or labels out."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,10 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
+from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource, wrong_kind
 from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.errors import GraphError, InputError, NumericError, shown
+from ortolan.runtime.errors import BundleKindError, GraphError, InputError, NumericError, shown
 from ortolan.runtime.inputs.source import Inputs, Source, SourceReader, is_batch
 from ortolan.runtime.model import Model
 
@@ -32,16 +32,44 @@ MIN_BATCH_SHARE = 0.75
 class Classification:
     """What a text or an image is.
 
+    The manifest says what the scores are (`manifest.output_kind.scores`): probabilities that add
+    up to 1 (`softmax`), a probability for each label on its own (`sigmoid`), or whatever the model
+    was trained to predict (`none`), such as a number of stars.
+
     Attributes:
-        label: the likeliest.
-        probability: of it.
-        probabilities: of every label, the likeliest first; of a single one, such as that of a
-            reranker, by the logistic function of its logit.
+        label: the one with the highest score.
+        score: of that label.
+        scores: of every label, the highest first.
+        are_probabilities: whether the scores are between 0 and 1.
     """
 
     label: str
-    probability: float
-    probabilities: dict[str, float]
+    score: float
+    scores: dict[str, float]
+    are_probabilities: bool = True
+
+    @property
+    def probability(self) -> float:
+        """The score, where it is a probability.
+
+        Raises:
+            BundleKindError: it is not.
+        """
+        return next(iter(self.probabilities.values()))
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """The scores, where they are probabilities.
+
+        Raises:
+            BundleKindError: they are not.
+        """
+        if not self.are_probabilities:
+            raise BundleKindError(
+                "probabilities: this model returns scores, which are no probabilities. Use score "
+                "or scores."
+            )
+        return self.scores
 
 
 class Encoder(Model):
@@ -63,7 +91,7 @@ class Encoder(Model):
         if output is None:
             raise wrong_kind(bundle.manifest, what="Encoder", expected="an encoder")
         self._output = output
-        self._labels = _distinct(output.labels)
+        self._labels = distinct(output.labels)
         self._reader = SourceReader(bundle.manifest, self.tokenizer)
 
     def embed(
@@ -95,7 +123,10 @@ class Encoder(Model):
         return np.stack(rows) if rows else np.empty((0, self._output.size), np.float32)
 
     def classify(self, inputs: Inputs, *, truncate: bool = False) -> list[Classification]:
-        """Name each input.
+        """Score the labels of each input.
+
+        Scores are those of transformers' pipelines: what the checkpoint says is applied to the
+        logits, a softmax, a sigmoid or nothing.
 
         Args:
             inputs: one, or a list of them.
@@ -108,8 +139,23 @@ class Encoder(Model):
             NumericError: as for `embed`.
             ForkedError: as for `embed`.
         """
-        self._expect("labels", what="classify", expected="an encoder that gives labels")
-        return [self._classification(row) for row in self._run(inputs, truncate=truncate)]
+        function = self.manifest.output_kind.scores
+        if function is None:
+            expected = "an encoder that gives labels"
+            raise wrong_kind(self.manifest, what="classify", expected=expected)
+        found = []
+        for row in self._run(inputs, truncate=truncate):
+            scores = named_scores(row, function, self._labels)
+            label, score = next(iter(scores.items()))
+            found.append(
+                Classification(
+                    label=label,
+                    score=score,
+                    scores=scores,
+                    are_probabilities=function != "none",
+                )
+            )
+        return found
 
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute a vector for each token of each input.
@@ -214,17 +260,6 @@ class Encoder(Model):
                 raise
             raise type(error)(f"input {index}: {error}") from error
 
-    def _classification(self, logits_L: NDArray[np.float32]) -> Classification:
-        scores_L = logits_L.astype(np.float64)
-        # A single label stands beside its opposite, whose logit is 0.
-        all_L = scores_L if len(scores_L) > 1 else np.append(scores_L, 0.0)
-        odds_L = np.exp(all_L - all_L.max())
-        shares_L = (odds_L / odds_L.sum())[: len(scores_L)]
-        order = np.argsort(-shares_L, kind="stable")
-        likeliest = {self._labels[index]: float(shares_L[index]) for index in order}
-        label, probability = next(iter(likeliest.items()))
-        return Classification(label=label, probability=probability, probabilities=likeliest)
-
 
 def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Indices of inputs to compute together: of similar length, and not too many.
@@ -264,11 +299,3 @@ def _checked(row: NDArray[np.float32], source: Source, index: int) -> NDArray[np
             "Run `ortolan verify` on the bundle."
         )
     return row
-
-
-def _distinct(labels: Sequence[str]) -> list[str]:
-    """Labels by which to tell probabilities apart: of a repeated one, with its number."""
-    counts = Counter(labels)
-    return [
-        label if counts[label] == 1 else f"{label} ({index})" for index, label in enumerate(labels)
-    ]

@@ -85,6 +85,9 @@ MAX_SUPPRESSED = 1024
 MAX_LABELS = 1 << 15
 """32 Ki labels; the largest published classifiers of images have 22 Ki."""
 
+MAX_PROBES = 1024
+"""Probes of one certificate; an export writes fewer than ten."""
+
 MAX_PROMPTS = 1024
 """Texts to put before a text, by name; encoders trained on many tasks list about a hundred."""
 

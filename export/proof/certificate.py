@@ -18,7 +18,7 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import calls
 from ortolan.export.options import Cache
 from ortolan.export.proof.probes import ProbeInput, inputs_of
-from ortolan.export.proof.reference import join, keep
+from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
 from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.kinds import OUTPUTS
@@ -144,6 +144,7 @@ def certify(
                 for name, path in sorted(model.companions.items())
             },
             readings=() if model.tokenizer is None else read_probes(model.tokenizer),
+            scores=() if model.gives is None else named_scores(reference, model.gives),
         ),
     )
 
@@ -179,7 +180,7 @@ def describe_failure(measured: Report, certificate: Certificate, advice: Sequenc
             return f"quality: expected finite {measured.output}, got {found}"
         name, most = "KL", bounds.mean_kl
         if measured.mean_kl is None:
-            name, most = "cosine distance", bounds.mean_cosine
+            name, most = OUTPUTS[measured.output].distance, bounds.mean_cosine
         poor = " Or keep it with --allow-poor." if measured.quality.word == "poor" else ""
         return (
             f"quality: expected a mean {name} of at most {most or 0.0:.3g} from the trained model, "
@@ -187,11 +188,11 @@ def describe_failure(measured: Report, certificate: Certificate, advice: Sequenc
             f"{' or '.join(advice)}.{poor}"
         )
     if measured.mean_kl is None or measured.top1_agreement is None:
-        mean, got, most = "cosine distance", measured.mean_cosine or 0.0, bounds.mean_cosine
-        top, agreement = "", ""
+        mean, got = OUTPUTS[measured.output].distance, measured.mean_cosine or 0.0
+        most, top, agreement = bounds.mean_cosine, "", ""
     else:
         mean, got, most = "KL divergence", measured.mean_kl, bounds.mean_kl
-        what = "labels" if measured.output == "labels" else "tokens"
+        what = "tokens" if OUTPUTS[measured.output].scores is None else "labels"
         top = f" and the same most probable {what}"
         agreement = f", {measured.top1_agreement:.2%} of the most probable {what} equal"
     delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)

@@ -9,9 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ortolan.runtime.bundle.kinds import OUTPUTS, ScoreFunction
+from ortolan.runtime.bundle.labels import distinct
+from ortolan.runtime.bundle.manifest import Output
 from ortolan.runtime.certificate import Logits, Vectors, summarize
 from ortolan.runtime.certificate.fields import kept_positions
 from ortolan.runtime.certificate.figures import widened
+from ortolan.runtime.certificate.surroundings import MAX_SCORES
 
 TOP_K = 32
 """Logits kept of each position."""
@@ -25,19 +29,40 @@ def keep(output: Tensor, kind: str, next_ids: Tensor | None) -> Logits | Vectors
         kind: of output (`runtime.bundle.kinds.OUTPUTS`).
         next_ids: the token that follows each position, `(S,)`; `None` where none follows.
     """
-    match kind:
-        case "logits":
-            return _logits(output, next_ids)
-        case "labels":
-            logits = widened(output[None].numpy())
-            top_ids, top_logits, sums = summarize(logits, min(TOP_K, logits.shape[-1]))
-            return Logits(
-                top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None
-            )
-        case "embedding":
-            return Vectors(values=output[None].numpy())
-        case _:
-            return Vectors(values=output[kept_positions(len(output), "states")].numpy())
+    if kind == "logits":
+        return _logits(output, next_ids)
+    if OUTPUTS[kind].are_logits:
+        # of labels, all of them: they are few, and scores follow from all
+        logits = widened(output[None].numpy())
+        top_ids, top_logits, sums = summarize(logits, logits.shape[-1])
+        return Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
+    if OUTPUTS[kind].by_token:
+        return Vectors(values=output[kept_positions(len(output), kind)].numpy())
+    return Vectors(values=output[None].numpy())
+
+
+def named_scores(reference: Logits | Vectors, gives: Output) -> tuple[dict[str, float], ...]:
+    """The scores of each probe by label, the highest first, as PyTorch computes them.
+
+    Of many labels the first `MAX_SCORES`.
+    """
+    function = OUTPUTS[gives.kind].scores
+    if function is None:
+        return ()
+    labels = distinct(gives.labels)
+    found = []
+    for numbers_L in reference.of_labels(len(labels)):
+        scores_L = _score(torch.from_numpy(numbers_L).double(), function)
+        order = scores_L.argsort(descending=True, stable=True)[:MAX_SCORES].tolist()
+        found.append({labels[place]: float(scores_L[place]) for place in order})
+    return tuple(found)
+
+
+def _score(numbers_L: Tensor, function: ScoreFunction) -> Tensor:
+    if function == "none":
+        return numbers_L
+    is_alone = len(numbers_L) == 1
+    return numbers_L.sigmoid() if is_alone or function == "sigmoid" else numbers_L.softmax(-1)
 
 
 def join(kept: Sequence[Logits | Vectors]) -> Logits | Vectors:

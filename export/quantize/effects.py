@@ -89,8 +89,14 @@ def distances(expected: Tensor, got: Tensor, kind: str) -> Tensor:
         kind: of output (`runtime.bundle.kinds.OUTPUTS`).
     """
     expected, got = (each.reshape(-1, each.shape[-1]) for each in (expected, got))
-    if not OUTPUTS[kind].are_logits:
+    output = OUTPUTS[kind]
+    if output.scores == "none":
+        error = (expected.double() - got.double()).square().sum(-1)
+        return error / (2 * expected.double().square().sum(-1).clamp_min(1e-12))
+    if not output.are_logits:
         return 1 - F.cosine_similarity(expected.double(), got.double(), dim=-1)
+    if output.scores == "sigmoid" or expected.shape[-1] == 1:
+        return _independent_divergence(expected.double(), got.double())
     rows = zip(torch.split(expected, _ROWS), torch.split(got, _ROWS), strict=True)
     return torch.cat([_divergence(first, second) for first, second in rows])
 
@@ -98,6 +104,18 @@ def distances(expected: Tensor, got: Tensor, kind: str) -> Tensor:
 def _divergence(expected_SV: Tensor, got_SV: Tensor) -> Tensor:
     wanted, found = (F.log_softmax(each.float(), -1) for each in (expected_SV, got_SV))
     return (wanted.exp() * (wanted - found)).sum(-1, dtype=torch.float64)
+
+
+def _independent_divergence(expected_SL: Tensor, got_SL: Tensor) -> Tensor:
+    """The divergence of labels that do not exclude each other, or of a single one."""
+    return sum(
+        (
+            F.sigmoid(sign * expected_SL)
+            * (F.logsigmoid(sign * expected_SL) - F.logsigmoid(sign * got_SL))
+            for sign in (1, -1)
+        ),
+        torch.zeros_like(expected_SL),
+    ).sum(-1)
 
 
 def some_of(model: Exportable, inputs: Inputs, tokens: int) -> Inputs:

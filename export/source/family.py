@@ -53,7 +53,7 @@ from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
-from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, STEPPED
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
     Graph,
     ImageSource,
@@ -292,11 +292,17 @@ def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None
 
 def _gives(encoder: EncoderConfig) -> Output:
     match encoder.head:
-        case ClassifierHead(labels=labels):
-            return Output(kind="labels", size=len(labels), labels=labels)
+        case ClassifierHead(labels=labels) as head:
+            return Output(kind=_kind(head), size=len(labels), labels=labels)
         case LanguageModelHead():
             return Output(kind="logits", size=Sides(encoder=encoder).vocab_size)
         case EmbeddingHead() as head:
             return Output(kind="embedding", size=head.width(encoder.hidden_size))
         case _:
             return Output(kind="states", size=encoder.hidden_size)
+
+
+def _kind(head: ClassifierHead) -> str:
+    """The kind of output with the head's function; a softmax of one label is its sigmoid."""
+    function = "softmax" if (len(head.labels), head.scores) == (1, "sigmoid") else head.scores
+    return next(kind.name for kind in OUTPUTS.values() if kind.scores == function)

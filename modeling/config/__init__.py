@@ -18,6 +18,7 @@ from ortolan.modeling.config.head import (
     NormConfig,
     Pooling,
     Projection,
+    ScoreFunction,
 )
 from ortolan.modeling.config.mixers import (
     CAPACITY,
@@ -108,6 +109,7 @@ __all__ = [
     "RelativePositions",
     "RotaryPositions",
     "RotaryScaling",
+    "ScoreFunction",
     "ShortConvConfig",
     "SinusoidalPositions",
     "StackConfig",

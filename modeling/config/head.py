@@ -10,6 +10,10 @@ Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu",
 (Hendrycks and Gimpel 2016); `relu2` is the square of `relu` (So et al. 2021).
 """
 
+ScoreFunction = Literal["softmax", "sigmoid", "none"]
+"""What turns the logits of labels into their scores: probabilities that add up to 1 (of a single
+label: the logistic function), a probability for each label on its own, or nothing."""
+
 Pooling = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted_mean"]
 """One vector for the tokens that are no padding: the first one's, the last one's, their mean, the
 largest value of each channel, their sum over the root of their number, or a mean in which token
@@ -85,6 +89,7 @@ class ClassifierHead:
     """Logits of `labels` for the whole text or image.
 
     Attributes:
+        scores: what is applied to the logits; the module itself returns logits.
         activation: of a layer `act(dense(x))` before the last; None without one.
         dense_bias: of the product in that layer.
         norm: of what comes out of that layer; None without one.
@@ -92,6 +97,7 @@ class ClassifierHead:
 
     labels: tuple[str, ...]
     pooling: Pooling
+    scores: ScoreFunction = "softmax"
     activation: Activation | None = None
     dense_bias: bool = True
     norm: NormConfig | None = None

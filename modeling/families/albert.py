@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from ortolan.modeling.config import ClassifierHead, EncoderConfig, Head, LanguageModelHead
+from ortolan.modeling.config import EncoderConfig, Head, LanguageModelHead
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import read_activation
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -75,7 +76,7 @@ def config(hf: ConfigReader) -> EncoderConfig:
     narrow = hf.size("embedding_size", 128)
     head: Head | None = None
     if architecture == CLASSIFIER:
-        head = ClassifierHead(labels=hf.labels(), pooling="first", activation="tanh")
+        head = read_classifier(hf, pooling="first", activation="tanh")
     elif architecture != BASE:
         head = LanguageModelHead(
             tied=True,

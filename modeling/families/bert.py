@@ -20,6 +20,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.classifier import problem_of, read_classifier
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -174,7 +175,7 @@ class BertLike:
         known = (base, masked, classifier)
         name = hf.architecture(*known, *([pretraining] if self.heads == "bert" else []))
         if name == classifier:
-            return ClassifierHead(labels=hf.labels(), pooling="first", activation="tanh")
+            return read_classifier(hf, pooling="first", activation="tanh")
         if name == base:
             return None
         # RoBERTa's has it, whatever the layers have.
@@ -215,7 +216,6 @@ def bert_like(
         ConfigError: positions of another kind, or widths that do not fit.
     """
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
-    hf.skip("num_labels")
     hf.refuse("is_decoder")
     if tied:
         # Without it, transformers takes the bias of the logits from elsewhere, too.
@@ -313,6 +313,7 @@ def head_hf_config(head: Head | None, base: str, masked: str, classifier: str) -
             return {"architectures": [masked], "tie_word_embeddings": tied}
         case ClassifierHead(labels=labels):
             return {
+                **problem_of(head),
                 "architectures": [classifier],
                 "id2label": {str(i): label for i, label in enumerate(labels)},
                 "label2id": {label: i for i, label in enumerate(labels)},

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ortolan.modeling.config import (
-    ClassifierHead,
     EncoderConfig,
     Head,
     LanguageModelHead,
@@ -14,6 +13,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import read_activation
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -103,9 +103,7 @@ def _head(
     if name == masked:
         act, norm = read_activation(activation), read.blocks[0].norm
         return LanguageModelHead(tied=True, bias=True, activation=act, norm=norm)
-    return ClassifierHead(
-        labels=hf.labels(), pooling="first", activation=read_activation(classifier)
-    )
+    return read_classifier(hf, pooling="first", activation=read_activation(classifier))
 
 
 _OWN_CLASSIFIER = bert.linear(

@@ -1,7 +1,6 @@
 """DistilBERT (Sanh et al. 2019): BERT without types of tokens, under names of its own."""
 
 from ortolan.modeling.config import (
-    ClassifierHead,
     EncoderConfig,
     Head,
     LanguageModelHead,
@@ -12,6 +11,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -62,14 +62,14 @@ def config(hf: ConfigReader) -> EncoderConfig:
     Raises:
         ConfigError: widths that do not fit.
     """
-    hf.skip("dropout", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings", "num_labels")
+    hf.skip("dropout", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings")
     # Only how the table began: the checkpoint holds it either way.
     hf.skip("sinusoidal_pos_embds", "tie_weights_")
     activation = hf.get("activation", str, "gelu")
     head: Head | None = None
     architecture = hf.architecture(BASE, MASKED, CLASSIFIER)
     if architecture == CLASSIFIER:
-        head = ClassifierHead(labels=hf.labels(), pooling="first", activation="relu")
+        head = read_classifier(hf, pooling="first", activation="relu")
     elif architecture == MASKED:
         tied = hf.get("tie_word_embeddings", bool, True)
         head = LanguageModelHead(
@@ -108,7 +108,7 @@ def hf_config(config: EncoderConfig) -> dict[str, object]:
     """
     values = bert.bert_like_hf_config(config, BASE, MASKED, CLASSIFIER)
     kept = {"model_type", "vocab_size", "max_position_embeddings", "architectures"}
-    kept |= {"tie_word_embeddings", "id2label", "label2id"}
+    kept |= {"tie_word_embeddings", "id2label", "label2id", "problem_type"}
     kept |= {f"{kind}_token_id" for kind in ("bos", "eos", "pad")}
     first = config.blocks[0]
     return {key: value for key, value in values.items() if key in kept} | {

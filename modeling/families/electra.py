@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from ortolan.modeling.config import ClassifierHead, EncoderConfig, Head, LanguageModelHead
+from ortolan.modeling.config import EncoderConfig, Head, LanguageModelHead
 from ortolan.modeling.families import bert
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -41,7 +42,7 @@ def config(hf: ConfigReader) -> EncoderConfig:
     narrow = hf.size("embedding_size", 128)
     head: Head | None = None
     if architecture == CLASSIFIER:
-        head = ClassifierHead(labels=hf.labels(), pooling="first", activation="gelu")
+        head = read_classifier(hf, pooling="first", activation="gelu")
     elif architecture == MASKED:
         norm = read.blocks[0].norm
         head = LanguageModelHead(tied=True, bias=True, activation="gelu", norm=norm, width=narrow)

@@ -1,7 +1,6 @@
 """EuroBERT (Boizard et al. 2025): Llama that sees both sides."""
 
 from ortolan.modeling.config import (
-    ClassifierHead,
     EncoderConfig,
     Head,
     LanguageModelHead,
@@ -10,6 +9,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert, llama
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -35,7 +35,7 @@ def config(hf: ConfigReader) -> EncoderConfig:
     Raises:
         ConfigError: a pooling that Ortolan does not have.
     """
-    hf.skip("mask_token_id", "num_labels", "classifier_dropout")
+    hf.skip("mask_token_id", "classifier_dropout")
     architecture = hf.architecture(BASE, MASKED, CLASSIFIER)
     bias = hf.get("attention_bias", bool, False)
     # Of the logits, too.
@@ -58,5 +58,5 @@ def config(hf: ConfigReader) -> EncoderConfig:
             f"{pooling!r:.40}. This checkpoint cannot be loaded faithfully."
         )
     elif architecture == CLASSIFIER:
-        head = ClassifierHead(labels=hf.labels(), pooling=POOLINGS[pooling], activation="gelu")
+        head = read_classifier(hf, pooling=POOLINGS[pooling], activation="gelu")
     return as_encoder(read, causal=False, head=head)

@@ -11,8 +11,8 @@ _BASE = """
     chunk_size_feed_forward cross_attention_hidden_size custom_pipelines dtype
     experts_implementation finetuning_task gradient_checkpointing id2label is_composition
     is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id model_type name_or_path
-    output_attentions output_hidden_states output_past problem_type pruned_heads return_dict
-    task_specific_params tf_legacy_loss tie_encoder_decoder torch_dtype torchscript
+    num_labels output_attentions output_hidden_states output_past problem_type pruned_heads
+    return_dict task_specific_params tf_legacy_loss tie_encoder_decoder torch_dtype torchscript
     transformers_version transformers_weights use_bfloat16 xla_device
 """
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from ortolan.modeling.config import (
     AttentionConfig,
     BlockConfig,
-    ClassifierHead,
     EncoderConfig,
     FeedForwardConfig,
     Head,
@@ -17,6 +16,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import read_activation
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.layer_kinds import FULL, SLIDING, read_layer_kinds
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.rope import read_rotaries
@@ -70,7 +70,7 @@ def config(hf: ConfigReader) -> EncoderConfig:
     Raises:
         ConfigError: widths that do not fit, or a pooling that Ortolan does not have.
     """
-    hf.skip("embedding_dropout", "mlp_dropout", "classifier_dropout", "num_labels")
+    hf.skip("embedding_dropout", "mlp_dropout", "classifier_dropout")
     hf.skip("initializer_cutoff_factor", "deterministic_flash_attn", "cls_token_id")
     # How transformers computed the same faster, and the loss; and keys of BERT.
     hf.skip("reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index")
@@ -164,8 +164,8 @@ def _head(hf: ConfigReader, norm: NormConfig) -> Head | None:
             f"{hf.name}: expected classifier_pooling to be {' or '.join(POOLINGS)}, got "
             f"{pooling!r:.40}. This checkpoint cannot be loaded faithfully."
         )
-    return ClassifierHead(
-        labels=hf.labels(),
+    return read_classifier(
+        hf,
         pooling=POOLINGS[pooling],
         activation=activation,
         dense_bias=dense_bias,

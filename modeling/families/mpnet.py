@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from ortolan.modeling.config import (
-    ClassifierHead,
     EncoderConfig,
     Head,
     LanguageModelHead,
@@ -13,6 +12,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -66,7 +66,7 @@ def config(hf: ConfigReader) -> EncoderConfig:
     read = bert.bert_like(hf, model_type="mpnet", offset=2, head=None)
     head: Head | None = None
     if architecture == CLASSIFIER:
-        head = ClassifierHead(labels=hf.labels(), pooling="first", activation="tanh")
+        head = read_classifier(hf, pooling="first", activation="tanh")
     elif architecture == MASKED:
         head = LanguageModelHead(tied=True, bias=True, activation="gelu", norm=read.blocks[0].norm)
     return replace(

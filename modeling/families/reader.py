@@ -181,25 +181,6 @@ class ConfigReader:
             )
         return str(names[0])
 
-    def labels(self, default: int = 2) -> tuple[str, ...]:
-        """The names of a classifier's outputs, in order; `default` of them if not given.
-
-        Raises:
-            ConfigError: their ids are not 0, 1, ...
-        """
-        named = self.get("id2label", dict, None)
-        if named is None:
-            count = self.size("num_labels", self.size("_num_labels", default))
-            return tuple(f"LABEL_{i}" for i in range(count))
-        by_id = {str(i): name for i, name in named.items()}
-        names = [by_id.get(str(i)) for i in range(len(by_id))]
-        if not names or not all(isinstance(name, str) for name in names):
-            raise ConfigError(
-                f"{self.name}: expected id2label to name the labels 0, 1, ..., got {named!r:.80}. "
-                "Correct it."
-            )
-        return tuple(map(str, names))
-
     def refuse(self, key: str) -> None:
         """Raise ConfigError if a switch is on that changes the model in a way unknown to us."""
         if self.get(key, bool, False):

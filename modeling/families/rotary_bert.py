@@ -9,7 +9,6 @@ from typing import Literal
 
 from ortolan.modeling.config import (
     BlockConfig,
-    ClassifierHead,
     EncoderConfig,
     FeedForwardConfig,
     Head,
@@ -20,6 +19,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import read_activation
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.reader import MAX_LAYERS, MAX_SIZE, ConfigReader
 from ortolan.modeling.families.rope import read_rotary
 from ortolan.modeling.weights import Entry, Rows, Table, Target
@@ -64,7 +64,6 @@ class RotaryBert:
             ConfigError: widths that do not fit.
         """
         hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
-        hf.skip("num_labels")
         hf.require("tie_word_embeddings")
         _check_old_switches(hf)
         width, heads = _size(hf, "hidden_size"), _size(hf, "num_attention_heads")
@@ -130,7 +129,7 @@ class RotaryBert:
         )
         name = hf.architecture(base, masked, classifier)
         if name == classifier:
-            return ClassifierHead(labels=hf.labels(), pooling="first", activation="tanh")
+            return read_classifier(hf, pooling="first", activation="tanh")
         if name == base:
             return None
         own = self.masked or hf.get("hidden_act", str, self.activation)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from ortolan.modeling.config import (
-    ClassifierHead,
     EncoderConfig,
     Head,
     LearnedPositions,
@@ -13,6 +12,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import write_activation
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -52,12 +52,12 @@ def config(hf: ConfigReader) -> EncoderConfig:
     Raises:
         ConfigError: widths that do not fit.
     """
-    hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "num_labels")
+    hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob")
     # Of heads that are not served, or of the pooler.
     hf.skip("encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings")
     head: Head | None = None
     if hf.architecture(BASE, CLASSIFIER) == CLASSIFIER:
-        head = ClassifierHead(labels=hf.labels(), pooling="first")
+        head = read_classifier(hf, pooling="first")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     if width % heads:
         raise ConfigError(

@@ -5,6 +5,7 @@ entry.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "DECODE",
@@ -17,6 +18,7 @@ __all__ = [
     "STEPPED",
     "ModelKind",
     "OutputKind",
+    "ScoreFunction",
 ]
 
 ENCODER, DECODER, PREFILL, DECODE = "encoder", "decoder", "prefill", "decode"
@@ -102,6 +104,11 @@ KINDS = {
 """Every kind of bundle, by its name in the manifest."""
 
 
+ScoreFunction = Literal["softmax", "sigmoid", "none"]
+"""What turns the numbers of labels into their scores. A softmax weighs a single label against a
+logit of 0, which is its logistic function."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputKind:
     """What an encoder gives that has no decoder.
@@ -110,6 +117,8 @@ class OutputKind:
         name: as in the manifest.
         by_token: whether there is one for each token; otherwise one for the whole input.
         are_logits: whether the numbers are logits; otherwise they are vectors.
+        scores: what turns the numbers into scores of labels; None where there are no labels.
+        distance: how far one output is from another, in words; of logits it is a divergence.
         gives: in words, with `{size}` for the size of the last axis.
         summary: the same without numbers, for the text of an error.
         use: what computes it, for the text of an error.
@@ -121,7 +130,11 @@ class OutputKind:
     gives: str
     summary: str
     use: str
+    scores: ScoreFunction | None = None
+    distance: str = "cosine distance"
 
+
+_CLASSIFY = "`ortolan classify`, or ortolan.load(path, Encoder).classify"
 
 OUTPUTS = {
     output.name: output
@@ -141,6 +154,7 @@ OUTPUTS = {
             gives="logits of {size} tokens for each token",
             summary="logits of the vocabulary for each token",
             use="ortolan.load(path, Encoder).logits",
+            distance="KL",
         ),
         OutputKind(
             name="labels",
@@ -148,7 +162,29 @@ OUTPUTS = {
             are_logits=True,
             gives="{size} labels and their probabilities",
             summary="labels",
-            use="`ortolan classify`, or ortolan.load(path, Encoder).classify",
+            use=_CLASSIFY,
+            scores="softmax",
+            distance="KL",
+        ),
+        OutputKind(
+            name="tags",
+            by_token=False,
+            are_logits=True,
+            gives="{size} labels, each with a probability of its own",
+            summary="labels of which several may apply",
+            use=_CLASSIFY,
+            scores="sigmoid",
+            distance="KL",
+        ),
+        OutputKind(
+            name="scores",
+            by_token=False,
+            are_logits=False,
+            gives="{size} scores, which are no probabilities",
+            summary="scores",
+            use=_CLASSIFY,
+            scores="none",
+            distance="squared relative error",
         ),
         OutputKind(
             name="embedding",

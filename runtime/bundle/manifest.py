@@ -193,9 +193,10 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What an encoder gives.
 
     Attributes:
-        kind: one of `ortolan.runtime.bundle.kinds.OUTPUTS`; `labels` are logits of them.
+        kind: one of `ortolan.runtime.bundle.kinds.OUTPUTS`. `labels`, `tags` and `scores` differ
+            in what is applied to the numbers of the graph: a softmax, a sigmoid, nothing.
         size: of the last axis.
-        labels: the name of each, for `labels`.
+        labels: the name of each number, for these three.
     """
 
     kind: OutputName

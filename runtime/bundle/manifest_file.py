@@ -263,7 +263,7 @@ def _check_output(manifest: Manifest) -> None:
     output = manifest.output
     if output is None:
         return
-    labels = output.size if output.kind == "labels" else 0
+    labels = 0 if manifest.output_kind.scores is None else output.size
     if len(output.labels) != labels:
         raise _refused(
             f"{labels} labels for {output.kind} of {output.size}", f"{len(output.labels)}"

@@ -6,7 +6,7 @@ That a device computes what was exported is another question: `ortolan.runtime.c
 from typing import Annotated, Literal, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 __all__ = ["COSINE_SCALE", "KL_SCALE", "Quality", "Word", "rate"]
 
@@ -16,7 +16,8 @@ KL_SCALE = (0.01, 0.05, 0.15)
 """Mean divergence in nats below which a model is excellent, good and fair; above it is poor."""
 
 COSINE_SCALE = (0.001, 0.005, 0.02)
-"""The same of the mean cosine distance d of vectors.
+"""The same of the mean cosine distance d of vectors, and of half the squared error of scores,
+relative to their mean square.
 
 A vector of E numbers that is d away moves its cosine with any third one by about sqrt(2 d / E):
 with E = 384, 0.002, 0.005 and 0.01, where neighbours in a ranked list are 0.01 apart.
@@ -36,9 +37,10 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         top1_agreement: share of positions with the same most probable token or label.
         perplexity: of the text; `None` where no token follows another.
         trained_perplexity: the same of the trained model.
-        mean_cosine: distance of the vectors; `None` where distributions are compared.
+        mean_cosine: distance of the vectors, or of scores; `None` where distributions are compared.
         p99_cosine: below which 99 % of them are.
         advice: what would bring it nearer.
+        distance: what `mean_cosine` is the mean of, in words, where it is no cosine distance.
     """
 
     word: Word
@@ -51,13 +53,16 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mean_cosine: float | None = None
     p99_cosine: float | None = None
     advice: tuple[_Sentence, ...] = ()
+    # absent, not null, in the manifests that were written before it: their hashes stay the same
+    distance: _Sentence | UnsetType = UNSET
 
     @property
     def figures(self) -> str:
         """In one line, without the word."""
         if self.mean_kl is None:
+            distance = "cosine distance" if self.distance is UNSET else self.distance
             parts = [
-                f"mean cosine distance {self.mean_cosine or 0:.2g} "
+                f"mean {distance} {self.mean_cosine or 0:.2g} "
                 f"(99 % below {self.p99_cosine or 0:.2g})"
             ]
         else:

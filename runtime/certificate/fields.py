@@ -2,11 +2,11 @@
 
 What is kept depends on what the graph gives:
 
-* logits, of a vocabulary for every token or of labels for the whole input: the highest ones, their
-  ids and the logarithm of the sum of the exponentials of all. Enough for probabilities, at a
-  thousandth of the size;
-* vectors, of tokens or of the whole input: the vectors themselves, of at most `ROWS` tokens of
-  each probe.
+* logits, of a vocabulary for every token: the highest ones, their ids and the logarithm of the sum
+  of the exponentials of all. Enough for probabilities, at a thousandth of the size;
+* logits of labels for the whole input: all of them;
+* vectors, of tokens or of the whole input, and scores: the numbers themselves, of at most `ROWS`
+  tokens of each probe.
 
 Shape letters: N tokens of all probes, M tokens of all sources, P probes, R rows (positions kept of
 all probes), K kept logits, E width of a vector, H height, W width and C channels of an image.
@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
@@ -28,7 +28,6 @@ from ortolan.runtime.certificate.sums import ExpectedWeights, WeightsReport
 from ortolan.runtime.certificate.surroundings import Surroundings, SurroundingsReport
 
 __all__ = [
-    "MAX_PROBES",
     "ROWS",
     "Certificate",
     "Divergence",
@@ -41,9 +40,6 @@ __all__ = [
     "Vectors",
     "kept_positions",
 ]
-
-MAX_PROBES = 1024
-"""Probes of one certificate; an export writes fewer than ten."""
 
 ROWS = 32
 """Tokens of a probe whose vectors are kept: evenly spread, the first and the last among them."""
@@ -75,7 +71,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         mean_kl: of the distributions, in nats, over all positions; for logits.
-        mean_cosine: distance of the vectors over all of them; for vectors.
+        mean_cosine: distance of the vectors over all of them; for vectors and scores.
         max_abs_delta: of one number, times the largest one where that is above 1; `None` where
             rounded weights move numbers, and only the mean counts.
         near_tie: distance of the two highest logits up to which either may come first; `None`
@@ -166,8 +162,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         text: what the probes are of, in words.
         kind: of the bundle.
         output: what was compared.
-        mean_cosine: 1 minus the cosine between a vector and that of the reference, averaged;
-            `None` where logits are compared.
+        mean_cosine: 1 minus the cosine between a vector and that of the reference, averaged; of
+            scores, half their squared error relative to the reference's mean square. `None` where
+            logits are compared.
         max_cosine: the largest of one vector.
     """
 
@@ -212,10 +209,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _from_end_to_end(self) -> str:
         """How the whole model keeps to its bounds."""
         bounds, where = self.thresholds, self.first_divergence
+        distance = OUTPUTS[self.output].distance
         if bounds.max_abs_delta is None:
             name, got, most = "mean KL", self.mean_kl, bounds.mean_kl
             if got is None:
-                name, got, most = "mean cosine distance", self.mean_cosine, bounds.mean_cosine
+                name, got, most = f"mean {distance}", self.mean_cosine, bounds.mean_cosine
             words = f"{self.output}: {name} {got or 0:.2g} (at most {most or 0:.2g})"
         else:
             most = bounds.max_abs_delta * max(1.0, self.max_abs_logit)
@@ -227,6 +225,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def quality(self) -> Quality:
         """How far the exported model is from the trained one."""
+        distance = OUTPUTS[self.output].distance
         return Quality(
             word=rate(mean_kl=self.mean_kl, mean_cosine=self.mean_cosine),
             text=self.text,
@@ -237,6 +236,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             trained_perplexity=self.reference_perplexity,
             mean_cosine=self.mean_cosine,
             p99_cosine=self.p99_cosine,
+            distance=UNSET if OUTPUTS[self.output].scores != "none" else distance,
         )
 
 
@@ -257,12 +257,23 @@ class Logits:
     log_sum_exp: NDArray[np.float32]
     next_logits: NDArray[np.float32] | None
 
+    def of_labels(self, labels: int) -> NDArray[np.float32]:
+        """The logits of labels in their order, `(R, L)`; NaN where one was not kept."""
+        logits_RL = np.full((len(self.top_ids), max(labels, 2)), np.nan, np.float32)
+        known = np.where(self.top_ids < logits_RL.shape[1], self.top_ids, 0)
+        np.put_along_axis(logits_RL, known, self.top_logits, axis=-1)
+        return logits_RL[:, :labels]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vectors:
     """Of every row, its vector: float32 `(R, E)`."""
 
     values: NDArray[np.float32]
+
+    def of_labels(self, labels: int) -> NDArray[np.float32]:
+        """The scores of labels in their order, `(R, L)`."""
+        return self.values[:, :labels]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,14 @@ Shape letters: R positions, K kept logits, V vocabulary or labels, E width of a 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.bundle.kinds import OUTPUTS, ScoreFunction
 from ortolan.runtime.certificate.fields import (
     Certificate,
     Divergence,
@@ -29,6 +30,7 @@ __all__ = [
     "Rows",
     "compare",
     "divergence",
+    "independent_divergence",
     "log_sum_exp",
     "summarize",
     "widened",
@@ -39,6 +41,9 @@ _REST = 1e-5
 
 _TINY = 1e-300
 """In place of 0 before a logarithm."""
+
+_LEAST_SQUARE = 1e-12
+"""Floor of the mean square of scores: an error of scores that are all 0 is not relative to them."""
 
 Numbers = NDArray[np.float32]
 
@@ -129,28 +134,47 @@ class Differences:
         return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
 
 
-def compare(reference: Logits | Vectors, part: slice, outputs: Numbers) -> Differences:
-    """Some rows of a reference with what was computed for them, `(R, V)` or `(R, E)`."""
+def compare(
+    reference: Logits | Vectors, part: slice, outputs: Numbers, scores: ScoreFunction | None = None
+) -> Differences:
+    """Some rows of a reference with what was computed for them, `(R, V)` or `(R, E)`.
+
+    Args:
+        reference: all of it.
+        part: the rows in it.
+        outputs: what was computed for these.
+        scores: what turns the outputs into scores of labels, where they are of labels.
+    """
     finite = np.asarray(np.isfinite(outputs).all(axis=-1))
     # figures of these rows are taken out again; zeros keep them from warnings
     sound = outputs if finite.all() else np.where(finite[:, None], outputs, 0)
     match reference:
         case Logits():
-            return _compare_logits(reference, part, widened(sound), finite)
+            return _compare_logits(reference, part, widened(sound), finite, scores)
         case Vectors(values=values):
-            return _compare_vectors(values[part], sound, finite)
+            found = _compare_vectors(values[part], sound, finite)
+            if scores is None:
+                return found
+            return replace(found, distance=np.where(finite, _errors(values, part, sound), 0))
 
 
 def _compare_logits(
-    reference: Logits, part: slice, logits_RV: Numbers, finite: NDArray[np.bool_]
+    reference: Logits,
+    part: slice,
+    logits_RV: Numbers,
+    finite: NDArray[np.bool_],
+    scores: ScoreFunction | None,
 ) -> Differences:
     top_ids_RK = reference.top_ids[part]
     expected_RK = reference.top_logits[part].astype(np.float64)
     got_RK = np.take_along_axis(logits_RV, top_ids_RK, axis=-1).astype(np.float64)
-    kl = divergence(
-        expected_RK - reference.log_sum_exp[part, None].astype(np.float64),
-        got_RK - log_sum_exp(logits_RV)[:, None],
-    )
+    if scores == "sigmoid":
+        kl = independent_divergence(expected_RK, got_RK)
+    else:
+        kl = divergence(
+            expected_RK - reference.log_sum_exp[part, None].astype(np.float64),
+            got_RK - log_sum_exp(logits_RV)[:, None],
+        )
     return Differences(
         delta=np.where(finite, np.abs(got_RK - expected_RK).max(axis=-1), 0),
         distance=np.where(finite, kl, 0),
@@ -194,6 +218,35 @@ def divergence(p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]) -> NDArray[
     return found
 
 
+def independent_divergence(
+    p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Kullback-Leibler divergence `(R,)` of q from p, logits of labels that do not exclude others.
+
+    The sum of those of the labels.
+    """
+    # log sigmoid(x) = -log(1 + exp(-x)); of the absence of a label, of -x
+    both = [
+        np.exp(-np.logaddexp(0, -sign * p_RK))
+        * (np.logaddexp(0, -sign * q_RK) - np.logaddexp(0, -sign * p_RK))
+        for sign in (1, -1)
+    ]
+    found: NDArray[np.float64] = np.maximum(sum(both), 0).sum(axis=-1)
+    return found
+
+
+def _errors(values_RE: Numbers, part: slice, got_RE: Numbers) -> NDArray[np.float64]:
+    """Half the squared error of scores `(R,)`, relative to the mean square of the reference's.
+
+    For vectors of one length it is their cosine distance; unlike that, it knows the size of a
+    single score.
+    """
+    expected = values_RE.astype(np.float64)
+    square = max(float((expected**2).sum(axis=-1).mean()), _LEAST_SQUARE)
+    found: NDArray[np.float64] = ((got_RE - expected[part]) ** 2).sum(axis=-1) / (2 * square)
+    return found
+
+
 def _negative_logs(kept: Logits, rows: Rows) -> NDArray[np.float64]:
     """Of the tokens that follow the rows, `(tokens, 2)` in nats: of outputs and reference."""
     count = min(len(rows.next_ids), len(rows.outputs))
@@ -213,6 +266,7 @@ class Comparison:
         reference, bound = certificate.reference, certificate.thresholds.max_abs_delta
         self._certificate = certificate
         self._are_logits = isinstance(reference, Logits)
+        self._scores = OUTPUTS[certificate.output].scores
         kept = reference.top_logits if isinstance(reference, Logits) else reference.values
         self._largest = float(np.abs(kept).max())
         self._max_delta = math.inf if bound is None else bound * max(1.0, self._largest)
@@ -223,7 +277,7 @@ class Comparison:
     def add(self, rows: Rows) -> None:
         """Compare some rows."""
         reference = self._certificate.reference
-        differences = compare(reference, rows.part, rows.outputs)
+        differences = compare(reference, rows.part, rows.outputs, self._scores)
         self._phases.setdefault(rows.phase, []).append(differences)
         diverged = ~differences.same_top1 | (differences.delta > self._max_delta)
         if self._first is None and diverged.any():

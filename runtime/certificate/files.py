@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ortolan import files
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.kinds import KINDS
+from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS
 from ortolan.runtime.bundle.manifest import (
     ImageSource,
     KindName,
@@ -27,7 +27,6 @@ from ortolan.runtime.bundle.manifest import (
 )
 from ortolan.runtime.certificate.arrays import Shapes, damaged, pack, unpack
 from ortolan.runtime.certificate.fields import (
-    MAX_PROBES,
     Certificate,
     Logits,
     Probe,
@@ -81,7 +80,7 @@ class _Document(
 
     schema: Literal[2]
     top_k: Annotated[int, Meta(ge=2, le=limits.MAX_VOCABULARY)] | None = None
-    probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=MAX_PROBES)]
+    probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=limits.MAX_PROBES)]
     thresholds: Thresholds
     measured: Report | None
     kind: KindName = "decoder"
@@ -233,9 +232,16 @@ def _certificate(document: _Document, arrays: dict[str, Any]) -> Certificate:
 def _check_document(document: _Document, manifest: Manifest) -> None:
     """See that what is compared is what the bundle gives, and the probes what it takes."""
     expected, got = (manifest.kind, manifest.output_kind.name), (document.kind, document.output)
-    if got != expected:
+    output = OUTPUTS[document.output]
+    if got != expected and not (
+        # Another function of the same labels is for the surroundings to tell.
+        document.surroundings is not None
+        and document.kind == manifest.kind
+        and output.scores is not None
+        and manifest.output_kind.scores is not None
+    ):
         raise damaged(f"the {expected[1]} of kind {expected[0]!r}", f"{got[1]} of {got[0]!r}")
-    wanted = ("top_k", "mean_kl") if manifest.output_kind.are_logits else ("width", "mean_cosine")
+    wanted = ("top_k", "mean_kl") if output.are_logits else ("width", "mean_cosine")
     kept = {"top_k": document.top_k, "width": document.width}
     bounds = {
         "mean_kl": document.thresholds.mean_kl,

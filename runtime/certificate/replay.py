@@ -78,7 +78,9 @@ def verify(
     _check_memory(bundle, certificate)
     surroundings = None
     if certificate.surroundings is not None:
-        surroundings = check_surroundings(bundle, _tokenizer(bundle), certificate.surroundings)
+        surroundings = check_surroundings(
+            bundle, _tokenizer(bundle), certificate.surroundings, certificate.reference.of_labels
+        )
     engine = Engine(bundle, device=device, threads=threads, packed=packed)
     report = replay(engine, certificate, progress=progress)
     is_wrong = any(each.wrong for each in (weights, surroundings) if each is not None)

@@ -4,12 +4,17 @@ None of it is a weight, and all of it decides what a user gets.
 """
 
 import hashlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import (
     FileName,
     ImageSource,
@@ -52,6 +57,15 @@ PROBE_TEXTS = (
 """What a tokenizer is asked; each word, sign and script takes another way through it."""
 
 
+MAX_SCORES = 8
+"""Labels of a probe whose scores are kept."""
+
+Scores = Annotated[dict[str, float], Meta(max_length=MAX_SCORES)]
+
+_CLOSE: Mapping[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
+"""How close scores have to be that are computed from the same numbers, in float64."""
+
+
 class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A text, its ids, and the text that these are decoded to, without special tokens."""
 
@@ -60,18 +74,23 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     decoded: Annotated[str, Meta(max_length=4 * _MOST)]
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Surroundings(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What was exported beside the model.
 
     Attributes:
         meanings: see `meanings_sha256`.
         files: the hash of each file that a tokenizer, chats or generation are made of, by name.
         readings: by the tokenizer; none where there is none.
+        scores: of each probe by label, the highest first, as PyTorch computes them from the
+            reference; none of other outputs, and in certificates from before there were any.
     """
 
     meanings: Sha256
     files: Annotated[dict[FileName, Sha256], Meta(max_length=16)] = {}
     readings: Annotated[tuple[Reading, ...], Meta(max_length=64)] = ()
+    scores: Annotated[tuple[Scores, ...], Meta(max_length=limits.MAX_PROBES)] = ()
 
 
 class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,10 +99,12 @@ class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     Attributes:
         readings: texts that were encoded and decoded.
         wrong: what is not as it was exported, in words.
+        scores: probes whose labels were scored.
     """
 
     readings: int
     wrong: tuple[str, ...] = ()
+    scores: int = 0
 
     @property
     def summary(self) -> str:
@@ -91,7 +112,8 @@ class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         if self.wrong:
             return f"other than what was exported: {', '.join(self.wrong)}"
         texts = f"{self.readings} texts to ids and back, " if self.readings else ""
-        return f"{texts}roles of tokens and labels as exported"
+        scores = f"scores of {self.scores} probes, " if self.scores else ""
+        return f"{texts}{scores}roles of tokens and labels as exported"
 
 
 def meanings_sha256(
@@ -117,9 +139,19 @@ def read_probes(tokenizer: "Tokenizer") -> tuple[Reading, ...]:
 
 
 def check_surroundings(
-    bundle: "Bundle", tokenizer: "Tokenizer | None", expected: Surroundings
+    bundle: "Bundle",
+    tokenizer: "Tokenizer | None",
+    expected: Surroundings,
+    numbers_of: Callable[[int], NDArray[np.float32]],
 ) -> SurroundingsReport:
-    """Compare what surrounds the model of a bundle with what was exported."""
+    """Compare what surrounds the model of a bundle with what was exported.
+
+    Args:
+        bundle: opened.
+        tokenizer: its tokenizer; None where it has none, or none that can be read.
+        expected: what was exported.
+        numbers_of: what the model computed of so many labels for each probe, `(R, L)`.
+    """
     wrong = []
     if meanings_of(bundle.manifest) != expected.meanings:
         wrong.append("roles of tokens, labels or sizes of inputs")
@@ -127,7 +159,31 @@ def check_surroundings(
     wrong += [name for name, sha256 in expected.files.items() if hashes.get(name) != sha256]
     if expected.readings and not (tokenizer and _reads(tokenizer, expected.readings)):
         wrong.append("ids or texts that the tokenizer gives")
-    return SurroundingsReport(readings=len(expected.readings), wrong=tuple(wrong))
+    if expected.scores and not _scores_agree(bundle.manifest, expected.scores, numbers_of):
+        wrong.append("labels or their scores")
+    return SurroundingsReport(
+        readings=len(expected.readings), wrong=tuple(wrong), scores=len(expected.scores)
+    )
+
+
+def _scores_agree(
+    manifest: Manifest,
+    expected: tuple[Scores, ...],
+    numbers_of: Callable[[int], NDArray[np.float32]],
+) -> bool:
+    """Whether this runtime names and scores outputs as PyTorch did."""
+    function = manifest.output_kind.scores
+    if manifest.output is None or function is None:
+        return False
+    labels = distinct(manifest.output.labels)
+    numbers_RL = numbers_of(len(labels))
+    if numbers_RL.shape != (len(expected), len(labels)):
+        return False
+    found = [named_scores(row_L, function, labels) for row_L in numbers_RL]
+    return all(
+        np.allclose([got.get(label, np.nan) for label in scores], [*scores.values()], **_CLOSE)
+        for got, scores in zip(found, expected, strict=True)
+    )
 
 
 def meanings_of(manifest: Manifest) -> str:

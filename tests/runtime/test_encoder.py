@@ -45,8 +45,7 @@ def load(path: Path) -> Encoder:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyEncoder]:
     folder = tmp_path_factory.mktemp("encoders")
     return {
-        kind: tiny_encoder.write_bundle(folder / kind, kind=kind)
-        for kind in ("states", "logits", "labels", "embedding")
+        kind: tiny_encoder.write_bundle(folder / kind, kind=kind) for kind in tiny_encoder.KINDS
     }
 
 
@@ -70,6 +69,7 @@ def test_embeddings_are_those_of_the_reference_in_the_order_of_the_inputs(
 
 def test_classes_are_those_of_the_reference(tiny: dict[str, TinyEncoder]) -> None:
     for text, found in zip(TEXTS, load(tiny["labels"].path).classify(TEXTS), strict=True):
+        assert found.score == found.probability
         logits = tiny["labels"].reference(ids_of(text))
         shares = np.exp(logits) / np.exp(logits).sum()
         assert found.label == LABELS[int(logits.argmax())]
@@ -79,15 +79,22 @@ def test_classes_are_those_of_the_reference(tiny: dict[str, TinyEncoder]) -> Non
         assert next(iter(found.probabilities)) == found.label
 
 
-@pytest.mark.parametrize("logit", [-800.0, -1.5, 0.0, 2.0, 800.0])
-def test_a_single_label_is_likely_or_not(tiny: dict[str, TinyEncoder], logit: float) -> None:
-    encoder = load(tiny["labels"].path)
-    encoder._labels = ["relevant"]
+def test_each_tag_has_a_probability_of_its_own(tiny: dict[str, TinyEncoder]) -> None:
+    for text, found in zip(TEXTS, load(tiny["tags"].path).classify(TEXTS), strict=True):
+        logits = tiny["tags"].reference(ids_of(text))
+        assert_close([found.probabilities[label] for label in LABELS], 1 / (1 + np.exp(-logits)))
+        assert found.label == LABELS[int(logits.argmax())]
 
-    found = encoder._classification(np.array([logit], np.float32))
 
-    assert found.label == "relevant"
-    assert_close(found.probability, 1 / (1 + np.exp(-np.clip(logit, -700, 700))))
+def test_scores_are_what_the_graph_returns_and_no_probabilities(
+    tiny: dict[str, TinyEncoder],
+) -> None:
+    for text, found in zip(TEXTS, load(tiny["scores"].path).classify(TEXTS), strict=True):
+        expected = tiny["scores"].reference(ids_of(text))
+        assert_close([found.scores[label] for label in LABELS], expected)
+        assert_close(found.score, expected.max())
+        with pytest.raises(BundleKindError, match=r"are no probabilities\. Use score"):
+            _ = found.probability
 
 
 @pytest.mark.parametrize(("kind", "width"), [("states", WIDTH), ("logits", VOCABULARY)])

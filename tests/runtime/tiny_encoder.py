@@ -47,10 +47,18 @@ IMAGE = ImageSource(
     resample="bilinear",
 )
 
-SIZES = {"states": WIDTH, "logits": VOCABULARY, "labels": len(LABELS), "embedding": WIDTH}
+OF_LABELS = ("labels", "tags", "scores")
+"""Kinds of output that have labels; the graph is the same."""
+
+SIZES = {
+    **{"states": WIDTH, "logits": VOCABULARY, "embedding": WIDTH},
+    **dict.fromkeys(OF_LABELS, len(LABELS)),
+}
+
+KINDS: tuple["OutputKind", ...] = ("states", "logits", "labels", "tags", "scores", "embedding")
 
 Floats = NDArray[np.float64]
-OutputKind = Literal["states", "logits", "labels", "embedding"]
+OutputKind = Literal["states", "logits", "labels", "tags", "scores", "embedding"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +98,7 @@ def _head(table: dict[str, Floats], states_TE: Floats, kind: OutputKind) -> Floa
             return states_TE
         case "logits":
             return np.asarray(states_TE @ table["vocabulary"])
-        case "labels":
+        case "labels" | "tags" | "scores":
             return np.asarray(mean_E @ table["labels"])
         case _:
             return np.asarray(mean_E / np.linalg.norm(mean_E))
@@ -161,7 +169,7 @@ def write_bundle(
         provenance=Provenance(source_sha256="0" * 64, model_type="tiny", versions={"tiny": "1"}),
         source=source or image or TextSource(max_tokens=MAX_TOKENS),
         output=Output(
-            kind=kind, size=size or SIZES[kind], labels=labels if kind == "labels" else ()
+            kind=kind, size=size or SIZES[kind], labels=labels if kind in OF_LABELS else ()
         ),
         attention_maps=("encoder.0.self",) if maps else (),
     )
@@ -224,7 +232,7 @@ def _encoder(
     elif last:
         nodes.append(node("Mul", [*last, "unit"], ["output"]))
     else:
-        name = {"labels": ["mean", "labels"], "logits": ["states", "vocabulary"]}[kind]
+        name = ["states", "vocabulary"] if kind == "logits" else ["mean", "labels"]
         nodes.append(node("MatMul", name, ["output"]))
     axes: list[Any] = ["batch", "tokens", "size"][-rank:] if rank == 3 else ["batch", "size"]
     output = helper.make_tensor_value_info("output", TensorProto.FLOAT, axes)

@@ -11,7 +11,7 @@ from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 def manifest_of(kind: str, output: str | None = None, *, is_image: bool = False) -> Manifest:
     document = document_of(kind)
     if output is not None:
-        labels = ["no", "yes"] if output == "labels" else []
+        labels = [] if OUTPUTS[output].scores is None else ["no", "yes"]
         document["output"] = {"kind": output, "size": 2, "labels": labels}
     if is_image:
         image(document)

@@ -203,7 +203,7 @@ def test_part_that_does_not_fit_the_kind_is_refused(kind: str, change: Change, p
         images(resample="area"),
         images(kind="sound"),
         images(crop=4),
-        put("output", "kind", value="scores"),
+        put("output", "kind", value="odds"),
         put("kind", value="translator"),
     ],
 )

@@ -44,7 +44,7 @@ LOGITS = Thresholds(mean_kl=1e-6, max_abs_delta=1e-4, near_tie=1e-3)
 VECTORS = Thresholds(mean_cosine=1e-8, max_abs_delta=1e-4)
 
 CASES = [
-    *((kind, False) for kind in ("states", "logits", "labels", "embedding")),
+    *((kind, False) for kind in tiny_encoder.KINDS),
     *((kind, True) for kind in ("labels", "embedding")),
 ]
 
@@ -346,6 +346,25 @@ def test_the_distance_of_vectors_is_that_of_their_directions() -> None:
     found = compare(kept, slice(0, 5), got)
     assert found.distance.tolist() == pytest.approx([0, 1, 0, 1, 2])
     assert found.delta.tolist() == [2, 2, 0, 1, 4]
+
+
+def test_labels_that_do_not_exclude_each_other_are_compared_one_by_one() -> None:
+    """A shift of all logits changes no softmax, and every sigmoid."""
+    logits = np.array([[2.0, 1.0, -3.0]])
+    top_ids, top_logits, sums = summarize(logits, 3)
+    kept = Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
+    shifted = (logits + 1.5).astype(np.float32)
+    assert compare(kept, slice(0, 1), shifted, "softmax").distance == pytest.approx(0, abs=1e-6)
+    p, q = (1 / (1 + np.exp(-each)) for each in (logits, logits + 1.5))
+    expected = (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).sum()
+    found = compare(kept, slice(0, 1), shifted, "sigmoid").distance
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_distance_of_scores_is_their_error_beside_their_size() -> None:
+    kept = Vectors(values=np.array([[3.0], [-4.0]], np.float32))
+    found = compare(kept, slice(0, 2), np.array([[3.5], [-4.0]], np.float32), "none")
+    assert found.distance.tolist() == pytest.approx([0.25 / 2 / 12.5, 0])
 
 
 def test_one_label_is_weighed_against_its_absence() -> None:

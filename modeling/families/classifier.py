@@ -1,0 +1,149 @@
+"""The head of a published classifier: its labels, and what becomes of their logits.
+
+Both follow transformers: `PreTrainedConfig` for the labels, the pipelines for text and image
+classification for the function that is applied.
+"""
+
+from typing import Any
+
+from ortolan.modeling.config import ClassifierHead, Pooling, ScoreFunction
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families.reader import ConfigReader
+
+PROBLEMS: dict[str, ScoreFunction] = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "none",
+}
+"""The values of `problem_type`, and what transformers' pipelines apply for each."""
+
+ACTIVATIONS: dict[str, ScoreFunction] = {
+    "Identity": "none",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+}
+"""Modules of PyTorch that a cross-encoder of sentence-transformers may apply."""
+
+
+def read_classifier(hf: ConfigReader, *, pooling: Pooling, **layer: Any) -> ClassifierHead:
+    """Read the head of a classifier.
+
+    Args:
+        hf: the config.
+        pooling: of the model's tokens.
+        layer: fields of the layer before the logits, where there is one.
+
+    Raises:
+        ConfigError: the config names labels or a function that transformers would not understand,
+            or contradicts itself.
+    """
+    labels = read_labels(hf)
+    function = read_score_function(hf, len(labels))
+    return ClassifierHead(labels=labels, scores=function, pooling=pooling, **layer)
+
+
+def read_labels(hf: ConfigReader) -> tuple[str, ...]:
+    """The names of a classifier's outputs, in order; two of them by default.
+
+    A `num_labels` that does not match `id2label` replaces its names, as in transformers.
+
+    Raises:
+        ConfigError: the ids are not 0, 1, ..., or a name is not a string or a number.
+    """
+    named = hf.get("id2label", dict, None)
+    count = hf.size("num_labels", None)
+    by_id = {} if named is None else {_id(hf, key, named): name for key, name in named.items()}
+    if named is None or (count is not None and count != len(by_id)):
+        count = hf.size("_num_labels", 2) if count is None else count
+        return tuple(f"LABEL_{i}" for i in range(count))
+    names = [by_id.get(i) for i in range(len(by_id))]
+    if not names or not all(type(name) in (str, int) for name in names):
+        raise _bad_names(hf, named)
+    return tuple(map(str, names))
+
+
+def read_score_function(hf: ConfigReader, labels: int) -> ScoreFunction:
+    """What turns the logits of a classifier into scores.
+
+    `problem_type` decides. Without it, several labels exclude each other, and a single one has a
+    probability of its own, unless the checkpoint is a cross-encoder that says otherwise.
+
+    Raises:
+        ConfigError: a value that is not known, or one that contradicts what transformers applies.
+    """
+    problem = hf.get("problem_type", str, None)
+    if problem is not None and problem not in PROBLEMS:
+        raise ConfigError(
+            f"{hf.name}: problem_type must be {', '.join(PROBLEMS)} (got {problem!r:.60}). "
+            "Correct it."
+        )
+    if problem == "single_label_classification" and labels == 1:
+        raise ConfigError(
+            f"{hf.name}: a single label cannot have the problem_type {problem}. Correct one of "
+            "id2label and problem_type."
+        )
+    function = PROBLEMS.get(problem or "", "softmax" if labels > 1 else "sigmoid")
+    own = _cross_encoder(hf)
+    # sentence-transformers writes Identity for every model of several labels
+    if problem is None and own is not None and (labels == 1 or own != "none"):
+        function = own
+    _check_named_function(hf, function)
+    if labels == 1 and function == "softmax":
+        raise ConfigError(
+            f"{hf.name}: a softmax of a single label is always 1. Remove the activation function "
+            "from the config, or name the other labels."
+        )
+    return function
+
+
+def _check_named_function(hf: ConfigReader, function: ScoreFunction) -> None:
+    """Refuse a `function_to_apply` that transformers' pipelines would not obey."""
+    named = hf.get("function_to_apply", str, None)
+    if named is not None and named.lower() != function:
+        raise ConfigError(
+            f"{hf.name}: function_to_apply is {named!r:.40}, but transformers applies {function!r} "
+            f"to this model. Remove the key to do the same, or set problem_type to one of "
+            f"{', '.join(PROBLEMS)}."
+        )
+
+
+def _cross_encoder(hf: ConfigReader) -> ScoreFunction | None:
+    """What sentence-transformers applies to the logits; None where it does not say."""
+    library = hf.nested("sentence_transformers")
+    named = None if library is None else library.get("activation_fn", str, None)
+    if library is not None:
+        library.skip("version")
+    old = hf.get("sbert_ce_default_activation_function", str, None)
+    named = old if named is None else named
+    if named is None:
+        return None
+    kind = named.rpartition(".")[2]
+    if not named.startswith("torch.nn.") or kind not in ACTIVATIONS:
+        raise ConfigError(
+            f"{hf.name}: the activation function of this cross-encoder must be one of "
+            f"{', '.join(ACTIVATIONS)} of torch.nn (got {named!r:.80}). Remove it to apply what "
+            "transformers applies."
+        )
+    return ACTIVATIONS[kind]
+
+
+def _id(hf: ConfigReader, key: object, named: dict[Any, Any]) -> int:
+    """The number of a label, which JSON writes as a string."""
+    try:
+        return int(str(key))
+    except ValueError:
+        raise _bad_names(hf, named) from None
+
+
+def _bad_names(hf: ConfigReader, named: dict[Any, Any]) -> ConfigError:
+    return ConfigError(
+        f"{hf.name}: id2label must name the labels 0, 1, ... (got {named!r:.80}). Correct it."
+    )
+
+
+def problem_of(head: ClassifierHead) -> dict[str, str]:
+    """`problem_type` for a published config; none where transformers does without."""
+    usual = ("softmax",) if len(head.labels) > 1 else ("softmax", "sigmoid")
+    if head.scores in usual:
+        return {}
+    return {"problem_type": next(name for name, each in PROBLEMS.items() if each == head.scores)}

@@ -1,0 +1,65 @@
+"""Scores of labels: what is applied to the numbers that a graph returns, and their names."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.kinds import ScoreFunction
+
+__all__ = ["distinct", "named_scores", "scores_of"]
+
+
+def scores_of(numbers_L: NDArray[Any], function: ScoreFunction) -> NDArray[np.float64]:
+    """The scores `(L,)` of one input, from what the graph returns for it."""
+    return _FUNCTIONS[function](numbers_L.astype(np.float64))
+
+
+def named_scores(
+    numbers_L: NDArray[Any], function: ScoreFunction, labels: Sequence[str]
+) -> dict[str, float]:
+    """The scores of one input by label, the highest first.
+
+    Args:
+        numbers_L: what the graph returns for it.
+        function: what turns these into scores.
+        labels: the names, all different (`distinct`).
+    """
+    scores_L = scores_of(numbers_L, function)
+    order = np.argsort(-scores_L, kind="stable")
+    return {labels[index]: float(scores_L[index]) for index in order}
+
+
+def distinct(labels: Sequence[str]) -> list[str]:
+    """Labels by which to tell scores apart: a repeated one gets its number."""
+    counts = Counter(labels)
+    return [
+        label if counts[label] == 1 else f"{label} ({index})" for index, label in enumerate(labels)
+    ]
+
+
+def _softmax(logits_L: NDArray[np.float64]) -> NDArray[np.float64]:
+    # A single label stands against its absence, whose logit is 0.
+    all_L = logits_L if len(logits_L) > 1 else np.append(logits_L, 0.0)
+    odds_L = np.exp(all_L - all_L.max())
+    shares_L: NDArray[np.float64] = (odds_L / odds_L.sum())[: len(logits_L)]
+    return shares_L
+
+
+def _sigmoid(logits_L: NDArray[np.float64]) -> NDArray[np.float64]:
+    # exp of a negative number only, which cannot overflow
+    small_L = np.exp(-np.abs(logits_L))
+    return np.where(logits_L >= 0, 1.0, small_L) / (1.0 + small_L)
+
+
+def _unchanged(numbers_L: NDArray[np.float64]) -> NDArray[np.float64]:
+    return numbers_L
+
+
+_FUNCTIONS: Mapping[ScoreFunction, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "softmax": _softmax,
+    "sigmoid": _sigmoid,
+    "none": _unchanged,
+}

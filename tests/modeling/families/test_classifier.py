@@ -1,0 +1,132 @@
+"""What a published classifier says of its labels, read as transformers reads it."""
+
+from typing import Any
+
+import pytest
+from tests.modeling.tiny_encoders import ENCODERS, IMAGES, EncoderCase
+from transformers import BertConfig
+
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.config import ClassifierHead, EncoderConfig
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import published_config
+from ortolan.modeling.families.classifier import read_classifier
+from ortolan.modeling.families.reader import ConfigReader
+
+SINGLE, MULTI, REGRESSION = (
+    "single_label_classification",
+    "multi_label_classification",
+    "regression",
+)
+IDENTITY, SIGMOID = (f"torch.nn.modules.{each}" for each in ("linear.Identity", "Sigmoid"))
+
+CLASSIFIERS = {
+    name: case
+    for name, case in {**ENCODERS, **IMAGES}.items()
+    if case.architecture.endswith("Classification")
+}
+
+
+def head_of(**values: Any) -> ClassifierHead:
+    return read_classifier(ConfigReader(values), pooling="first")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"num_labels": 3},
+        {"num_labels": 1},
+        {"id2label": {"0": "a", "1": "b", "2": "c"}},
+        {"id2label": {"1": "b", "0": "a"}},
+        {"id2label": {"0": "a", "1": "b"}, "num_labels": 3},
+        {"id2label": {"0": "a", "1": "b", "2": "c"}, "num_labels": 2},
+        {"id2label": {"0": "a", "1": "b"}, "num_labels": 2},
+        {"id2label": {"0": 5, "1": 1}},
+        {"id2label": None, "num_labels": 4},
+        {"label2id": {"a": 0, "b": 1, "c": 2}},
+        {"id2label": {f"{i}": f"{i}" for i in reversed(range(12))}},
+    ],
+)
+def test_labels_are_those_of_transformers(values: dict[str, Any]) -> None:
+    reference = BertConfig.from_dict({"model_type": "bert", **values})
+    named = reference.id2label
+    assert named is not None
+    labels = tuple(str(named[i]) for i in range(len(named)))
+
+    assert head_of(**values).labels == labels
+
+
+@pytest.mark.parametrize(
+    "named",
+    [{}, {"1": "a", "2": "b"}, {"a": "b"}, {"0": "a", "1": None}, {"00": "a", "0": "b", "2": "c"}],
+)
+def test_names_that_are_not_those_of_all_outputs_are_refused(named: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="id2label must name the labels 0, 1"):
+        head_of(id2label=named)
+
+
+@pytest.mark.parametrize(
+    ("values", "function"),
+    [
+        ({}, "softmax"),
+        ({"num_labels": 1}, "sigmoid"),
+        ({"problem_type": SINGLE}, "softmax"),
+        ({"problem_type": MULTI}, "sigmoid"),
+        ({"problem_type": MULTI, "num_labels": 1}, "sigmoid"),
+        ({"problem_type": REGRESSION}, "none"),
+        ({"problem_type": REGRESSION, "num_labels": 1}, "none"),
+        ({"function_to_apply": "softmax"}, "softmax"),
+        ({"problem_type": REGRESSION, "function_to_apply": "none"}, "none"),
+        ({"num_labels": 1, "sentence_transformers": {"activation_fn": IDENTITY}}, "none"),
+        ({"num_labels": 1, "sbert_ce_default_activation_function": IDENTITY}, "none"),
+        (
+            {"num_labels": 1, "sentence_transformers": {"activation_fn": SIGMOID, "version": "5"}},
+            "sigmoid",
+        ),
+        # it writes Identity for every model of several labels
+        ({"num_labels": 3, "sentence_transformers": {"activation_fn": IDENTITY}}, "softmax"),
+        ({"num_labels": 3, "sentence_transformers": {"activation_fn": SIGMOID}}, "sigmoid"),
+        ({"problem_type": MULTI, "sbert_ce_default_activation_function": IDENTITY}, "sigmoid"),
+    ],
+)
+def test_the_config_decides_what_is_applied_to_the_logits(
+    values: dict[str, Any], function: str
+) -> None:
+    assert head_of(**values).scores == function
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"problem_type": "tagging"}, "problem_type must be"),
+        ({"problem_type": SINGLE, "num_labels": 1}, "a single label cannot have"),
+        ({"function_to_apply": "none"}, "function_to_apply is 'none', but transformers applies"),
+        ({"function_to_apply": "sigmoid", "problem_type": REGRESSION}, "transformers applies"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}, "must be one of Identity"),
+        ({"sentence_transformers": {"activation_fn": "mine.Sigmoid"}}, "must be one of Identity"),
+        (
+            {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.Softmax"}},
+            "always 1",
+        ),
+    ],
+)
+def test_a_function_that_is_not_known_or_contradicted_is_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        head_of(**values)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize("problem", [MULTI, REGRESSION])
+def test_every_family_reads_what_kind_of_problem_it_is(name: str, problem: str) -> None:
+    case: EncoderCase = CLASSIFIERS[name]
+    published = {**case.values, "architectures": [case.architecture], "problem_type": problem}
+
+    config = config_from_hf(published, EncoderConfig)
+
+    assert isinstance(config.head, ClassifierHead)
+    assert config.head.scores == {MULTI: "sigmoid", REGRESSION: "none"}[problem]
+    if config.model_type in ("bert", "distilbert", "vit"):
+        assert config_from_hf(published_config(config), EncoderConfig).head == config.head
