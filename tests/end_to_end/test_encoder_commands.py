@@ -18,6 +18,8 @@ import ortolan as package
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoders")
     tiny_encoder.write_bundle(folder / "labels", maps=True)
+    tiny_encoder.write_bundle(folder / "tags", kind="tags")
+    tiny_encoder.write_bundle(folder / "scores", kind="scores")
     tiny_encoder.write_bundle(folder / "embedding", kind="embedding")
     tiny_encoder.write_bundle(folder / "states", kind="states")
     tiny_encoder.write_bundle(folder / "images", image=tiny_encoder.IMAGE)
@@ -40,6 +42,20 @@ def test_classify_prints_the_likeliest_label_of_one_text(ortolan: Run, bundles: 
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().split() == [label, f"{share:.1%}"]
+
+
+def test_classify_prints_every_tag_and_every_score(ortolan: Run, bundles: Path) -> None:
+    for kind, form in (("tags", ".1%"), ("scores", ".4f")):
+        model = package.load(bundles / kind, package.Encoder, threads=1)
+        (found,) = model.classify("a b")
+
+        done = ortolan("classify", bundles / kind, "a b")
+
+        expected = [(label, format(score, form)) for label, score in found.scores.items()]
+        assert [tuple(line.split()) for line in done.stdout.decode().splitlines()] == expected
+    (said,) = json.loads(ortolan("classify", bundles / "scores", "a b", "--json").stdout)["results"]
+    assert said.keys() == {"input", "label", "score", "scores"}
+    assert said["score"] == pytest.approx(found.score)
 
 
 def test_classify_gives_several_texts_and_labels_as_json(ortolan: Run, bundles: Path) -> None:
