@@ -131,21 +131,26 @@ def certify(
         kind=model.kind,
         output=model.output,
         text=text,
-        surroundings=Surroundings(
-            meanings=meanings_sha256(
-                context_length=model.context_length,
-                vocab_size=model.vocab_size,
-                tokens=model.tokens,
-                source=model.takes,
-                output=model.gives,
-            ),
-            files={
-                name: hashlib.sha256(path.read_bytes()).hexdigest()
-                for name, path in sorted(model.companions.items())
-            },
-            readings=() if model.tokenizer is None else read_probes(model.tokenizer),
-            scores=() if model.gives is None else named_scores(reference, model.gives),
+        surroundings=_surroundings(model, reference),
+    )
+
+
+def _surroundings(model: Exportable, reference: Logits | Vectors) -> Surroundings:
+    """What a bundle has to have beside the model."""
+    return Surroundings(
+        meanings=meanings_sha256(
+            context_length=model.context_length,
+            vocab_size=model.vocab_size,
+            tokens=model.tokens,
+            source=model.takes,
+            output=model.gives,
         ),
+        files={
+            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in sorted(model.companions.items())
+        },
+        readings=() if model.tokenizer is None else read_probes(model.tokenizer),
+        scores=() if model.gives is None else named_scores(reference, model.gives),
     )
 
 

@@ -19,7 +19,7 @@ from ortolan.runtime.certificate.fields import Certificate, Report
 from ortolan.runtime.certificate.figures import Comparison
 from ortolan.runtime.certificate.files import read
 from ortolan.runtime.certificate.runs import compute, total_positions
-from ortolan.runtime.certificate.surroundings import check_surroundings
+from ortolan.runtime.certificate.surroundings import SurroundingsReport, check_surroundings
 from ortolan.runtime.certificate.weights import check_weights
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -76,11 +76,7 @@ def verify(
     used = chosen_threads(threads, bundle.manifest)
     weights = check_weights(bundle, certificate.weights, threads=used)
     _check_memory(bundle, certificate)
-    surroundings = None
-    if certificate.surroundings is not None:
-        surroundings = check_surroundings(
-            bundle, _tokenizer(bundle), certificate.surroundings, certificate.reference.of_labels
-        )
+    surroundings = _check_surroundings(bundle, certificate)
     engine = Engine(bundle, device=device, threads=threads, packed=packed)
     report = replay(engine, certificate, progress=progress)
     is_wrong = any(each.wrong for each in (weights, surroundings) if each is not None)
@@ -125,6 +121,15 @@ def _check_memory(bundle: Bundle, certificate: Certificate) -> None:
         tokens=max(probe.length for probe in certificate.probes),
         rows=1,
         source_tokens=max(probe.source or 0 for probe in certificate.probes),
+    )
+
+
+def _check_surroundings(bundle: Bundle, certificate: Certificate) -> SurroundingsReport | None:
+    """What surrounds the model; None where the certificate does not say."""
+    if certificate.surroundings is None:
+        return None
+    return check_surroundings(
+        bundle, _tokenizer(bundle), certificate.surroundings, certificate.reference.of_labels
     )
 
 
