@@ -106,7 +106,8 @@ def save(values: dict[str, Any], folder: Path) -> None:
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    PreTrainedTokenizerFast(
+    fast: Any = PreTrainedTokenizerFast
+    fast(
         tokenizer_object=tokenizer,
         pad_token="[PAD]",
         model_input_names=["input_ids", "attention_mask"],
@@ -122,7 +123,7 @@ def inputs_of(model: Encoder) -> list[Any]:
 
 def by_pipeline(folder: Path, inputs: list[Any]) -> list[dict[str, float]]:
     if isinstance(inputs[0], str):
-        said = pipeline("text-classification", model=str(folder))(inputs, top_k=None)
+        said: Any = pipeline("text-classification", model=str(folder))(inputs, top_k=None)
     else:
         images = [Image.fromarray(pixels) for pixels in inputs]
         said = pipeline("image-classification", model=str(folder))(images, top_k=1000)

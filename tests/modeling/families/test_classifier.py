@@ -50,8 +50,7 @@ def head_of(**values: Any) -> ClassifierHead:
 )
 def test_labels_are_those_of_transformers(values: dict[str, Any]) -> None:
     reference = BertConfig.from_dict({"model_type": "bert", **values})
-    named = reference.id2label
-    assert named is not None
+    named: Any = reference.id2label
     labels = tuple(str(named[i]) for i in range(len(named)))
 
     assert head_of(**values).labels == labels
