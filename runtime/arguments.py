@@ -5,6 +5,7 @@ A number of NumPy counts in its own width and wraps, and a bool is an int: neith
 
 import os
 import threading
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ import numpy as np
 
 from ortolan.runtime.errors import InputError, shown
 
-__all__ = ["checked_count", "checked_flag", "checked_path", "checked_seconds"]
+__all__ = [
+    "checked_count",
+    "checked_flag",
+    "checked_integer",
+    "checked_number",
+    "checked_path",
+    "checked_seconds",
+]
 
 _MOST = 2**63 - 1
 """What counts tokens, slots or bytes has a place in 64 bits."""
@@ -26,11 +34,25 @@ def checked_count(what: str, value: Any, *, least: int = 1, most: int | None = N
     Raises:
         InputError: it is something else, or more than `most`.
     """
-    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if is_number and least <= value <= (_MOST if most is None else most):
+    if _is_integer(value) and least <= value <= (_MOST if most is None else most):
         return int(value)
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
     raise InputError(f"{what}: expected a whole number {allowed}, got {shown(value)}.")
+
+
+def checked_integer(what: str, value: Any) -> int:
+    """A whole number of 64 bits, negative ones too.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if _is_integer(value) and abs(int(value)) <= _MOST:
+        return int(value)
+    raise InputError(f"{what}: expected a whole number, got {shown(value)}.")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def checked_flag(what: str, value: Any) -> bool:
@@ -44,14 +66,28 @@ def checked_flag(what: str, value: Any) -> bool:
     raise InputError(f"{what}: expected True or False, got {shown(value)}.")
 
 
+def checked_number(what: str, value: Any, *, most: float) -> float:
+    """A number of at most this size, negative ones too.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if _is_number(value) and abs(value) <= most:
+        return float(value)
+    raise InputError(f"{what}: expected a number from {-most:g} to {most:g}, got {shown(value)}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def checked_seconds(what: str, value: Any) -> float:
     """A number of seconds.
 
     Raises:
         InputError: it is none, or more than a clock counts.
     """
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool | complex)
-    if is_number and abs(value) <= _MOST_SECONDS:
+    if _is_number(value) and abs(value) <= _MOST_SECONDS:
         return float(value)
     raise InputError(f"{what}: expected a number of seconds, got {shown(value)}.")
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.arguments import checked_count
+from ortolan.runtime.arguments import checked_count, checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.engine.encode import encode
@@ -325,8 +325,8 @@ class Seq2Seq(Model):
         """The constraints of the checkpoint, but for the first token where one is given."""
         if first is None:
             return self._constraints
-        if isinstance(first, int):
-            ids = [first]
+        if not isinstance(first, str):
+            ids = [checked_integer("first", first)]
         elif self.tokenizer is None:
             raise no_tokenizer("first")
         else:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bench.cases import Case, cases, check_context
 from ortolan.runtime.bench.figures import CaseResult, Result, case_result, weights
 from ortolan.runtime.bundle.packed import find_packed
@@ -53,8 +54,7 @@ def measure(
     ordered = tuple(chosen)
     if not ordered:
         raise InputError("bench: expected at least one case, got none. Give -p or -n a length.")
-    if repetitions < 1:
-        raise InputError(f"repetitions: expected at least 1, got {repetitions}.")
+    repetitions = checked_count("repetitions", repetitions)
     check_context(ordered, model.manifest.context_length)
     graph = model.bundle.graphs.get("decode") or model.bundle.graphs["decoder"]
     reads = step_reads.count(model.manifest, graph, device="cpu")

@@ -6,7 +6,7 @@ Knows values and which options exclude each other. Does not know how a search go
 from collections.abc import Sized
 from typing import Any
 
-from ortolan.runtime.arguments import checked_count
+from ortolan.runtime.arguments import checked_count, checked_number
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.beam_search import EarlyStopping
 from ortolan.runtime.generation.options import Options
@@ -66,13 +66,7 @@ def checked_length_penalty(penalty: Any) -> float:
     Raises:
         InputError: it is none.
     """
-    is_number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
-    if is_number and abs(penalty) <= MAX_LENGTH_PENALTY:
-        return float(penalty)
-    raise InputError(
-        f"length_penalty: expected a number from {-MAX_LENGTH_PENALTY:g} to "
-        f"{MAX_LENGTH_PENALTY:g}, got {shown(penalty)}."
-    )
+    return checked_number("length_penalty", penalty, most=MAX_LENGTH_PENALTY)
 
 
 def checked_early_stopping(value: Any) -> EarlyStopping:

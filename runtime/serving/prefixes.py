@@ -59,7 +59,7 @@ class _Link:
 class PrefixCache:
     """Keeps blocks in memory, and in files if there is a folder for them.
 
-    One thread at a time looks up and offers; `counts` may be read from any.
+    One thread at a time looks up and offers; `counts` and `free_bytes` may be read from any.
 
     Args:
         engine: computes what is kept. Nothing is taken that another bundle, onnxruntime or kind of
@@ -96,6 +96,10 @@ class PrefixCache:
     def counts(self) -> PrefixCounts:
         """What it has done so far, and what it holds."""
         return self._counts
+
+    def free_bytes(self) -> int:
+        """Bytes that the cache may still take."""
+        return self._most_bytes - self._counts.bytes
 
     def fetch(self, ids: Sequence[int], slots: Slots, row: int) -> int:
         """Put the longest known beginning of a prompt into an empty row.

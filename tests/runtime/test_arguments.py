@@ -132,6 +132,16 @@ def test_nonsense_is_taken_or_a_typed_error_and_changes_nothing(
         assert model.generate([1, 2, 3], max_new_tokens=4).tokens == expected
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["max_new_tokens", "min_new_tokens", "n", "logprobs", "priority", "slots", "rewind", "threads"],
+)
+def test_numbers_of_numpy_are_numbers_and_booleans_are_none(model: Any, name: str) -> None:
+    CALLS[name](model, np.int64(1))
+    with pytest.raises(InputError, match="expected"):
+        CALLS[name](model, True)
+
+
 @pytest.mark.parametrize("name", ENCODER_CALLS)
 def test_nonsense_for_an_encoder_is_taken_or_a_typed_error(name: str, tmp_path: Path) -> None:
     tiny_encoder.write_bundle(tmp_path / "bundle", kind="embedding")

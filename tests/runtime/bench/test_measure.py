@@ -215,7 +215,7 @@ def test_no_cases_are_refused(model: Decoder) -> None:
 
 
 def test_no_repetitions_are_refused(model: Decoder) -> None:
-    with pytest.raises(InputError, match="expected at least 1, got 0"):
+    with pytest.raises(InputError, match="of at least 1, got 0"):
         measure(model, GENERATE, repetitions=0)
 
 

@@ -1,15 +1,19 @@
 """Services that end, rest, or are in a process that was forked."""
 
+import gc
 import os
 import subprocess
 import sys
+import threading
 import time
+from typing import Any
 
 import pytest
 from tests.runtime.serving.served import settle, write_texts
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import ServiceClosedError
+from ortolan.runtime.generation.generator import Generator
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,38 @@ def test_a_block_that_raises_cancels(model: Decoder) -> None:
         fail()
     (ticket,) = tickets
     assert ticket.completion().finish_reason == "cancelled"
+
+
+def test_services_that_are_dropped_finish_what_they_took_and_end(model: Decoder) -> None:
+    tickets = [
+        model.serve(slots=2).submit("abc", max_new_tokens=9, ignore_eos=True) for _ in range(5)
+    ]
+    pieces = ["".join(ticket) for ticket in tickets]
+    assert pieces == [ticket.completion().text for ticket in tickets]
+    assert [len(ticket.completion().tokens) for ticket in tickets] == [9] * 5
+    until = time.monotonic() + 10
+    while serving() > (0, 0):
+        assert time.monotonic() < until, serving()
+        time.sleep(0.01)
+    tickets[0].cancel()
+
+
+def serving() -> tuple[int, int]:
+    """Threads of services, and generators with their slots."""
+    gc.collect()
+    threads = sum(thread.name == "ortolan-service" for thread in threading.enumerate())
+    return threads, sum(isinstance(each, Generator) for each in gc.get_objects())
+
+
+def test_a_service_that_is_dropped_in_a_cycle_under_its_own_lock_ends(model: Decoder) -> None:
+    service = model.serve(slots=2)
+    ticket = service.submit("abc", max_new_tokens=9, ignore_eos=True)
+    cycle: list[Any] = [service]
+    cycle.append(cycle)
+    del service, cycle
+    with ticket._lock:  # the collector may run wherever something is allocated
+        gc.collect()
+    assert len(ticket.completion(timeout=10).tokens) == 9
 
 
 def test_an_idle_service_takes_no_time(model: Decoder) -> None:
