@@ -21,7 +21,7 @@ PACKED = ("packed-", ".packing")
 
 def place_of(target: Path) -> Place:
     """Where a bundle goes; a symbolic link is followed and stays."""
-    return Place(target.resolve(), index=manifest_file.NAME)
+    return Place(files.followed(target), index=manifest_file.NAME)
 
 
 @contextlib.contextmanager
@@ -36,9 +36,9 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
         OutputError: something else is there, another export is writing there, or the
             place cannot be written to.
     """
-    place = place_of(target)
-    target = place.target
     try:
+        place = place_of(target)
+        target = place.target
         files.make_folders(target.parent)
         with staged(place) as folder:
             _check_target(target, force)

@@ -129,7 +129,7 @@ class Conversation:
                 file.write(f"{text}\n".encode())
         except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
             raise StateFileError(
-                f"{path}: expected to write a file, got {error}. Choose another place."
+                f"{path}: the conversation cannot be saved there: {error}. Choose another file."
             ) from error
 
     def load(self, path: str | os.PathLike[str]) -> None:

@@ -172,7 +172,7 @@ class Sequence:
                 write_states(place, self._tokens, self._runner.slots.view())
             except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
                 raise StateFileError(
-                    f"save: expected a place for a file, got {error}. Choose another."
+                    f"{path}: the sequence cannot be saved there: {error}. Choose another file."
                 ) from error
 
     @classmethod

@@ -5,6 +5,7 @@ error is the caller's, as an `OSError`. Reading needs none of this.
 """
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -23,6 +24,8 @@ __all__ = [
     "completed",
     "copy",
     "create",
+    "destination",
+    "followed",
     "make_folder",
     "make_folders",
     "remove",
@@ -123,6 +126,32 @@ def copy(source: Path, target: Path) -> None:
             file.write(chunk)
 
 
+def followed(path: Path) -> Path:
+    """The path that links lead to; it may be free.
+
+    Raises:
+        OSError: the links form a circle.
+    """
+    place = Path(os.path.realpath(path))
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return place
+
+
+def destination(path: Path) -> Path:
+    """The file that writing to a path replaces. Links are followed, so that they stay.
+
+    Raises:
+        OSError: a folder, a device, a pipe or a socket is there, or a circle of links.
+    """
+    place = followed(path)
+    if place.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if place.exists() and not place.is_file():
+        raise OSError(errno.EEXIST, "Not a regular file", str(path))
+    return place
+
+
 @contextlib.contextmanager
 def replaced(path: Path, *, is_private: bool = False, is_synced: bool = True) -> Iterator[NewFile]:
     """A file that takes the place of another when the block ends well: whole, or not at all.
@@ -131,13 +160,14 @@ def replaced(path: Path, *, is_private: bool = False, is_synced: bool = True) ->
     file removes it.
 
     Args:
-        path: of the file; its folder must be there.
+        path: of the file, or of a link to it; its folder must be there.
         is_private: for this user's eyes alone.
         is_synced: wait until it is on the disk.
 
     Raises:
-        OSError: the place cannot be written to.
+        OSError: the place cannot be written to, or holds something other than a file.
     """
+    path = destination(path)
     _remove_left(path)
     unfinished, file = _unfinished(path, 0o600 if is_private else 0o666)
     try:

@@ -69,7 +69,7 @@ def staged(place: Place) -> Iterator[Path]:
 
     Raises:
         BusyError: another process is writing there.
-        OSError: the place cannot be written to.
+        OSError: the place cannot be written to, or holds something other than a folder.
     """
     with _locked(place.beside("lock")):
         settle(place)
@@ -83,15 +83,18 @@ def placed(folder: Path, *, index: str, owned: Collection[str] = ()) -> Iterator
     """An empty folder, whose files go into another one when the block ends well: all, or none.
 
     Files there of the same names are replaced, the others stay. Folders in it are taken likewise.
+    Links in the folder are neither followed nor replaced: what they point to may belong to others,
+    as in a cache of the hub.
 
     Args:
-        folder: made where it is missing.
+        folder: made where it is missing; it may be a link.
         index: the file without which the others are nothing.
         owned: files that are removed where the block does not write them anew.
 
     Raises:
         BusyError: another process is writing there.
-        OSError: the place cannot be written to; what was there is as it was.
+        OSError: the place cannot be written to, or one of the names is taken by a link, a folder
+            or a device; what was there is as it was.
     """
     files.make_folders(folder)
     place = Place(folder / index, index)
@@ -150,6 +153,7 @@ def _built(folder: Path) -> Iterator[Path]:
 
 def _commit(new: Path, place: Place) -> None:
     """Everything to the disk, then the exchange of names."""
+    _check_folder(place.target)
     _sync(new)
     if not place.target.exists():
         files.rename(new, place.target)
@@ -169,6 +173,8 @@ def _place(new: Path, folder: Path, index: str, owned: Collection[str]) -> None:
     """Everything to the disk, then each file that is not the same to its place, the index last."""
     _sync(new)
     names = [path.relative_to(new) for path in sorted(new.rglob("*")) if path.is_file()]
+    for name in {*names, *map(Path, owned)}:
+        _check_file(folder / name)
     changed = [name for name in names if not _is_same(new / name, folder / name)]
     for parent in {(folder / name).parent for name in changed}:
         files.make_folders(parent)
@@ -203,6 +209,19 @@ def _exchange_all(
             with contextlib.suppress(OSError):
                 files.rename(target, source)
         raise
+
+
+def _check_folder(target: Path) -> None:
+    """Refuse to exchange what is no folder."""
+    if target.exists() and not target.is_dir():
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
+
+
+def _check_file(path: Path) -> None:
+    """Refuse to replace what is no file."""
+    if path.is_symlink():
+        raise OSError(errno.EEXIST, "A link is there, which saving would replace", str(path))
+    files.destination(path)
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -363,7 +363,7 @@ def test_a_sequence_of_another_bundle_is_not_loaded(
 def test_places_that_cannot_be_read_or_written_are_named(model: Decoder, tmp_path: Path) -> None:
     sequence = model.sequence()
     sequence.append([1])
-    with pytest.raises(StateFileError, match="expected a place for a file"):
+    with pytest.raises(StateFileError, match="cannot be saved there"):
         sequence.save(tmp_path / "missing" / "saved")
     with pytest.raises(StateFileError, match="expected a file that can be read"):
         model.load_sequence(tmp_path / "saved")

@@ -1,0 +1,131 @@
+"""Files are replaced; devices, pipes, folders and links are not."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.runtime import tiny_decoder
+
+import ortolan
+from ortolan import files
+from ortolan.export.errors import OutputError
+from ortolan.export.output import staged_bundle
+from ortolan.modeling.checkpoint.folder import replaced as replaced_checkpoint
+from ortolan.modeling.errors import CheckpointError
+from ortolan.runtime.errors import StateFileError
+
+Put = Callable[[Path], object]
+Write = Callable[[Path], object]
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.with_name("other"))
+    path.with_name("other").symlink_to(path)
+
+
+def _device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root may make a device")
+
+
+NO_FILES: dict[str, Put] = {
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "device": _device,
+    "link to a device": lambda path: path.symlink_to("/dev/null"),
+    "link to a folder": lambda path: path.symlink_to(path.parent),
+    "loop of links": _loop,
+}
+
+
+def _kinds(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IFMT(path.lstat().st_mode) for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ortolan.Decoder:
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    tiny_decoder.write_bundle(folder)
+    return ortolan.load(folder, ortolan.Decoder, threads=1)
+
+
+def _write(path: Path) -> None:
+    with files.replaced(path) as file:
+        file.write(b"new")
+
+
+@pytest.mark.parametrize("put", NO_FILES.values(), ids=NO_FILES)
+def test_only_files_are_replaced(put: Put, tmp_path: Path) -> None:
+    put(tmp_path / "place")
+    before = _kinds(tmp_path)
+    with pytest.raises(OSError, match="place"):
+        _write(tmp_path / "place")
+    assert _kinds(tmp_path) == before
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["file", "nothing"])
+def test_a_link_stays_and_what_it_points_to_is_replaced(is_there: bool, tmp_path: Path) -> None:
+    real, link = tmp_path / "disk" / "real", tmp_path / "link"
+    real.parent.mkdir()
+    if is_there:
+        real.write_bytes(b"old")
+    link.symlink_to(real)
+    _write(link)
+    assert (link.is_symlink(), real.read_bytes()) == (True, b"new")
+    assert os.listdir(real.parent) == ["real"]
+
+
+@pytest.mark.parametrize("put", NO_FILES.values(), ids=NO_FILES)
+def test_a_sequence_is_saved_to_files_only(
+    put: Put, model: ortolan.Decoder, tmp_path: Path
+) -> None:
+    put(tmp_path / "place")
+    before = _kinds(tmp_path)
+    with pytest.raises(StateFileError, match="cannot be saved there"):
+        model.sequence().save(tmp_path / "place")
+    assert _kinds(tmp_path) == before
+
+
+def _write_checkpoint(path: Path) -> None:
+    with replaced_checkpoint(path) as folder:
+        (folder / "model.safetensors").write_bytes(b"new")
+        (folder / "config.json").write_bytes(b"new")
+
+
+@pytest.mark.parametrize("put", NO_FILES.values(), ids=NO_FILES)
+def test_a_checkpoint_replaces_files_only(put: Put, tmp_path: Path) -> None:
+    put(tmp_path / "model.safetensors")
+    before = _kinds(tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        _write_checkpoint(tmp_path)
+    assert _kinds(tmp_path) == before
+
+
+def test_a_checkpoint_replaces_no_link_to_a_file(tmp_path: Path) -> None:
+    blob = tmp_path / "blob"
+    blob.write_bytes(b"of others")
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "model.safetensors").symlink_to(blob)
+    with pytest.raises(CheckpointError, match="A link is there"):
+        _write_checkpoint(saved)
+    assert (saved / "model.safetensors").is_symlink()
+    assert blob.read_bytes() == b"of others"
+
+
+def _write_bundle(path: Path) -> None:
+    with staged_bundle(path, force=True) as folder:
+        (folder / "manifest.json").write_bytes(b"new")
+
+
+@pytest.mark.parametrize("name", sorted(NO_FILES.keys() - {"folder", "link to a folder"}))
+def test_a_bundle_replaces_folders_only(name: str, tmp_path: Path) -> None:
+    NO_FILES[name](tmp_path / "bundle")
+    before = _kinds(tmp_path)
+    with pytest.raises(OutputError):
+        _write_bundle(tmp_path / "bundle")
+    assert _kinds(tmp_path) == before
