@@ -1,7 +1,7 @@
 """A decoder: text or ids in; text, ids or logits out."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.chat.conversation import Conversation
-from ortolan.runtime.chat.messages import Message
-from ortolan.runtime.chat.reply import Reply, ReplyStream, reply_of
+from ortolan.runtime.chat.chat_model import ChatModel
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
@@ -22,6 +20,7 @@ from ortolan.runtime.generation import sequence
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.generator import Generator
+from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.sampled_text import SampledText
@@ -34,8 +33,7 @@ from ortolan.runtime.serving.prefixes import CACHE_BYTES, FOLDER_BYTES
 from ortolan.runtime.serving.service import Mode, Service
 
 if TYPE_CHECKING:
-    from ortolan.runtime.chat.chat import Chat
-    from ortolan.runtime.chat.template import ChatTemplate
+    from ortolan.runtime.chat.chat import Chat, Question
 
 __all__ = ["Decoder", "Prompt"]
 
@@ -46,7 +44,7 @@ Prompts = list[str] | list[Sequence[int]] | list[list[int]] | list[NDArray[np.in
 """Several prompts, of any lengths."""
 
 
-class Decoder(Model):
+class Decoder(ChatModel, Model):
     """A bundle that continues texts."""
 
     kind = "decoder"
@@ -155,107 +153,6 @@ class Decoder(Model):
         (text,) = self._texts([prompt], options, streams=True)
         return TextStream(text, self._generator(1, draft))
 
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Message] | None = None,
-        documents: Sequence[Message] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        draft: Draft | None = None,
-        **options: Unpack[Options],
-    ) -> Reply:
-        """Answer a conversation, which the chat template of the model writes as a prompt.
-
-        Args:
-            messages: each a mapping with `role` and `content`, as OpenAI's chat completions have
-                them. Control tokens in a content are text.
-            tools: what the model may call: `{"type": "function", "function": {...}}`.
-            documents: for templates that take some.
-            variables: more of what the template takes, such as `enable_thinking`.
-            draft: as for `generate`.
-            **options: as for `generate`.
-
-        Returns:
-            The answer, what was thought before it, and calls of tools. Its `message` is what to
-            go on with.
-
-        Raises:
-            ChatTemplateError: the bundle has no chat template, or a broken one.
-            ChatError: messages or tools are wrong, or the template refuses them.
-            MissingExtraError: Jinja is not installed.
-            InputError: as for `generate`, and all that `generate` raises.
-        """
-        asked = self._chat.question(
-            messages, options, tools=tools, documents=documents, variables=variables
-        )
-        texts = self._texts([asked.prompt], asked.options, tokenizer=asked.tokenizer)
-        (completion,) = self._completed(texts, draft)
-        return reply_of([*asked.parser.feed(completion.text), *asked.parser.finish()], completion)
-
-    def chat_stream(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Message] | None = None,
-        documents: Sequence[Message] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        draft: Draft | None = None,
-        **options: Unpack[Options],
-    ) -> ReplyStream:
-        """Answer a conversation, and give the reply piece by piece.
-
-        Args:
-            messages: as for `chat`.
-            tools: as for `chat`.
-            documents: as for `chat`.
-            variables: as for `chat`.
-            draft: as for `generate`.
-            **options: as for `generate`.
-
-        Returns:
-            An iterator of pieces, each with some content, some reasoning or one call; its `reply`
-            is there at the end.
-
-        Raises:
-            ChatTemplateError: as for `chat`.
-            ChatError: as for `chat`.
-            InputError: as for `generate`.
-        """
-        asked = self._chat.question(
-            messages, options, tools=tools, documents=documents, variables=variables
-        )
-        (text,) = self._texts(
-            [asked.prompt], asked.options, tokenizer=asked.tokenizer, streams=True
-        )
-        return ReplyStream(TextStream(text, self._generator(1, draft)), asked.parser)
-
-    def conversation(
-        self, *, system: str | None = None, variables: Mapping[str, Any] | None = None
-    ) -> Conversation:
-        """Begin a conversation that keeps its messages.
-
-        Args:
-            system: the first message; `None` for that of the template, if any.
-            variables: as for `chat`.
-
-        Raises:
-            ChatTemplateError: as for `chat`.
-            MissingExtraError: Jinja is not installed.
-        """
-        _ = self._chat  # refuses before anything is said
-        return Conversation(self, self._engine.identity, system=system, variables=variables)
-
-    @property
-    def chat_template(self) -> "ChatTemplate":
-        """The chat template, for prompts without an answer.
-
-        Raises:
-            ChatTemplateError: the bundle has no chat template, or a broken one.
-            MissingExtraError: Jinja is not installed.
-        """
-        return self._chat.template
-
     def serve(
         self,
         *,
@@ -351,6 +248,36 @@ class Decoder(Model):
 
         return Chat(self.bundle, self.tokenizer)
 
+    @property
+    def _identity(self) -> str:
+        return self._engine.identity
+
+    def _completions(
+        self, question: "Question", n: int | None, draft: Draft | None
+    ) -> list[Completion]:
+        prompts = [question.prompt] * (1 if n is None else checked_count("n", n, most=MAX_PROMPTS))
+        texts = self._texts(prompts, question.options, tokenizer=question.tokenizer)
+        return self._completed(texts, draft, exact=n is not None)
+
+    def _text_stream(
+        self, question: "Question", draft: Draft | None, last: LastPrompt | None = None
+    ) -> TextStream:
+        (text,) = self._texts(
+            [question.prompt],
+            question.options,
+            tokenizer=question.tokenizer,
+            streams=True,
+            last=last,
+        )
+        generator = self._generator(1, draft, last=last)
+        if last is not None:
+            last.begin(text)
+        return TextStream(text, generator)
+
+    def _last_prompt(self) -> LastPrompt:
+        self._engine.check_process()
+        return LastPrompt(self._engine)
+
     def _completed(
         self, texts: list[SampledText], draft: Draft | None, *, exact: bool = False
     ) -> list[Completion]:
@@ -361,11 +288,28 @@ class Decoder(Model):
             generator.run()
         return [text.completion() for text in texts]
 
-    def _generator(self, texts: int, draft: Draft | None, *, exact: bool = False) -> Generator:
-        if draft is None:
-            return Generator(self._engine, slots=texts, exact=exact)
-        check_draft(draft, self.bundle)
-        return Generator(self._engine, slots=1, exact=True, draft=draft)
+    def _generator(
+        self,
+        texts: int,
+        draft: Draft | None,
+        *,
+        exact: bool = False,
+        last: LastPrompt | None = None,
+    ) -> Generator:
+        if draft is not None:
+            check_draft(draft, self.bundle)
+            texts, exact = 1, True
+        if last is None:
+            return Generator(self._engine, slots=texts, exact=exact, draft=draft)
+        return Generator(
+            self._engine,
+            slots=texts,
+            exact=True,
+            chunk=last.chunk,
+            draft=draft,
+            prefixes=last,
+            states=last.slots,
+        )
 
     def _texts(
         self,
@@ -374,6 +318,7 @@ class Decoder(Model):
         *,
         streams: bool = False,
         tokenizer: Tokenizer | None = None,
+        last: LastPrompt | None = None,
     ) -> list[SampledText]:
         """Check everything there is to check before anything is computed."""
         reader = self._reader(self.tokenizer if tokenizer is None else tokenizer)
@@ -382,5 +327,9 @@ class Decoder(Model):
         tokens = sum(
             len(request.prompt) + (request.limit if has_limit else 1) for request in requests
         )
-        self._memory.check(tokens=tokens, rows=len(requests))
+        self._memory.check(
+            tokens=tokens,
+            rows=len(requests) if last is None else last.rows,
+            held_tokens=0 if last is None else min(tokens, last.held_tokens),
+        )
         return [reader.text(request, streams=streams) for request in requests]

@@ -1,16 +1,18 @@
 """How a bundle converses: what is asked by its template, and how what it writes is read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.chat.chat_options import ChatOptions, split
 from ortolan.runtime.chat.formats import format_of
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.parser import ReplyParser
+from ortolan.runtime.chat.reply import Reply, reply_of
 from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.chat.template_file import read_chat_template
+from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
@@ -25,13 +27,18 @@ class Question:
         prompt: ids.
         options: of the request, the end of the turn among its stop tokens.
         tokenizer: its texts show the markers that the parser looks for.
-        parser: takes the reply apart.
+        parser: makes what takes a reply apart.
     """
 
     prompt: list[int]
     options: Options
     tokenizer: Tokenizer
-    parser: ReplyParser
+    parser: Callable[[], ReplyParser]
+
+    def reply(self, completion: Completion) -> Reply:
+        """Take a whole reply apart."""
+        parser = self.parser()
+        return reply_of([*parser.feed(completion.text), *parser.finish()], completion)
 
 
 class Chat:
@@ -53,33 +60,26 @@ class Chat:
         self._manifest = bundle.manifest
         self._showing = cache(tokenizer.showing)
 
-    def question(
-        self,
-        messages: Sequence[Message],
-        options: Options,
-        *,
-        tools: Sequence[Message] | None = None,
-        documents: Sequence[Message] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> Question:
+    def question(self, messages: Sequence[Message], options: ChatOptions) -> Question:
         """What to generate for an answer to some messages.
 
         Raises:
             ChatError: as for `ChatTemplate.prompt`.
             ChatTemplateError: as there.
         """
-        prompt = self.template.prompt(
-            messages, tools=tools, documents=documents, variables=variables
-        )
+        own, request = split(options)
+        prompt = self.template.prompt(messages, **own)
+        tools = own.get("tools") or ()
         form = format_of(self.template.source, with_tools=bool(tools))
         thinks = form.reasoning is not None and prompt.text.rstrip().endswith(form.reasoning.open)
         return Question(
             prompt=prompt.ids,
-            options=self._ended(options),
+            options=self._ended(request),
             tokenizer=self._showing(form.markers),
-            parser=ReplyParser(
+            parser=partial(
+                ReplyParser,
                 form,
-                tools=tools or (),
+                tools=tools,
                 is_reasoning=thinks,
                 calls_before=sum(len(each.get("tool_calls") or ()) for each in messages),
             ),

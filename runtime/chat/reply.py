@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ortolan.runtime.chat.call_bodies import ToolCall
 from ortolan.runtime.chat.parser import Piece, ReplyParser
@@ -11,9 +11,8 @@ from ortolan.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from ortolan.runtime.generation.completion import Completion
-    from ortolan.runtime.generation.text_stream import TextStream
 
-__all__ = ["Reply", "ReplyStream", "reply_of"]
+__all__ = ["Pieces", "Reply", "ReplyStream", "reply_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +46,19 @@ class Reply:
         }
 
 
+class Pieces(Protocol):
+    """A text that comes piece by piece: a `TextStream`, or one of a service."""
+
+    @property
+    def completion(self) -> "Completion":
+        """Everything that was generated, as soon as it has ended."""
+
+    def __next__(self) -> str: ...
+
+    def close(self) -> None:
+        """Stop generating."""
+
+
 class ReplyStream(Iterator[Piece]):
     """Pieces of a reply as it is generated. Stops early by `close`, or at the end of a `with`.
 
@@ -54,7 +66,7 @@ class ReplyStream(Iterator[Piece]):
         at_end: called with the reply, once, after the last piece.
     """
 
-    def __init__(self, text: "TextStream", parser: ReplyParser) -> None:
+    def __init__(self, text: Pieces, parser: ReplyParser) -> None:
         self.at_end: Callable[[Reply], None] | None = None
         self._stream = text
         self._parser = parser
@@ -75,6 +87,12 @@ class ReplyStream(Iterator[Piece]):
                 "Read it to the end, or close it."
             )
         return reply_of(self._pieces, self._stream.completion)
+
+    def finish(self) -> Reply:
+        """Read to the end, and take the whole reply."""
+        for _ in self:
+            pass
+        return self.reply
 
     def close(self) -> None:
         """Stop generating; what came so far is the reply. Closing twice is no error."""

@@ -97,6 +97,7 @@ class Slots:
         capacity: tokens that each row has room for.
         replaces: whether there are replaced states; without them rows can be rewound.
         turn: which of the two buffers of replaced states is read, 0 or 1.
+        keeps: whether a slot that is released keeps its memory, with what is in it.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Slots:
         identity: str = "",
         reserved: bool = False,
     ) -> None:
+        self.keeps = False
         self.count, self.beams = count, beams
         self.lengths = [0] * (count * beams)
         self.capacity = min(CAPACITY_STEP, context_length)
@@ -201,7 +203,7 @@ class Slots:
         """Forget all tokens of a slot; its memory serves the next request, or is given back."""
         rows = slice(slot * self.beams, (slot + 1) * self.beams)
         self.lengths[rows] = [0] * self.beams
-        if self._space is not None:
+        if self._space is not None and not self.keeps:
             for state, buffer in zip(self._states, self._buffers, strict=True):
                 if state.update == "append":
                     self._space.give_back(buffer[rows])

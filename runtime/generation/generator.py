@@ -25,17 +25,18 @@ from numpy.typing import NDArray
 from ortolan.errors import OrtolanError
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.runner import GRID, Runner
+from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.generation.completion import FinishReason
 from ortolan.runtime.generation.drafts import Draft
+from ortolan.runtime.generation.last_prompt import Prefixes
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.scheduler import Scheduler
 from ortolan.runtime.generation.speculation import Speculation
 
-__all__ = ["Generator", "Prefixes", "Text"]
+__all__ = ["Generator", "Text"]
 
 
 class Text(Protocol):
@@ -76,38 +77,6 @@ class Text(Protocol):
         """End the text by an error."""
 
 
-class Prefixes(Protocol):
-    """Keeps what was computed for prompts, for others that begin with the same tokens.
-
-    Both methods copy: states that `append` have their valid part in `Slots.bound`, states that
-    `replace` are there as they are after `slots.lengths[row]` tokens. Of an exact generator what is
-    kept was computed by exact parts of prompts alone, and never by steps: so a prompt that begins
-    with it gives what it would give without, to the bit.
-    """
-
-    def fetch(self, ids: Sequence[int], slots: Slots, row: int) -> int:
-        """Put the longest kept beginning of a prompt into a row that is empty.
-
-        It writes the states and `slots.lengths[row]`; the capacity is there.
-
-        Returns:
-            Tokens that the row has now: 0 or a multiple of `GRID`, and fewer than `len(ids)`, since
-            the logits after the last one have to be computed.
-        """
-
-    def offer(self, ids: Sequence[int], slots: Slots, row: int, tokens: int) -> None:
-        """Keep, or not, the first tokens of a prompt, which have just been computed in a row.
-
-        It is called whenever a part of a prompt has completed a block of `GRID` tokens, or several.
-
-        Args:
-            ids: the whole prompt.
-            slots: with states that are replaced, `slots.lengths[row] == tokens`.
-            row: holds at least `tokens` tokens.
-            tokens: a multiple of `GRID`, and more than at the last call for this row.
-        """
-
-
 _Running = tuple[int, Text, NDArray[np.float32]]
 """A slot, the text that runs there, and where its logits appear."""
 
@@ -128,6 +97,8 @@ class Generator:
         prefixes: what was computed for earlier prompts, of decoders alone.
         draft: where guesses at the next tokens come from; texts then run one after the other. Of
             an exact generator without beams, whose states can be rewound.
+        states: of an earlier generator with as many slots, to go on with; `None` for new ones. A
+            row that holds tokens already holds those that the prompt of its text begins with.
     """
 
     def __init__(
@@ -144,10 +115,12 @@ class Generator:
         memory: RequestMemory | None = None,
         prefixes: Prefixes | None = None,
         draft: Draft | None = None,
+        states: Slots | None = None,
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
         slots = -(-slots // multiple) * multiple
-        states = engine.slots(slots, beams=beams, reserved=reserved)
+        if states is None:
+            states = engine.slots(slots, beams=beams, reserved=reserved)
         self._runner = Runner(engine, states, exact=exact, chunk=chunk)
         self._scheduler: Scheduler[Text] = Scheduler(slots, prefill_first=prefill_first)
         self._beams = beams
@@ -320,9 +293,10 @@ class Generator:
         end = min(len(prompt), start + self._runner.chunk_tokens(slot))
         part = prompt[start:end]
         logits_RV = self._runner.chunk(slot, part, positions=[len(part) - 1])
-        whole = end - end % GRID
-        if self._prefixes is not None and whole > start:
-            self._prefixes.offer(prompt, self._runner.slots, slot, whole)
+        if self._prefixes is not None:
+            whole = end - end % self._prefixes.grid
+            if whole > start:
+                self._prefixes.offer(prompt, self._runner.slots, slot, whole)
         text.prefill_s += time.monotonic() - begun_at
         if end == len(prompt):
             self._scheduler.start(slot)

@@ -72,7 +72,12 @@ class PrefixCache:
 
     Raises:
         InputError: the folder can be neither made nor written to.
+
+    Attributes:
+        grid: tokens of a block.
     """
+
+    grid = GRID
 
     def __init__(
         self,

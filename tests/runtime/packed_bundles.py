@@ -4,6 +4,7 @@ The quantized one reads its embedding and its head from one tensor, as real ones
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,13 @@ BITS = 4
 
 
 def write(
-    folder: Path, kind: str, *, seed: int = 0, group: int = 32, has_text: bool = False
+    folder: Path,
+    kind: str,
+    *,
+    seed: int = 0,
+    group: int = 32,
+    has_text: bool = False,
+    others: Mapping[str, bytes] = {},
 ) -> Bundle:
     """Write a bundle: `fp32`, `split`, `recurrent`, `recurrent-split`, `by-token`, `int4`,
     `int4-split`, `int4-by-token` or `int8-prefill`.
@@ -45,6 +52,7 @@ def write(
         seed=seed,
         tokenizer=tokenizer_json() if has_text else None,
         tokens=Tokens(bos=BOS, eos=(EOS,)) if has_text else None,
+        others=others,
     )
     if kind.startswith("int"):
         _quantize(folder, group, is_scaled=kind == "int8-prefill")

@@ -94,7 +94,7 @@ def test_options_are_those_of_generate(model: Decoder) -> None:
     whole = model.chat([USER], max_new_tokens=20).content
     assert model.chat([USER], max_new_tokens=20, stop=[whole[3:5]]).content == whole[:3]
     with pytest.raises(InputError, match="Did you mean max_new_tokens"):
-        model.chat([USER], max_tokens=3)  # type: ignore[call-arg]
+        model.chat([USER], max_tokens=3)  # type: ignore[call-overload]
     with pytest.raises(ChatError, match="messages: expected a list"):
         model.chat([])
 

@@ -89,6 +89,8 @@ def new_generator(engine: Engine, *, slots: int = SLOTS, **options: Any) -> Gene
 class Blocks:
     """What was computed for prompts, by their tokens: as many blocks as there were."""
 
+    grid = GRID
+
     def __init__(self) -> None:
         self.kept: dict[tuple[int, ...], Snapshot] = {}
         self.fetched = 0

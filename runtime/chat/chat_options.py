@@ -1,0 +1,33 @@
+"""The options of a question: those of a request, and what its prompt is made of."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ortolan.runtime.chat.messages import Message
+from ortolan.runtime.generation.options import Options
+
+__all__ = ["ChatOptions", "split"]
+
+
+class ChatOptions(Options, total=False):
+    """What a question may say besides its messages, and all that a request may.
+
+    Attributes:
+        tools: what the model may call: `{"type": "function", "function": {...}}`.
+        documents: for templates that take some.
+        variables: more of what the template takes, such as `enable_thinking`.
+    """
+
+    tools: Sequence[Message] | None
+    documents: Sequence[Message] | None
+    variables: Mapping[str, Any] | None
+
+
+_OWN = ChatOptions.__optional_keys__ - Options.__optional_keys__
+
+
+def split(options: ChatOptions) -> tuple[dict[str, Any], Options]:
+    """The options of a question apart from those of its request."""
+    own = {name: value for name, value in options.items() if name in _OWN}
+    rest: Any = {name: value for name, value in options.items() if name not in _OWN}
+    return own, rest

@@ -1,0 +1,274 @@
+"""A conversation that keeps its states answers as one that computes everything anew, to the bit."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime import packed_bundles
+from tests.runtime.chat.test_chat import TEMPLATE
+from tests.runtime.tiny_decoder import EOS
+
+from ortolan.runtime import Conversation, Decoder, Sampling, load
+from ortolan.runtime.chat.reply import Reply
+from ortolan.runtime.engine.runner import GRID
+from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.generation.drafts import PromptLookup
+from ortolan.runtime.generation.last_prompt import LastPrompt
+
+KINDS = ("fp32", "int4-split", "int8-prefill", "recurrent", "by-token")
+ON_THE_GRID = ("int8-prefill", "recurrent")
+TURNS = 10
+DRAWN = Sampling(temperature=0.7, seed=5)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
+    folder = tmp_path_factory.mktemp("reuse")
+    others = {"chat_template.jinja": TEMPLATE.encode()}
+    return {
+        kind: load(
+            packed_bundles.write(folder / kind, kind, group=64, has_text=True, others=others).path,
+            Decoder,
+            threads=1,
+        )
+        for kind in KINDS
+    }
+
+
+def question(turn: int) -> str:
+    letters = np.random.default_rng(turn).integers(0x41, 0x5B, 3 + 5 * turn)
+    return "".join(map(chr, letters))
+
+
+def ask(conversation: Conversation, turn: int, **options: Any) -> Reply:
+    limit = options.pop("max_new_tokens", 5 + 3 * (turn % 4))
+    return conversation.ask(
+        question(turn), max_new_tokens=limit, sampling=DRAWN, logprobs=2, **options
+    )
+
+
+def same(got: Reply, expected: Reply) -> None:
+    assert got.completion.tokens == expected.completion.tokens
+    assert got.completion.logprobs == expected.completion.logprobs
+    assert got.message == expected.message
+
+
+def cached(reply: Reply) -> int:
+    return reply.completion.timings.cached_tokens
+
+
+def two(model: Decoder, **options: Any) -> tuple[Conversation, Conversation]:
+    return model.conversation(**options), model.conversation(reuse=False, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_turns_are_those_without_reuse(models: dict[str, Decoder], kind: str) -> None:
+    model = models[kind]
+    kept, anew = two(model, system="Be brief, and be so at all times." * 3)
+    before = 0
+    for turn in range(TURNS):
+        got, expected = (ask(each, turn, ignore_eos=True) for each in (kept, anew))
+        same(got, expected)
+        assert cached(expected) == 0
+        prompt = model.chat_template.prompt(kept.messages[:-1]).ids
+        (alone,) = model.generate(
+            [prompt],
+            max_new_tokens=5 + 3 * (turn % 4),
+            sampling=DRAWN,
+            logprobs=2,
+            ignore_eos=True,
+        )
+        assert alone.logprobs == got.completion.logprobs
+        assert cached(got) == (before - before % GRID if kind in ON_THE_GRID else before)
+        before = len(prompt)
+
+
+@pytest.mark.parametrize("kind", ["int4-split", "recurrent"])
+def test_whatever_happens_in_between_changes_no_answer(
+    models: dict[str, Decoder], kind: str, tmp_path: Path
+) -> None:
+    def drop_a_turn(conversation: Conversation) -> None:
+        del conversation.messages[-2:]
+
+    def change_a_message(conversation: Conversation) -> None:
+        conversation.messages[-4] = {"role": "user", "content": "SOMETHING ELSE"}
+
+    def change_the_system(conversation: Conversation) -> None:
+        conversation.messages[0] = {"role": "system", "content": "S" * 200}
+
+    def cancel_an_answer(conversation: Conversation) -> None:
+        with conversation.stream("TELL ME MORE", ignore_eos=True) as stream:
+            for _ in range(9):
+                next(stream)
+
+    def begin_none(conversation: Conversation) -> None:
+        conversation.stream("NOTHING").close()
+
+    def drop_a_stream(conversation: Conversation) -> None:
+        next(conversation.stream("AND THEN", ignore_eos=True))
+
+    def fail(conversation: Conversation) -> None:
+        with pytest.raises(InputError):
+            conversation.ask("WHAT", max_new_tokens=10_000)
+
+    def stop_in_the_prompt(conversation: Conversation) -> None:
+        answers = iter([False, False, True])
+        conversation.ask("Q" * 180, cancel=lambda: next(answers, True))
+
+    def keep_and_load(conversation: Conversation) -> None:
+        conversation.save(tmp_path / "kept.json")
+        ask(conversation, 3)
+        conversation.load(tmp_path / "kept.json")
+
+    between: list[Callable[[Conversation], None]] = [
+        drop_a_turn,
+        cancel_an_answer,
+        change_a_message,
+        keep_and_load,
+        begin_none,
+        stop_in_the_prompt,
+        drop_a_stream,
+        change_the_system,
+        fail,
+        Conversation.close,
+        Conversation.reset,
+    ]
+    kept, anew = two(models[kind], system="S" * 150)
+    ask(kept, 0), ask(anew, 0)
+    ask(kept, 1), ask(anew, 1)
+    for turn, change in enumerate(between, 2):
+        for conversation in (kept, anew):
+            change(conversation)
+        same(ask(kept, turn % 5), ask(anew, turn % 5))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int4-split"])
+def test_a_draft_goes_on_from_kept_states(models: dict[str, Decoder], kind: str) -> None:
+    kept, anew = two(models[kind], system="AB" * 20)
+    for turn in range(4):
+        got, expected = (ask(each, turn, draft=PromptLookup()) for each in (kept, anew))
+        same(got, expected)
+    assert cached(got) > 0
+
+
+def test_a_loaded_conversation_computes_its_messages_once(
+    models: dict[str, Decoder], tmp_path: Path
+) -> None:
+    model = models["fp32"]
+    first = model.conversation(system="S" * 100)
+    ask(first, 0)
+    first.save(tmp_path / "kept.json")
+    again = model.conversation()
+    again.load(tmp_path / "kept.json")
+    assert cached(ask(again, 1)) == 0
+    assert cached(ask(again, 2)) > 100
+
+
+def test_two_streams_at_once_share_no_states(models: dict[str, Decoder]) -> None:
+    model = models["int4-split"]
+    options: Any = {"max_new_tokens": 12, "ignore_eos": True}
+    conversation = model.conversation(system="S" * 40)
+    ask(conversation, 0)
+    messages = [*conversation.messages]
+    first, second = (conversation.stream(text, **options) for text in ("ONE", "TWO"))
+    next(first), next(second)
+    replies = [second.finish(), first.finish()]
+    for reply, text in zip(replies, ("TWO", "ONE"), strict=True):
+        prompt = model.chat_template.prompt([*messages, {"role": "user", "content": text}]).ids
+        (alone,) = model.generate([prompt], max_new_tokens=12, ignore_eos=True)
+        assert reply.completion.tokens == alone.tokens
+
+
+def test_a_prompt_is_used_by_one_text_at_a_time(models: dict[str, Decoder]) -> None:
+    model = models["fp32"]
+    last = model._last_prompt()
+    first, second = model._texts([[1, 2], [3]], {})
+    last.begin(first)
+    with pytest.raises(InputError, match="expected one thread at a time"):
+        last.begin(second)
+    first.finish("cancelled")
+    last.begin(second)
+
+
+def test_states_go_with_the_conversation(models: dict[str, Decoder]) -> None:
+    def states(conversation: Conversation) -> Any:
+        found = conversation._model._last  # type: ignore[attr-defined]
+        return None if found is None else weakref.ref(found)
+
+    conversation = models["fp32"].conversation()
+    assert states(conversation) is None
+    for end in (conversation.close, conversation.reset, conversation.close):
+        ask(conversation, 0)
+        held = states(conversation)
+        assert held() is not None
+        end()
+        assert held() is None
+    ask(conversation, 0)
+    held = states(conversation)
+    del conversation, end
+    assert held() is None
+
+
+def test_replaced_states_are_kept_at_few_places(models: dict[str, Decoder]) -> None:
+    conversation = models["by-token"].conversation(system="S" * 600)
+    ask(conversation, 0)
+    last = conversation._model._last  # type: ignore[attr-defined]
+    assert len(last._replaced) == 3
+    assert last.rows == 4
+    assert models["fp32"]._last_prompt().rows == 1
+
+
+def test_a_mixture_of_experts_goes_on_from_whole_parts(
+    models: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
+    kept, anew = two(models["fp32"], system="S" * 200)
+    for turn in range(3):
+        got, expected = ask(kept, turn), ask(anew, turn)
+        same(got, expected)
+        assert cached(got) == (0 if turn == 0 else GRID)
+    assert models["fp32"]._last_prompt().chunk == GRID
+
+
+def test_conversations_in_threads_are_what_they_are_alone(models: dict[str, Decoder]) -> None:
+    model, replies = models["int4-split"], dict[int, list[Reply]]()
+
+    def hold(number: int) -> None:
+        conversation = model.conversation(system="S" * number)
+        replies[number] = [ask(conversation, turn) for turn in range(4)]
+
+    threads = [threading.Thread(target=hold, args=(number,)) for number in (10, 20, 30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, got in replies.items():
+        alone = model.conversation(system="S" * number, reuse=False)
+        for turn, reply in enumerate(got):
+            same(reply, ask(alone, turn))
+
+
+def test_a_prompt_cut_at_an_odd_place_gives_what_it_gives_whole(
+    models: dict[str, Decoder],
+) -> None:
+    """Every length of the kept part, even and odd, down to all but the last token."""
+    for kind in ("fp32", "int4-split"):
+        model = models[kind]
+        ids = np.random.default_rng(0).integers(0, EOS - 1, 41).tolist()
+        (expected,) = model.generate([ids], max_new_tokens=3, logprobs=2, ignore_eos=True)
+        for length in range(1, 41):
+            last = LastPrompt(model._engine)
+            for prompt in (ids[:length], ids):
+                options: Any = {"max_new_tokens": 3, "logprobs": 2, "ignore_eos": True}
+                (text,) = model._texts([prompt], options)
+                last.begin(text)
+                generator = model._generator(1, None, last=last)
+                generator.submit(text)
+                generator.run()
+            assert text.cached_tokens == length
+            assert text.completion().logprobs == expected.logprobs
