@@ -4,7 +4,7 @@
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from ortolan.modeling.config import (
@@ -120,12 +120,16 @@ class BartLike:
         scale = math.sqrt(width) if hf.get("scale_embedding", bool, self.scaled) else 1.0
         embedding_norm = NORM if self.normed_embedding else None
         final_norm = NORM if self.placement == "pre" else None
+        positions = self.positions
+        if isinstance(positions, SinusoidalPositions) and positions.offset:
+            # The first position is the one after the number of the padding token.
+            positions = replace(positions, offset=hf.get("pad_token_id", int, 1) + 1)
         encoder = EncoderConfig(
             model_type=self.model_type,
             input=TokenInput(vocab_size=vocab_size),
             hidden_size=width,
             context_length=context_length,
-            positions=self.positions,
+            positions=positions,
             embedding_scale=scale,
             embedding_norm=embedding_norm,
             blocks=_blocks(hf, "encoder", width, self.placement),
@@ -136,7 +140,7 @@ class BartLike:
             vocab_size=decoder_vocab_size or vocab_size,
             hidden_size=width,
             context_length=context_length,
-            positions=self.positions,
+            positions=positions,
             embedding_scale=scale,
             embedding_norm=embedding_norm,
             blocks=_blocks(hf, "decoder", width, self.placement),

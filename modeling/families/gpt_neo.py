@@ -60,10 +60,11 @@ def config(hf: ConfigReader) -> DecoderConfig:
     )
     local = replace(block.attention, sliding_window=hf.size("window_size", 256))
     kinds = {"global": block, "local": replace(block, mixer=local)}
+    key = "attention_layers" if hf.is_list("attention_layers") else "attention_types"
     names = _layer_kinds(hf)
     if len(names) != layers or not set(names) <= kinds.keys():
         raise ConfigError(
-            f"config.json: expected attention_types of {layers} layers, global or local, got "
+            f"config.json: expected {key} of {layers} layers, global or local, got "
             f"{names!r:.80}. Correct it."
         )
     return gpt_like(
@@ -77,10 +78,11 @@ def config(hf: ConfigReader) -> DecoderConfig:
 
 
 def _layer_kinds(hf: ConfigReader) -> list[str]:
-    """The kind of each layer: `[[kinds, repeats], ...]` written out."""
-    # transformers writes the same twice, and reads the other.
-    hf.skip("attention_layers")
+    """The kind of each layer: `attention_layers`, or else `[[kinds, repeats], ...]` written out."""
     pairs = hf.get("attention_types", list, [[["global", "local"], 12]])
+    named = hf.get("attention_layers", list, None)
+    if named is not None:
+        return [str(kind) for kind in named]
     try:
         return [str(kind) for kinds, repeats in pairs for kind in list(kinds) * min(repeats, 4096)]
     except (TypeError, ValueError) as error:

@@ -193,9 +193,17 @@ def _gpt_oss(hf: ConfigReader) -> DecoderConfig:
     return with_experts(llama.altered(made, attention={"sinks": True}), mixture)
 
 
+MOST_FLOOR = 1e-6
+"""Floor of the sum of a token's routing weights that no sum comes near."""
+
+
 def _ernie4_5_moe(hf: ConfigReader) -> DecoderConfig:
     hf.refuse("use_bias")
-    hf.skip("moe_norm_min")
+    if (floor := hf.get("moe_norm_min", float, 1e-12)) > MOST_FLOOR:
+        raise ConfigError(
+            f"{hf.name}: moe_norm_min must be at most {MOST_FLOOR:g} to change nothing (got "
+            f"{floor:g}). This checkpoint cannot be loaded faithfully."
+        )
     made = llama.llama_like(
         hf,
         model_type="ernie4_5_moe",

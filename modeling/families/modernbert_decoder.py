@@ -53,9 +53,9 @@ WEIGHTS: Table = {
 
 def config(hf: ConfigReader) -> DecoderConfig:
     """A `ModernBertDecoderConfig` of Hugging Face as a `DecoderConfig`."""
-    # What the encoder's configs have, and half of another key.
+    # Keys of the encoder's configs.
     hf.skip("layer_norm_eps", "position_embedding_type", "cls_token_id", "causal_mask", "is_causal")
-    hf.skip("embedding_dropout", "mlp_dropout", "classifier_pooling", "sliding_window")
+    hf.skip("embedding_dropout", "mlp_dropout", "classifier_pooling")
     hf.skip("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad")
     hf.skip("sparse_prediction", "sparse_pred_ignore_index")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
@@ -81,7 +81,8 @@ def config(hf: ConfigReader) -> DecoderConfig:
         head_dim=width // heads,
         context_length=context_length,
     )
-    window = hf.size("local_attention", 128) // 2
+    # transformers writes both keys, and reads the half
+    window = hf.size("sliding_window", max(hf.size("local_attention", 128) // 2, 1))
     local = replace(block.attention, sliding_window=window, rotary=rotaries[SLIDING])
     kinds = {FULL: block, SLIDING: replace(block, mixer=local)}
     period = hf.size("global_attn_every_n_layers", 3)

@@ -79,7 +79,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
     """A `RecurrentGemmaConfig` of Hugging Face as a `DecoderConfig`."""
     hf.skip("w_init_variance_scale", "final_w_init_variance_scale", "layers_block_type")
     # Copies of others, under the names that other families have for them.
-    hf.skip("layer_types", "sliding_window", "head_dim", "_block_types")
+    hf.skip("layer_types", "head_dim", "_block_types")
     hf.require("embeddings_scale_by_sqrt_dim")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     norm = NormConfig(kind="rms", eps=hf.get("rms_norm_eps", float, 1e-6))
@@ -92,7 +92,8 @@ def config(hf: ConfigReader) -> DecoderConfig:
         intermediate_size=max(hidden // 2, 1),
         activation=activation,
         norm=norm,
-        window=hf.size("attention_window_size", 2048),
+        # the second name of the same key, which wins where both are given
+        window=hf.size("sliding_window", hf.size("attention_window_size", 2048)),
         qkv_bias=hf.get("attention_bias", bool, False),
     )
     mlp = FeedForwardConfig(

@@ -113,8 +113,6 @@ class T5Like:
         )
         architecture = hf.architecture(base, seq2seq, encoder_alone)
         hf.skip("dropout_rate", "classifier_dropout", "initializer_factor")
-        # What follows from feed_forward_proj, which new versions write too.
-        hf.skip("dense_act_fn", "is_gated_act")
         encoder_block, decoder_block = _blocks(hf, self.feed_forward)
         layers = hf.size("num_layers", most=MAX_LAYERS)
         encoder = self._encoder(hf, (encoder_block,) * layers)
@@ -207,10 +205,12 @@ def _blocks(hf: ConfigReader, default: str) -> tuple[BlockConfig, BlockConfig]:
         )
     # The published gated models have the approximation, whatever this name says elsewhere.
     activation = "gelu_new" if projection == "gated-gelu" else activation
+    # New versions write what follows from feed_forward_proj, and read it from there.
+    is_gated = hf.get("is_gated_act", bool, bool(gate))
     feed_forward = FeedForwardConfig(
-        kind="gated" if gate else "mlp",
+        kind="gated" if is_gated else "mlp",
         intermediate_size=hf.size("d_ff"),
-        activation=read_activation(activation),
+        activation=read_activation(hf.get("dense_act_fn", str, activation)),
     )
     norm = NormConfig(kind="rms", eps=hf.get("layer_norm_epsilon", float, 1e-6))
     return (

@@ -3,12 +3,16 @@
 import math
 
 from ortolan.modeling.config import DecoderConfig, NormConfig, SinusoidalPositions
+from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.gpt_like import gpt_block, gpt_like, named
 from ortolan.modeling.families.opt import LAYER
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Target
 
 BASE_MODEL_PREFIX = "model"
+
+OFFSET = 2
+"""The first row of the table of positions that a text uses."""
 
 WEIGHTS = {
     "model.embed_tokens.weight": Target("embedding.weight"),
@@ -23,6 +27,12 @@ WEIGHTS = {
 def config(hf: ConfigReader) -> DecoderConfig:
     """An `XGLMConfig` of Hugging Face as a `DecoderConfig`."""
     width = hf.size("d_model")
+    pad = hf.get("pad_token_id", int, 1)
+    if pad >= OFFSET:
+        raise ConfigError(
+            f"{hf.name}: transformers zeroes the position that has the number of pad_token_id, and "
+            f"{pad} is one that texts use. This checkpoint cannot be loaded faithfully."
+        )
     block = gpt_block(
         width,
         heads=hf.size("attention_heads"),
@@ -35,7 +45,7 @@ def config(hf: ConfigReader) -> DecoderConfig:
         model_type="xglm",
         width=width,
         context_length=hf.size("max_position_embeddings"),
-        positions=SinusoidalPositions(layout="halves", offset=2, endpoint=True),
+        positions=SinusoidalPositions(layout="halves", offset=OFFSET, endpoint=True),
         embedding_scale=math.sqrt(width) if hf.get("scale_embedding", bool, True) else 1.0,
         blocks=(block,) * hf.size("num_layers", most=MAX_LAYERS),
     )

@@ -286,6 +286,10 @@ SEQ2SEQ = {
         for name, classes in BART_LIKE.items()
         for scaled in (False, True)
     },
+    "m2m_100-padding": EncoderCase(
+        architecture="M2M100ForConditionalGeneration",
+        values=BART | {"model_type": "m2m_100", "pad_token_id": 4, "scale_embedding": True},
+    ),
     "t5": t5_case(T5),
     "t5-published-buckets": t5_case(
         T5 | {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}

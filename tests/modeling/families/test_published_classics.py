@@ -51,13 +51,18 @@ def test_what_the_configs_say() -> None:
     assert read("stablelm-2-1_6b").blocks[0].dense.kind == "gated"
 
 
+TYPES: dict[str, Any] = {"attention_layers": None}
+"""Of a config that does not write them out."""
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
         ("opt-125m", {"word_embed_proj_dim": 512}, "word_embed_proj_dim 768"),
-        ("gpt-neo-125m", {"attention_types": [[["global"], 3]]}, "attention_types of 12 layers"),
-        ("gpt-neo-125m", {"attention_types": [[["sparse"], 12]]}, "global or local"),
-        ("gpt-neo-125m", {"attention_types": [3]}, "pairs of kinds and repeats"),
+        ("gpt-neo-125m", TYPES | {"attention_types": [[["global"], 3]]}, "_types of 12 layers"),
+        ("gpt-neo-125m", TYPES | {"attention_types": [[["sparse"], 12]]}, "global or local"),
+        ("gpt-neo-125m", TYPES | {"attention_types": [3]}, "pairs of kinds and repeats"),
+        ("gpt-neo-125m", {"attention_layers": ["global"]}, "attention_layers of 12 layers"),
         ("gpt-j-6b", {"n_head": 15}, "a width that the heads share evenly"),
         ("codegen-350m", {"n_head": 2}, "n_head divisible by 4"),
         ("falcon-40b", {"parallel_attn": False}, "parallel_attn true beside"),
