@@ -51,7 +51,7 @@ def test_what_the_configs_say() -> None:
     assert read("stablelm-2-1_6b").blocks[0].dense.kind == "gated"
 
 
-TYPES: dict[str, Any] = {"attention_layers": None}
+TYPES: dict[str, object] = {"attention_layers": None}
 """Of a config that does not write them out."""
 
 
