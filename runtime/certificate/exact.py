@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.certificate.fields import Certificate, ExactReport, Rule
-from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.runner import GRID, Runner
 from ortolan.runtime.engine.session import Engine
 
@@ -31,7 +30,7 @@ STEPS = 4
 LONGEST = GRID + 45
 """Tokens of the prompt that is cut."""
 
-PARTS = (32, 64, GRID)
+PARTS = (16, 32, 64)
 
 Values = list[NDArray[Any]]
 
@@ -77,7 +76,7 @@ def _decoded(engine: Engine, prompts: list[list[int]], tokens: list[int]) -> lis
 
 
 def _parts(engine: Engine, ids: list[int]) -> Iterator[tuple[Rule, bool]]:
-    whole = _runner(engine, CHUNK)
+    whole = _runner(engine, GRID)
     expected = [whole.prefill(0, ids), *whole.slots.snapshot().buffers]
     for chunk in PARTS:
         runner = _runner(engine, chunk)

@@ -17,10 +17,20 @@ from contextlib import contextmanager
 from ortolan.runtime.bundle.manifest import State
 from ortolan.runtime.graph.summary import GraphSummary
 
-__all__ = ["CHUNK", "chunk_tokens", "query_heads", "score_bytes", "whole_scores"]
+__all__ = ["CHUNK", "GRID", "chunk_tokens", "query_heads", "score_bytes", "whole_scores"]
 
-CHUNK = 512
-"""Most new tokens of one call: near full speed, and cancelled within about a second."""
+CHUNK = 64
+"""Most tokens of a prompt in one call, after which it can be cancelled, or give way to others.
+
+More are hardly faster, half of it takes a tenth longer (docs/adr/0011).
+"""
+
+GRID = 128
+"""Tokens. Exact parts of prompts end at multiples of it, counted from the beginning of the row.
+
+Where several prompts share these tokens, what was computed for one is what the others need. No
+call has more tokens than that.
+"""
 
 FEWEST = 16
 """New tokens below which products of weights would cost more than the scores are worth."""
@@ -70,7 +80,7 @@ def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
 
 def chunk_tokens(heads: int, length: int) -> int:
     """Most new tokens of a call of a row that holds `length` tokens already."""
-    return max(FEWEST, min(CHUNK, SCORE_BYTES // score_bytes(heads, 1, length + CHUNK)))
+    return max(FEWEST, min(GRID, SCORE_BYTES // score_bytes(heads, 1, length + GRID)))
 
 
 def score_bytes(heads: int, new_tokens: int, total: int) -> int:

@@ -27,7 +27,7 @@ import msgspec
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Manifest, TextSource
-from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens, query_heads, score_bytes
+from ortolan.runtime.engine.attention_kernels import GRID, chunk_tokens, query_heads, score_bytes
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.graph.summary import GraphSummary
 from ortolan.runtime.machine.memory import available_memory, free_swap
@@ -147,7 +147,7 @@ def plan_memory(
         cache=batch * _cache_bytes(manifest, context),
         source=batch * source,
         logits=batch * 4 * manifest.vocab_size if is_decoder else 0,
-        workspace=(CHUNK if is_decoder else BATCH_TOKENS)
+        workspace=(GRID if is_decoder else BATCH_TOKENS)
         * _ACTIVATION_BYTES[device]
         * WIDE_TENSORS
         * max((_width(graph, manifest) for graph in loaded), default=0)
@@ -158,7 +158,7 @@ def plan_memory(
 def _scores(manifest: Manifest, graphs: Iterable[GraphSummary], context: int) -> int:
     """What attention holds of the last part of a prompt as long as the context."""
     heads = query_heads(graphs, manifest.states)
-    new_tokens = min(context, chunk_tokens(heads, max(0, context - CHUNK)))
+    new_tokens = min(context, chunk_tokens(heads, max(0, context - GRID)))
     return score_bytes(heads, new_tokens, context)
 
 

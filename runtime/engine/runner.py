@@ -27,17 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
-from ortolan.runtime.engine.attention_kernels import CHUNK, chunk_tokens
+from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
 from ortolan.runtime.engine.session import Engine, share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 
 __all__ = ["GRID", "Runner"]
-
-GRID = 128
-"""Tokens. Exact parts of prompts end at multiples of it, counted from the beginning of the row.
-
-Where several prompts share these tokens, what was computed for one is what the others need.
-"""
 
 TOGETHER = 16
 """Most tokens of a part of a prompt where the graph takes one at a time: others wait that long."""
@@ -68,7 +62,7 @@ class Runner:
         slots: the states.
         exact: whether a row gives the same, to the bit, whatever the rows beside it, and however
             its prompt is cut.
-        chunk: most new tokens of one call; an even divisor or a multiple of `GRID` if `exact`.
+        chunk: most new tokens of one call; an even divisor of `GRID` if `exact`.
             Where results depend on the cuts (`Engine.parts_matter`) exact parts have `GRID` tokens
             whatever is said here.
 
@@ -183,7 +177,7 @@ class Runner:
             logits_RV[np.equal(positions, place)] = call.logits[0, 0]
 
     def chunks(
-        self, row: int, ids: Sequence[int], *, most: int = CHUNK
+        self, row: int, ids: Sequence[int], *, most: int = GRID
     ) -> Iterator[tuple[int, Sequence[int]]]:
         """Cut tokens into what one call takes, while the row grows by them.
 
@@ -205,7 +199,7 @@ class Runner:
         # by place alone: never by what was asked for, or by how many texts there are
         return min(most - most % 2, self._chunk - length % self._chunk) if self._exact else most
 
-    def prefill(self, row: int, ids: Sequence[int], *, most: int = CHUNK) -> NDArray[np.float32]:
+    def prefill(self, row: int, ids: Sequence[int], *, most: int = GRID) -> NDArray[np.float32]:
         """Append tokens to a row, a chunk of at most `most` at a time.
 
         Returns:

@@ -12,12 +12,12 @@ Two sources of drafts: `PromptLookup` finds what followed the last tokens when t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import InputError
 
-__all__ = ["Draft", "DraftModel", "Drafter", "PromptLookup", "check_draft"]
+__all__ = ["Draft", "DraftModel", "Drafter", "PromptLookup", "check_draft", "checked_drafter"]
 
 NGRAMS = (4, 2, 1)
 """Tokens that have to match, the longest first: a longer match is right more often.
@@ -27,6 +27,7 @@ second place of a call is there in any case.
 """
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Guesses for one text."""
 
@@ -34,7 +35,7 @@ class Drafter(Protocol):
         """Take tokens that the text has got since the last call."""
 
     def propose(self, most: int, /) -> list[int]:
-        """Guess at most so many next tokens; none where there is nothing to go by."""
+        """Guess at most `most` next tokens, ids of the model; none where nothing suggests any."""
 
 
 class Draft(Protocol):
@@ -141,6 +142,20 @@ def check_draft(draft: Draft, bundle: Bundle) -> None:
                 "draft: expected a model with the same tokenizer, got one with another. "
                 "Use the smaller model of the same family, or PromptLookup()."
             )
+
+
+def checked_drafter(drafter: Any, draft: Draft) -> Drafter:
+    """What `begin` of a draft returned, if it is a drafter.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if isinstance(drafter, Drafter):
+        return drafter
+    raise InputError(
+        f"draft: {type(draft).__name__}.begin must return an object with the methods `extend` and "
+        f"`propose`, got {type(drafter).__name__}."
+    )
 
 
 def _tokenizer_hash(bundle: Bundle) -> str | None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import FinishReason
-from ortolan.runtime.generation.drafts import Draft
+from ortolan.runtime.generation.drafts import Draft, checked_drafter
 from ortolan.runtime.generation.pace import Pace
 from ortolan.runtime.generation.request import Request
+from ortolan.runtime.inputs.ids import checked_ids
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.runner import Runner
@@ -53,7 +55,7 @@ class Speculation:
         self._text, self._runner, self._row = text, runner, row
         self._new = [text.next_tokens[0]]
         self._count = 1
-        self._drafter = draft.begin(text.request.prompt)
+        self._drafter = checked_drafter(draft.begin(text.request.prompt), draft)
         self._pace = Pace()
 
     def step(self, advance: Callable[[NDArray[np.float32]], None]) -> None:
@@ -69,7 +71,7 @@ class Speculation:
         draft = list(text.forced[: max(room, 0)])
         is_guessed = not draft and room > 0
         if is_guessed:
-            draft = self._drafter.propose(min(self._pace.choose(), room))
+            draft = self._proposed(min(self._pace.choose(), room))
         drafted_at = time.perf_counter()
         length, tokens = runner.slots.lengths[row], [text.next_tokens[0], *draft]
         logits_SV = runner.wide_step(row, tokens)
@@ -95,3 +97,13 @@ class Speculation:
                 size=len(tokens),
                 seconds=computed_at - drafted_at,
             )
+
+    def _proposed(self, most: int) -> list[int]:
+        """The guesses of a drafter, which anybody may have written."""
+        what = f"draft: {type(self._drafter).__name__}.propose({most})"
+        guesses = checked_ids(
+            self._drafter.propose(most), vocab_size=self._runner.logits_BV.shape[1], what=what
+        )
+        if len(guesses) > most:
+            raise InputError(f"{what}: expected at most {most} token ids, got {len(guesses)}.")
+        return guesses

@@ -13,6 +13,7 @@ from typing import Literal, Self, Unpack, get_args
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.arguments import checked_count, checked_integer
+from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.session import Engine
@@ -38,9 +39,6 @@ MAX_SLOTS = 256
 
 MAX_QUEUE = 1 << 16
 """Requests that wait; each holds its prompt."""
-
-CHUNK = 64
-"""Tokens of a prompt between two steps of the other texts. Half of it takes a tenth longer."""
 
 Mode = Literal["exact", "fast"]
 

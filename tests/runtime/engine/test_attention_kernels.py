@@ -13,8 +13,8 @@ from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine import attention_kernels, checked_session, session
 from ortolan.runtime.engine.attention_kernels import (
-    CHUNK,
     FEWEST,
+    GRID,
     SCORE_BYTES,
     chunk_tokens,
     query_heads,
@@ -38,11 +38,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.mark.parametrize("behind", [0, 100, 4096, 100_000])
 def test_the_scores_of_a_call_stay_small(heads: int, behind: int) -> None:
     tokens = chunk_tokens(heads, behind)
-    assert FEWEST <= tokens <= CHUNK
+    assert FEWEST <= tokens <= GRID
     taken = score_bytes(heads, tokens, behind + tokens)
     assert taken <= SCORE_BYTES or tokens == FEWEST
-    more = score_bytes(heads, tokens + 1, behind + CHUNK)
-    assert tokens == CHUNK or more > SCORE_BYTES, "cut smaller than it has to be"
+    more = score_bytes(heads, tokens + 1, behind + GRID)
+    assert tokens == GRID or more > SCORE_BYTES, "cut smaller than it has to be"
 
 
 def test_heads_are_those_of_the_widest_attention(bundle: Bundle) -> None:

@@ -244,6 +244,12 @@ def test_cancelling_in_the_middle_of_a_long_prompt_takes_at_most_a_chunk(bare: D
     assert cancel.left == -1
 
 
+def test_a_long_prompt_can_be_cancelled_every_few_tokens(bare: Decoder) -> None:
+    cancel = Countdown(1000)
+    bare.generate([5] * 640, max_new_tokens=1, cancel=cancel)
+    assert 1000 - cancel.left >= 10, "parts of a prompt of at most 64 tokens"
+
+
 def test_cancelling_several_prompts_cancels_those_that_have_not_ended(model: Decoder) -> None:
     cancel = Countdown(2 + 3)  # two prompts, three steps
     first, second = model.generate(["a", "b"], max_new_tokens=4, ignore_eos=True, cancel=cancel)

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -156,3 +158,45 @@ def test_states_that_cannot_go_back_are_refused(models: dict[str, Decoder]) -> N
 def test_a_draft_has_to_be_one(models: dict[str, Decoder]) -> None:
     with pytest.raises(InputError, match="expected PromptLookup"):
         models["fp32"].generate(PROMPT, draft="lookup", max_new_tokens=2)  # type: ignore[call-overload]
+
+
+class Proposing(Fixed):
+    """A user's own draft, whose drafter proposes one value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def begin(self, prompt: Sequence[int]) -> Any:
+        return self
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, most: int) -> Any:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[VOCABULARY], [-1], [True], [1.0], ["a"], None, 5, "ab", [1] * 64, np.array([0.5]), [2**70]],
+)
+def test_guesses_that_are_no_ids_of_the_model_are_refused(
+    models: dict[str, Decoder], value: Any
+) -> None:
+    with pytest.raises(InputError, match=r"draft: Proposing\.propose\(\d+\): expected"):
+        models["fp32"].generate(PROMPT, draft=Proposing(value), max_new_tokens=40)
+
+
+@pytest.mark.parametrize("value", [np.array([3]), [np.int64(3)], (3,), []])
+def test_guesses_may_be_any_sequence_of_ids(models: dict[str, Decoder], value: Any) -> None:
+    asked: Any = {"max_new_tokens": 5, "ignore_eos": True}
+    done = models["fp32"].generate(PROMPT, draft=Proposing(value), **asked)
+    assert done.tokens == models["fp32"].generate(PROMPT, draft=Fixed(None), **asked).tokens
+
+
+def test_a_draft_has_to_begin_a_drafter(
+    models: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Proposing, "begin", lambda *_: 5)
+    with pytest.raises(InputError, match=r"Proposing\.begin must return"):
+        models["fp32"].generate(PROMPT, draft=Proposing(None), max_new_tokens=5)
