@@ -63,6 +63,8 @@ class Chat:
     def question(self, messages: Sequence[Message], options: ChatOptions) -> Question:
         """What to generate for an answer to some messages.
 
+        Where the last message is to be continued, the reply is what comes after it.
+
         Raises:
             ChatError: as for `ChatTemplate.prompt`.
             ChatTemplateError: as there.
@@ -71,7 +73,7 @@ class Chat:
         prompt = self.template.prompt(messages, **own)
         tools = own.get("tools") or ()
         form = format_of(self.template.source, with_tools=bool(tools))
-        thinks = form.reasoning is not None and prompt.text.rstrip().endswith(form.reasoning.open)
+        opened = form.reasoning is not None and prompt.text.rstrip().endswith(form.reasoning.open)
         return Question(
             prompt=prompt.ids,
             options=self._ended(request),
@@ -80,7 +82,9 @@ class Chat:
                 ReplyParser,
                 form,
                 tools=tools,
-                is_reasoning=thinks,
+                is_reasoning=prompt.continues == "reasoning_content"
+                or (opened and not prompt.continues),
+                is_continued=prompt.continues != "",
                 calls_before=sum(len(each.get("tool_calls") or ()) for each in messages),
             ),
         )

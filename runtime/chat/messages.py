@@ -11,7 +11,15 @@ from typing import Any
 
 from ortolan.runtime.errors import ChatError, shown
 
-__all__ = ["Message", "checked_messages", "checked_tools", "is_name", "plain"]
+__all__ = [
+    "Message",
+    "PartsError",
+    "checked_messages",
+    "checked_tools",
+    "is_name",
+    "one_text",
+    "plain",
+]
 
 Message = Mapping[str, Any]
 """A message: `role`, `content` and what belongs to the role."""
@@ -32,6 +40,20 @@ MAX_MESSAGES = 16_384
 
 MAX_DEPTH = 32
 """Of values within values: schemas of tools reach ten."""
+
+
+class PartsError(ChatError):
+    """A template writes a list of parts as if it were a text."""
+
+
+class _Parts(list[dict[str, str]]):
+    """Text parts, which no template writes as Python writes a list."""
+
+    def __str__(self) -> str:
+        raise PartsError(
+            "content: this chat template takes a text, not a list of parts. Join the parts."
+        )
+
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
@@ -117,12 +139,20 @@ def _message(given: Any, where: str) -> dict[str, Any]:
     return message
 
 
+def one_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is a text, where it is a list of one part."""
+    content = message["content"]
+    if isinstance(content, list) and len(content) == 1:
+        return {**message, "content": content[0]["text"]}
+    return message
+
+
 def _content(given: Any, where: str) -> Any:
     if isinstance(given, str):
         return str(given)
     if not _is_list(given):
         raise ChatError(f"{where}: expected a text or a list of text parts, got {_got(given)}.")
-    parts = []
+    parts = _Parts()
     for number, each in enumerate(given):
         part = _object(each, f"{where}[{number}]")
         if not _is_one_of(part.get("type"), ("text",)):
@@ -147,14 +177,15 @@ def _tool_calls(given: Any, where: str) -> list[dict[str, Any]]:
         function = _object(call.get("function"), f"{where}[{number}].function")
         _refuse_others(function, ("name", "arguments"), f"{where}[{number}].function")
         inside = f"{where}[{number}].function"
-        made: dict[str, Any] = {"type": "function"}
+        made: dict[str, Any] = {}
         if "id" in call:
             made["id"] = _check_name(call["id"], f"{where}[{number}].id")
+        made["type"] = "function"
         made["function"] = {
             "name": _check_name(function.get("name"), f"{inside}.name"),
             "arguments": _arguments(function.get("arguments", {}), f"{inside}.arguments"),
         }
-        calls.append(made)
+        calls.append({**dict.fromkeys(call), **made})  # some templates write a call as it is
     return calls
 
 
@@ -184,7 +215,8 @@ def _tool(given: Any, where: str) -> dict[str, Any]:
             f"{where}.function.parameters: expected a JSON schema, got "
             f"{_got(function['parameters'])}."
         )
-    return {"type": "function", "function": plain(function, f"{where}.function")}
+    made = {"type": "function", "function": plain(function, f"{where}.function")}
+    return {**dict.fromkeys(tool), **made}
 
 
 def _object(given: Any, where: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class ReplyParser:
         form: how the model writes.
         tools: that it may call.
         is_reasoning: whether the prompt has begun the reasoning already.
+        is_continued: whether the prompt ends inside of the content or the reasoning.
         calls_before: calls earlier in the conversation; ids count on from it.
     """
 
@@ -40,6 +41,7 @@ class ReplyParser:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         is_reasoning: bool = False,
+        is_continued: bool = False,
         calls_before: int = 0,
     ) -> None:
         self._form = form
@@ -49,8 +51,8 @@ class ReplyParser:
         self._calls = calls_before
         self._held = ""
         self._space = ""
-        self._after_marker = is_reasoning
-        self._is_empty = True
+        self._after_marker = is_reasoning and not is_continued
+        self._is_empty = not is_continued
         self._body: list[str] = []
         self._opened = ""
 

@@ -52,7 +52,7 @@ def marked(value: Any, marks: Marks) -> Any:
     if isinstance(value, dict):
         return {key: marked(each, marks) for key, each in value.items()}
     if isinstance(value, list):
-        return [marked(each, marks) for each in value]
+        return type(value)(marked(each, marks) for each in value)
     return value
 
 

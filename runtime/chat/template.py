@@ -2,13 +2,20 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from ortolan.runtime.chat.messages import Message, checked_messages, checked_tools, plain
+from ortolan.runtime.chat.messages import (
+    Message,
+    PartsError,
+    checked_messages,
+    checked_tools,
+    one_text,
+    plain,
+)
 from ortolan.runtime.chat.provenance import Marks, Span, marked, unmarked
 from ortolan.runtime.errors import ChatError, ChatTemplateError, shown
 from ortolan.runtime.inputs.tokenizer import Tokenizer
@@ -29,10 +36,13 @@ class Prompt:
     Attributes:
         ids: of the tokens.
         text: what the template wrote.
+        continues: the field of the last message that the prompt ends in, `content` or
+            `reasoning_content`; empty where an answer begins.
     """
 
     ids: list[int]
     text: str
+    continues: str = ""
 
 
 class ChatTemplate:
@@ -79,6 +89,7 @@ class ChatTemplate:
         documents: Sequence[Message] | None = None,
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> Prompt:
         """The prompt for some messages.
 
@@ -91,26 +102,41 @@ class ChatTemplate:
             documents: for templates that take some.
             variables: more of what the template takes, such as `enable_thinking`.
             add_generation_prompt: let an answer begin.
+            continue_final_message: end inside the last message, an answer, so that the model goes
+                on with its content, or with its reasoning where it has no content yet. Then
+                `add_generation_prompt` means nothing.
 
         Raises:
-            ChatError: messages or tools are wrong, the template refuses them, or they hold a
-                control token's text and the template makes something of it.
+            ChatError: messages or tools are wrong, the template refuses or ignores them, or they
+                hold a control token's text and the template makes something of it.
             ChatTemplateError: the template is broken, or asks for too much.
         """
         given = {
-            "messages": self._fitting(checked_messages(messages)),
+            "messages": checked_messages(messages),
             "tools": None if tools is None else checked_tools(tools),
             "documents": None if documents is None else plain(documents, "documents"),
         }
+        for name in ("tools", "documents"):
+            if given[name] and name not in self._template(given).names:
+                raise ChatError(
+                    f"{name}: this chat template ignores them, so the model would not see them. "
+                    "Leave them out."
+                )
         if variables is not None and not isinstance(variables, Mapping):
             raise ChatError(f"variables: expected a mapping of names, got {shown(variables)}.")
         more = {} if variables is None else plain(variables, "variables")
         taken = [name for name in more if name in {*given, "add_generation_prompt"}]
         if taken:
             raise ChatError(f"variables: expected none named {taken[0]}, got one. Leave it out.")
+        tag, continues = "", ""
+        if continue_final_message:
+            add_generation_prompt = False
+            tag = f"{Marks.absent_from([*_strings(given), *_strings(more), self.source]).start} "
+            continues = _tagged(given["messages"], tag)
         own = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
         _check_keys(given, list(self._control.values()))
-        return self._encoded(own, {**given, **more})
+        found = self._with_parts(own, {**given, **more}, tag)
+        return replace(found, continues=continues)
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -129,35 +155,46 @@ class ChatTemplate:
         ids = self.tokenizer.encode(rest.lstrip(), add_special_tokens=False) if found else []
         return ids[0] if ids and ids[0] in self._control else None
 
-    @cached_property
-    def _takes_parts(self) -> bool:
-        """Whether a content may be a list of parts."""
-        content = [{"type": "text", "text": _PROBE}]
-        try:
-            text = self._rendered(
-                self._special_tokens | {"add_generation_prompt": False},
-                {"messages": [{"role": "user", "content": content}], "tools": None},
-                datetime.now(),
-            )
-        except (ChatError, ChatTemplateError):
-            return False
-        return _PROBE in text and "'type'" not in text and '"type"' not in text
+    def _template(self, given: Mapping[str, Any]) -> Template:
+        name = "tool_use" if given["tools"] and "tool_use" in self._templates else "default"
+        return self._templates[name]
 
-    def _fitting(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Messages whose contents are one text each, where the template takes no parts."""
-        for message in messages:
-            content = message["content"]
-            if isinstance(content, list) and not self._takes_parts:
-                message["content"] = "\n".join(part["text"] for part in content)
-        return messages
+    def _with_parts(self, own: Mapping[str, Any], given: dict[str, Any], tag: str) -> Prompt:
+        """The prompt for messages whose contents may be lists of text parts.
+
+        A template gets them as they are. Where it makes nothing of lists, a list of one part is
+        its text.
+
+        Raises:
+            ChatError: it makes nothing of a list of several parts.
+        """
+        try:
+            return self._encoded(own, given, tag)
+        except (PartsError, ChatTemplateError) as error:
+            messages = given["messages"]
+            single = [one_text(message) for message in messages]
+            several = next(
+                (n for n, m in enumerate(single) if isinstance(m["content"], list)), None
+            )
+            if single != messages:
+                try:
+                    return self._encoded(own, {**given, "messages": single}, tag)
+                except (PartsError, ChatTemplateError):
+                    if several is None:
+                        raise
+            if several is None:
+                raise
+            raise ChatError(
+                f"messages[{several}].content: this chat template takes a text, not a list of "
+                f"{len(messages[several]['content'])} parts. Join them into one text."
+            ) from error
 
     def _rendered(self, own: Mapping[str, Any], given: Mapping[str, Any], now: datetime) -> str:
-        name = "tool_use" if given["tools"] and "tool_use" in self._templates else "default"
         functions = {"raise_exception": _refuse}
-        return self._templates[name].render({**own, **given}, functions=functions, now=now)
+        return self._template(given).render({**own, **given}, functions=functions, now=now)
 
-    def _encoded(self, own: Mapping[str, Any], given: dict[str, Any]) -> Prompt:
-        """Render and encode; what the user wrote becomes no control token."""
+    def _encoded(self, own: Mapping[str, Any], given: dict[str, Any], tag: str) -> Prompt:
+        """Render and encode, up to the tag; what the user wrote becomes no control token."""
         now = datetime.now()
         text = self._rendered(own, given, now)
         strings = [*_strings(given)]
@@ -166,7 +203,11 @@ class ChatTemplate:
             found = unmarked(self._rendered(own, marked(given, marks), now), marks)
         except (ChatError, ChatTemplateError):
             found = None
-        return Prompt(self._cut(text, self._spans(text, found, strings)), text)
+        spans = self._spans(text, found, strings)
+        if tag:
+            text = _before(text, tag, given["messages"][-1])
+            spans = [Span(at.start, min(at.end, len(text))) for at in spans if at.start < len(text)]
+        return Prompt(self._cut(text, spans), text)
 
     def _spans(
         self, text: str, found: tuple[str, list[Span]] | None, strings: Sequence[str]
@@ -248,6 +289,48 @@ class ChatTemplate:
 def _refuse(message: Any) -> None:
     text = " ".join(str(message).split())[:300]
     raise ChatError(f"messages: expected what this chat template takes, got: {text}")
+
+
+def _tagged(messages: list[dict[str, Any]], tag: str) -> str:
+    """Put a tag after the text of the last message that is to go on; the name of its field.
+
+    Raises:
+        ChatError: it is no answer, or ends in calls.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant" or "tool_calls" in last:
+        what = "calls of tools" if "tool_calls" in last else f"a message of role {last['role']}"
+        raise ChatError(
+            f"messages: continue_final_message needs an answer of the assistant at the end, "
+            f"got {what}. Let a new answer begin."
+        )
+    content = last["content"]
+    if isinstance(content, list):
+        content[-1]["text"] += tag
+    elif content or not last.get("reasoning_content"):
+        last["content"] += tag
+    else:
+        last["reasoning_content"] += tag
+        last["thinking"] += tag
+        return "reasoning_content"
+    return "content"
+
+
+def _before(text: str, tag: str, message: Mapping[str, Any]) -> str:
+    """What a template wrote before a tag, as transformers cuts it.
+
+    Raises:
+        ChatError: it wrote no tag, or something else before it.
+    """
+    mark = tag.strip()
+    tagged = next(each for each in _strings([*message.values()]) if mark in each)
+    at = text.rfind(mark)
+    if at < 0 or tagged[: tagged.index(mark)].strip() not in text:
+        raise ChatError(
+            "messages: this chat template changes the last message or leaves a part of it out, so "
+            "it cannot be continued. Let a new answer begin."
+        )
+    return text[:at] if text.startswith(tag, at) else text[:at].rstrip()
 
 
 def _strings(value: Any) -> Iterator[str]:

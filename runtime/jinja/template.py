@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.sandbox import safe_range
 
 from ortolan.errors import OrtolanError
@@ -38,6 +39,10 @@ class Template:
     `lstrip_blocks`), and it may use `break`, `continue` and `{% generation %}`, which changes
     nothing here.
 
+    Attributes:
+        source: of the template.
+        names: of the variables that it reads.
+
     Args:
         source: of the template.
 
@@ -47,7 +52,7 @@ class Template:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._code = _compiled(source)
+        self._code, self.names = _compiled(source)
 
     def render(
         self, values: Mapping[str, Any], *, functions: Mapping[str, Any], now: datetime
@@ -90,7 +95,8 @@ class Template:
         return "".join(parts)
 
 
-def _compiled(source: str) -> CodeType:
+def _compiled(source: str) -> tuple[CodeType, frozenset[str]]:
+    """A template as code, and the names of the variables that it reads."""
     size = len(source.encode(errors="surrogatepass"))
     if size > MAX_TEMPLATE_BYTES:
         raise ChatTemplateError(
@@ -105,7 +111,9 @@ def _compiled(source: str) -> CodeType:
                     f"chat template: expected at most {MAX_TEMPLATE_TOKENS} words and signs, got "
                     "more. Use another template."
                 )
-        return jinja.compile(paid(jinja.parse(source)), filename=_FILE)
+        parsed = jinja.parse(source)
+        names = frozenset(meta.find_undeclared_variables(parsed))
+        return jinja.compile(paid(parsed), filename=_FILE), names
     except jinja2.TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"chat template: expected a Jinja template, got one that is wrong in line "

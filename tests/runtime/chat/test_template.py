@@ -82,7 +82,7 @@ def their_ids(family: str, messages: Messages, **more: Any) -> list[int] | None:
 def our_ids(family: str, messages: Messages, **more: Any) -> list[int] | None:
     named = {
         name: more.pop(name)
-        for name in ("tools", "documents", "add_generation_prompt")
+        for name in ("tools", "documents", "add_generation_prompt", "continue_final_message")
         if name in more
     }
     try:
@@ -96,6 +96,9 @@ def our_ids(family: str, messages: Messages, **more: Any) -> list[int] | None:
 def test_prompts_are_those_of_transformers(family: str, conversation: str) -> None:
     messages, more = CONVERSATIONS[conversation]
     expected = their_ids(family, messages, **more)
+    read = ours(family)._templates["default"].names
+    if any(more.get(name) and name not in read for name in ("tools", "documents")):
+        expected = None  # the template ignores them, and transformers says nothing
     if conversation == "think_in_content" and family in {"qwen3", "deepseek"}:
         expected = None  # these take the text apart: only a refusal is safe
     if conversation == "think_in_content" and family == "smollm3":
@@ -249,10 +252,84 @@ def test_several_templates_are_chosen_by_the_tools() -> None:
     assert made.prompt([USER], tools=[TOOL]).text == "tools 1"
 
 
-def test_parts_become_one_text_where_the_template_takes_none() -> None:
-    parts = {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b")]}
-    joined = {"role": "user", "content": "a\nb"}
-    assert our_ids("chatml", [parts]) == our_ids("chatml", [joined])
+def with_parts(role: str, *texts: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
+
+
+@pytest.mark.parametrize("roles", [["system"], ["user"], ["user", "assistant"]])
+@pytest.mark.parametrize("texts", [("a",), (" a ", "b")])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_are_what_transformers_makes_of_them_or_refused(
+    family: str, texts: tuple[str, ...], roles: list[str]
+) -> None:
+    messages = [with_parts(role, *texts) for role in roles] + [USER] * (roles[-1] != "user")
+    expected = their_ids(family, messages)
+    shown = None if expected is None else theirs(family).decode(expected)
+    if shown is None or "'type'" in shown:  # what Python writes for a list is no prompt
+        plain = [{**m, "content": texts[0]} if m is not USER else m for m in messages]
+        expected = their_ids(family, plain) if len(texts) == 1 else None
+    assert our_ids(family, messages) == expected
+
+
+def test_several_parts_are_refused_where_the_template_takes_a_text() -> None:
+    with pytest.raises(ChatError, match=r"\[1\].content: .* takes a text, not a list of 2 parts"):
+        ours("chatml").prompt([with_parts("user", "a"), with_parts("assistant", "b", "c")])
+
+
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_what_the_template_ignores_is_refused(name: str) -> None:
+    given: dict[str, Any] = {name: [TOOL]}
+    with pytest.raises(ChatError, match=f"{name}: this chat template ignores them"):
+        ours("zephyr").prompt([USER], **given)
+
+
+# --- answers that go on -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content", ["The rain in ", " The rain\n", "", "<|im_end|> The", "a\n\nb c"]
+)
+@pytest.mark.parametrize("reasoning", [{}, {"reasoning_content": "\nIt rains. "}])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_is_continued_as_transformers_does(
+    family: str, reasoning: dict[str, str], content: str
+) -> None:
+    messages = [USER, {"role": "assistant", "content": content, **reasoning}]
+    field = "content" if content or not reasoning else "reasoning_content"
+    more: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": field}
+    expected = their_ids(family, messages, **more)
+    try:
+        found = ours(family).prompt(messages, continue_final_message=True)
+    except ChatError:
+        assert expected is None
+        return
+    assert found.continues == field
+    assert theirs(family).apply_chat_template(messages, tokenize=False, **more) == found.text
+    if "<|im_end|>" in content:  # which is text
+        messages[1]["content"] = "The"
+        harmless = ours(family).prompt(messages, continue_final_message=True).ids
+        assert control_ids(family, found.ids) == control_ids(family, harmless)
+    else:
+        assert found.ids == expected
+
+
+def test_a_continued_answer_may_have_parts() -> None:
+    messages = [USER, with_parts("assistant", "a", "b ")]
+    more: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    expected = their_ids("smollm3", messages, **more)
+    assert expected is None or our_ids("smollm3", messages, **more) == expected
+
+
+@pytest.mark.parametrize(("last", "what"), [(USER, "role user"), (CALL, "calls of tools")])
+def test_what_is_no_answer_is_not_continued(last: dict[str, Any], what: str) -> None:
+    with pytest.raises(ChatError, match=f"continue_final_message needs an answer .* {what}"):
+        ours("qwen2").prompt([USER, last], continue_final_message=True)
+
+
+def test_an_answer_that_the_template_leaves_out_is_not_continued() -> None:
+    made = ChatTemplate("{{ messages[0].content }}", ours("qwen2").tokenizer, {})
+    with pytest.raises(ChatError, match="leaves a part of it out, so it cannot be continued"):
+        made.prompt([USER, ANSWER], continue_final_message=True)
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
