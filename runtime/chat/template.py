@@ -111,7 +111,7 @@ class ChatTemplate:
                 hold a control token's text and the template makes something of it.
             ChatTemplateError: the template is broken, or asks for too much.
         """
-        given = {
+        given: dict[str, Any] = {
             "messages": checked_messages(messages),
             "tools": None if tools is None else checked_tools(tools),
             "documents": None if documents is None else plain(documents, "documents"),
