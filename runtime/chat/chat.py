@@ -63,8 +63,6 @@ class Chat:
     def question(self, messages: Sequence[Message], options: ChatOptions) -> Question:
         """What to generate for an answer to some messages.
 
-        Where the last message is to be continued, the reply is what comes after it.
-
         Raises:
             ChatError: as for `ChatTemplate.prompt`.
             ChatTemplateError: as there.

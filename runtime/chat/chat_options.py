@@ -16,11 +16,14 @@ class ChatOptions(Options, total=False):
         tools: what the model may call: `{"type": "function", "function": {...}}`.
         documents: for templates that take some.
         variables: more of what the template takes, such as `enable_thinking`.
+        continue_final_message: go on with the last message, an answer: the reply is what comes
+            after it. See `ChatTemplate.prompt`.
     """
 
     tools: Sequence[Message] | None
     documents: Sequence[Message] | None
     variables: Mapping[str, Any] | None
+    continue_final_message: bool
 
 
 _OWN = ChatOptions.__optional_keys__ - Options.__optional_keys__

@@ -90,6 +90,18 @@ def test_a_reply_is_a_message_to_go_on_with(model: Decoder) -> None:
     assert model.chat([USER, reply.message, USER], max_new_tokens=2).completion.tokens
 
 
+def test_an_answer_goes_on_from_where_it_was_cut(model: Decoder) -> None:
+    whole = model.chat([USER], max_new_tokens=12)
+    cut = model.chat([USER], max_new_tokens=5)
+    messages = [USER, {"role": "assistant", "content": cut.content}]
+    prompt = model.chat_template.prompt(messages, continue_final_message=True)
+    assert prompt.text == f"<bos>u:Hi.<eos><bos>a:{cut.content}"
+    rest = model.chat(messages, continue_final_message=True, max_new_tokens=7)
+    assert rest.completion.tokens == model.generate(prompt.ids, max_new_tokens=7).tokens
+    if prompt.ids[-5:] == [*cut.completion.tokens]:
+        assert cut.content + rest.content == whole.content
+
+
 def test_options_are_those_of_generate(model: Decoder) -> None:
     whole = model.chat([USER], max_new_tokens=20).content
     assert model.chat([USER], max_new_tokens=20, stop=[whole[3:5]]).content == whole[:3]
