@@ -58,7 +58,7 @@ class Int4(_Integers):
     Attributes:
         method: as for `Int8`; `gptq` by default.
         group_size: values that share a scale; 128 by default, 256 in blocks below a head of 4 bits,
-            32 in a decoder's rows of less than 2048 columns. A head of 8 bits keeps its own.
+            32 in rows of less than 2048 columns. A head of 8 bits keeps its own.
         head_bits: of the head and the embedding; by default 4 in a decoder by `gptq`, else 8.
         asymmetric: store a zero point for each group as well.
         exclude: patterns of weights that stay floats, such as `blocks.0.*`.

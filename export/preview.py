@@ -119,9 +119,9 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
         raise OptionError("preview: expected a checkpoint, got a live model. Export it.")
     checkpoint = open_checkpoint(source)
     way = way_of(checkpoint, via)
-    unknown = unknown_keys_of(checkpoint, way)
+    unknown = unknown_keys_of(checkpoint, via)
     model = open_exportable(
-        checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown, via=way
+        checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown, via=via
     )
     calibration = own_calibration(model)
     measured = [row for row in read_coverage().of(model.model_type) if row.way == way]

@@ -20,7 +20,7 @@ By default, rows that it does not divide take a smaller one if that is shorter.
 """
 
 NARROW_GROUP_SIZE: GroupSize = 32
-"""Of a decoder's short rows in 4 bits, by default (docs/adr/0005)."""
+"""Of short rows in 4 bits, by default: small models lose most by them (docs/adr/0005)."""
 
 LARGEST_GROUPS: Mapping[Device, GroupSize] = {"cpu": 256, "cuda": 128}
 """That kernels of a device take."""
@@ -69,7 +69,7 @@ def quantization_of(kind: str, weights: Int8 | Int4, device: Device) -> Quantiza
         scheme=scheme,
         head=replace(scheme, bits=head_bits, group=head_group),
         method=method,
-        narrow=_narrow(weights, kind),
+        narrow=_narrow(weights),
         fits=weights.group_size is None,
         exclude=tuple(weights.exclude),
         calibration_sequences=weights.calibration_sequences,
@@ -90,10 +90,9 @@ def smallest(auto: Auto) -> Int4:
     )
 
 
-def _narrow(weights: Int8 | Int4, kind: str) -> GroupSize | None:
+def _narrow(weights: Int8 | Int4) -> GroupSize | None:
     """The groups of short rows, where they differ from others."""
-    has_own = weights.group_size is None and weights.bits == 4 and KINDS[kind].has_decoder
-    return NARROW_GROUP_SIZE if has_own else None
+    return NARROW_GROUP_SIZE if weights.group_size is None and weights.bits == 4 else None
 
 
 def _tunes(weights: Int8 | Int4, kind: str, method: Method) -> bool:

@@ -258,11 +258,12 @@ def _check_prefill(settings: Settings) -> None:
         return
     is_decoder = not KINDS[settings.kind].has_encoder
     if settings.quantization is None or (is_decoder and options.graphs != "split"):
-        expected = "split graphs" if is_decoder else "weights"
-        advice = "--graphs split " if is_decoder else ""
+        missing = ["--graphs split"] if is_decoder and options.graphs != "split" else []
+        missing += [] if settings.quantization is not None else ["--precision int4"]
         raise OptionError(
-            f"prefill precision: expected {expected} of int8 or int4, got {options.graphs} of "
-            f"{settings.precision}. Add {advice}--precision int4."
+            "prefill precision: 8-bit products need weights of int8 or int4"
+            f"{', and graphs of their own for prompts' if is_decoder else ''} (got "
+            f"{settings.precision}, graphs {options.graphs}). Add {' '.join(missing)}."
         )
     if settings.device != "cpu":
         raise OptionError(

@@ -1,6 +1,7 @@
 """What is exported: a checkpoint of a family, any model of transformers, or a user's own module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,12 +10,23 @@ from torch import nn
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import Via
+from ortolan.export.source.architecture import (
+    architecture_of,
+    check_architecture,
+    check_known_task,
+)
 from ortolan.export.source.family import open_family, open_model
 from ortolan.export.source.module import open_module
 from ortolan.export.source.recurrent import open_recurrent, open_recurrent_model
 from ortolan.export.source.transformers import open_transformers
 from ortolan.export.source.transformers.keys import unread_keys
-from ortolan.export.source.transformers.skeleton import INSTALL, is_installed, knows
+from ortolan.export.source.transformers.live import check_own, is_transformers_model, open_live
+from ortolan.export.source.transformers.skeleton import (
+    INSTALL,
+    is_causal_class,
+    is_installed,
+    knows,
+)
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ortolan.modeling.checkpoint.folder import read_config, unknown_keys
 from ortolan.modeling.config import ModelConfig, RecurrentConfig
@@ -29,7 +41,8 @@ LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """How transformers names classes of causal language models."""
 
 Source = str | Path | Checkpoint | nn.Module
-"""A checkpoint (see `open_checkpoint`), a model of `ortolan.modeling`, or a user's own module."""
+"""A checkpoint (see `open_checkpoint`), or a live model: of `ortolan.modeling`, of transformers, or
+a user's own module."""
 
 
 def open_exportable(
@@ -51,23 +64,29 @@ def open_exportable(
         via: how to open a checkpoint; by default as a family, or else by transformers.
         adapter: a folder of PEFT to merge into a checkpoint.
     """
+    if isinstance(source, nn.Module) and is_transformers_model(source):
+        source = open_live(source)
     if isinstance(source, nn.Module):
         _refuse_options(accept_unknown, via, adapter)
-        open_live: Callable[..., Exportable] = open_module
+        open_own: Callable[..., Exportable] = open_module
         if isinstance(source, RecurrentModel):
-            open_live = open_recurrent_model
+            open_own = open_recurrent_model
         elif isinstance(source, TransformerModel):
-            open_live = open_model
-        return open_live(source, tokenizer=tokenizer, max_context=max_context)
+            open_own = open_model
+        else:
+            check_own(source)
+        return open_own(source, tokenizer=tokenizer, max_context=max_context)
     checkpoint = open_checkpoint(source, adapter=adapter)
-    by_family = way_of(checkpoint, via) == "family"
-    if by_family and via is None:
-        _check_family_reads(checkpoint, accept_unknown)
+    check_known_task(checkpoint.values)
     open_published: Callable[..., Exportable] = open_transformers
-    if by_family:
-        config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+    if way_of(checkpoint, via) == "family":
+        with _advised(checkpoint, via):
+            config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+        check_architecture(checkpoint.values, config)
         is_recurrent = isinstance(config, RecurrentConfig)
         open_published = open_recurrent if is_recurrent else open_family
+    elif not is_causal_class(checkpoint.values):
+        check_architecture(checkpoint.values, None)
     return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
@@ -84,24 +103,32 @@ def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:
     return "family" if _has_family(checkpoint) else "transformers"
 
 
-def _check_family_reads(checkpoint: Checkpoint, accept_unknown: tuple[str, ...]) -> None:
-    """Raise ConfigError where a family does not; it says if transformers may be asked instead."""
+@contextmanager
+def _advised(checkpoint: Checkpoint, via: Via | None) -> Iterator[None]:
+    """Where a family cannot read a config, say if transformers may be asked instead."""
     try:
-        read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+        yield
     except ConfigError as error:
-        names = checkpoint.values.get("architectures")
-        name = str(names[0]) if isinstance(names, list) and names else ""
-        model_type = str(checkpoint.values.get("model_type"))
-        if name.endswith(LANGUAGE_MODELS) and is_installed() and knows(model_type):
+        name, model_type = architecture_of(checkpoint.values), checkpoint.values.get("model_type")
+        is_known = name.endswith(LANGUAGE_MODELS) and is_installed() and knows(str(model_type))
+        if via is None and is_known:
             raise ConfigError(
                 f"{error} Or have transformers read it: --via transformers."
             ) from error
         raise
 
 
-def unknown_keys_of(checkpoint: Checkpoint, way: Via) -> tuple[str, ...]:
-    """The keys of a checkpoint's config that an export refuses unless they are accepted."""
-    return unknown_keys(checkpoint) if way == "family" else unread_keys(checkpoint.values)
+def unknown_keys_of(checkpoint: Checkpoint, via: Via | None) -> tuple[str, ...]:
+    """The keys of a checkpoint's config that an export refuses unless they are accepted.
+
+    Raises:
+        ConfigError: the config cannot be read by the given way, or by that which it takes.
+    """
+    check_known_task(checkpoint.values)
+    if way_of(checkpoint, via) == "transformers":
+        return unread_keys(checkpoint.values)
+    with _advised(checkpoint, via):
+        return unknown_keys(checkpoint)
 
 
 def _has_family(checkpoint: Checkpoint) -> bool:

@@ -28,6 +28,7 @@ WEIGHTS: dict[str, Target | None] = {
     "transformer.ln_f.weight": Target("final_norm.weight"),
     "transformer.ln_f.bias": Target("final_norm.bias"),
     "lm_head.weight": Target("head.weight"),
+    "multiple_choice_head.*": None,  # beside the language model, in a GPT2DoubleHeadsModel
     # Causal masks that old versions of transformers saved.
     "transformer.h.{}.attn.bias": None,
     "transformer.h.{}.attn.masked_bias": None,

@@ -31,6 +31,7 @@ WEIGHTS = {
     },
     **named("transformer.h.{}.", "blocks.{}.", {"ln_1": NORM_1, "ln_2": NORM_2}),
     "lm_head.weight": Target("head.weight"),
+    "multiple_choice_head.*": None,
     # What old versions of transformers saved: a causal mask, and the numbers 0, 1, ...
     "transformer.h.{}.attn.bias": None,
     "transformer.position_ids": None,

@@ -203,7 +203,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             parts.append(self.surroundings.summary)
         if self.weights is None or not self.weights.wrong:
             parts.append(self._from_end_to_end)
-        return f"{self.verdict}: {'; '.join(parts)}"
+        return f"{self._verdict_words}: {'; '.join(parts)}"
+
+    @property
+    def _verdict_words(self) -> str:
+        """The verdict for a person: a near tie that changes places is within the bounds."""
+        if self.verdict != "AMBIGUOUS":
+            return self.verdict
+        return f"PASS with {self.near_ties} near {'tie' if self.near_ties == 1 else 'ties'}"
 
     @property
     def _from_end_to_end(self) -> str:

@@ -1,12 +1,15 @@
 """What the command line prints, and the exit status it leaves, whatever happens within."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from ortolan.cli.output import print_table
+from ortolan.cli.lines import ProgressLines
+from ortolan.cli.output import print_table, progress
 
 RUN = """
 import sys, click
@@ -94,3 +97,46 @@ def test_full_disk_is_one_line() -> None:
     assert done.returncode == 2
     assert "No space left on device" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_long_work_says_what_it_does_on_stderr_where_nothing_can_be_drawn(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ProgressLines("export", seconds=0.02) as steps:
+        steps("calibrate", 1, 4)
+        time.sleep(0.3)  # nothing is reported meanwhile
+    written = capsys.readouterr()
+    lines = written.err.splitlines()
+    assert len(lines) > 1
+    assert lines[-1].startswith("export: calibrate, 25%, about ")
+    assert " left of this step, " in lines[-1]
+    assert lines[-1].endswith(" so far")
+    assert written.out == ""
+
+
+def test_lines_end_with_the_work_and_with_its_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError), ProgressLines("pack", seconds=0.01):
+        raise KeyError
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+    with progress("verify") as steps:
+        assert isinstance(steps, ProgressLines)  # stderr of a test is no terminal
+
+
+def test_bundle_whose_manifest_is_a_link_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").symlink_to("elsewhere")
+    code = (
+        "import sys; from ortolan.cli import main\n"
+        "sys.argv = ['ortolan', 'inspect', sys.argv[1]]\n"
+        "try: main()\nfinally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        env=os.environ,
+        text=True,
+        check=False,
+    )
+    assert "manifest.json: expected a plain file, got a symbolic link" in done.stderr
+    assert done.stdout == "False\n"

@@ -191,7 +191,7 @@ def unknown(value: Any) -> Any:
         ({"precision": Int4(head_bits=unknown(6))}, r"head bits: expected one of 4, 8, got 6"),
         (
             {"options": ExportOptions(prefill_precision="int8")},
-            r"prefill precision: expected split graphs of int8 or",
+            r"\(got fp32, graphs unified\)\. Add --graphs split --precision int4\.",
         ),
         (
             {

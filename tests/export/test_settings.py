@@ -108,6 +108,26 @@ def test_what_a_device_has_no_kernel_for_is_refused(wanted: dict[str, Any], mess
         resolve("decoder", **wanted)
 
 
+def test_products_of_int8_ask_for_what_is_missing_alone() -> None:
+    options = ExportOptions(prefill_precision="int8")
+    with pytest.raises(OptionError, match=r"Add --graphs split\.$"):
+        resolve("decoder", precision="int4", options=options)
+    with pytest.raises(OptionError, match=r"Add --precision int4\.$"):
+        resolve("decoder", options=ExportOptions(graphs="split", prefill_precision="int8"))
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "encoder-decoder"])
+def test_short_rows_of_4_bits_have_groups_of_their_own_in_every_kind(kind: str) -> None:
+    def narrow(precision: Any) -> int | None:
+        quantization = resolve(kind, precision=precision).quantization
+        assert quantization is not None
+        return quantization.narrow
+
+    assert narrow("int4") == 32
+    assert narrow(Int4(group_size=128)) is None
+    assert narrow("int8") is None
+
+
 def test_a_translator_can_be_split_and_an_encoder_cannot() -> None:
     split = ExportOptions(graphs="split")
     settings = resolve("encoder-decoder", options=split)

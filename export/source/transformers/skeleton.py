@@ -36,6 +36,19 @@ def knows(model_type: str) -> bool:
     return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
+def is_causal_class(values: Mapping[str, object]) -> bool:
+    """Whether a config.json names the class that transformers uses as its causal language model.
+
+    Some of these are called `...ForConditionalGeneration`.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(values.get("model_type")), ())
+    names = values.get("architectures")
+    usual = (classes,) if isinstance(classes, str) else tuple(classes)
+    return isinstance(names, list) and bool(names) and names[0] in usual
+
+
 def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
     """The causal language model that a config.json describes.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
-from ortolan.cli.output import ProgressBars, print_json, print_table, size
+from ortolan.cli.output import print_json, print_table, progress, size
 
 if TYPE_CHECKING:
     from ortolan.runtime.bench.figures import CaseResult, Generation, Result
@@ -78,12 +78,12 @@ def command(
     from ortolan.runtime.bench.measure import cases, measure
 
     model = load(bundle, Decoder, device=device, threads=threads)
-    with ProgressBars() as bars:
+    with progress("bench") as steps:
         result = measure(
             model,
             cases(prompts, news, depths),
             repetitions=repetitions,
-            progress=lambda done, total: bars("bench", done, total),
+            progress=lambda done, total: steps("bench", done, total),
         )
     if as_json:
         print_json(msgspec.to_builtins(result))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortolan.cli.extras import export_packages
-from ortolan.cli.output import ProgressBars, print_json, print_table, quality_rows, size
+from ortolan.cli.output import print_json, print_table, progress, quality_rows, size
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import Manifest
@@ -79,8 +79,8 @@ _OF_INTEGERS = (
 @click.option(
     "--group-size",
     type=click.Choice(["32", "64", "128", "256"]),
-    help="Values that share a scale; 128 by default, 256 in blocks if the head has 4 bits, 32 in a "
-    "decoder's rows of less than 2048 columns.",
+    help="Values that share a scale; 128 by default, 256 in blocks if the head has 4 bits, 32 in "
+    "rows of less than 2048 columns.",
 )
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group as well.")
 @click.option(
@@ -202,8 +202,7 @@ def command(
 
     keywords = {name: given.pop(name) for name in ("device", "calibration", "max_context")}
     weights = _weights_of(precision, given)
-    steps = ProgressBars()
-    try:
+    with progress("export") as steps:
         bundle = export(
             source,
             out,
@@ -213,8 +212,6 @@ def command(
             progress=steps,
             **keywords,
         )
-    finally:
-        steps.close()
     measured = certificate.read(bundle).measured
     unverified = bundle.manifest.unverified
     total = sum(file.size for file in bundle.manifest.files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,8 @@ def command(
     Of a checkpoint: how it would be exported, the size of the bundle in each precision, and the
     memory and time that the export takes.
     """
-    if (path / "manifest.json").is_file() or not path.exists():
+    # A manifest that is a link, or no file, is an error of the bundle.
+    if os.path.lexists(path / "manifest.json") or not path.exists():
         if via is not None:
             raise click.ClickException(
                 f"inspect: expected a checkpoint with --via, got {path}. Leave it out."

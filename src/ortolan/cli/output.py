@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from ortolan.cli.lines import ProgressLines
+
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.quality import Quality
 
@@ -41,8 +43,13 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def progress(command: str) -> "ProgressBars | ProgressLines":
+    """Progress of a long command on stderr: bars on a terminal, else a line every ten seconds."""
+    return ProgressBars() if sys.stderr.isatty() else ProgressLines(command)
+
+
 class ProgressBars:
-    """Progress of several steps, one bar each, on stderr when that is a terminal."""
+    """Progress of several steps on a terminal, one bar each."""
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
@@ -50,8 +57,6 @@ class ProgressBars:
 
     def __call__(self, step: str, done: int, total: int) -> None:
         """Show that `done` of `total` of a step are done."""
-        if not sys.stderr.isatty():
-            return
         if step != self._step or self._bar is None:
             self.close()
             self._step = step

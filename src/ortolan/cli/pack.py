@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ortolan.cli import options
-from ortolan.cli.output import print_json, print_table, size
+from ortolan.cli.output import print_json, print_table, progress, size
 
 
 @click.command()
@@ -24,7 +24,9 @@ def command(bundle: Path, as_json: bool) -> None:
     from ortolan.runtime import open_bundle
     from ortolan.runtime.pack.write import pack
 
-    report = pack(open_bundle(bundle))
+    with progress("pack") as steps:
+        steps("weights", 0, 1)
+        report = pack(open_bundle(bundle))
     if as_json:
         print_json(msgspec.to_builtins(report))
         return

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ortolan.cli import options
-from ortolan.cli.output import ProgressBars, print_json, print_table
+from ortolan.cli.output import print_json, print_table, progress
 
 
 @click.command()
@@ -32,13 +32,13 @@ def command(bundle: Path, device: str, threads: int | None, isolate: bool, as_js
 
     from ortolan.runtime import open_bundle, verify
 
-    with ProgressBars() as bars:
+    with progress("verify") as steps:
         report = verify(
             bundle,
             device=device,
             threads=threads,
             isolate=isolate,
-            progress=lambda done, total: bars("verify", done, total),
+            progress=lambda done, total: steps("verify", done, total),
         )
     if as_json:
         quality = open_bundle(bundle).manifest.quality or report.quality

@@ -1,0 +1,219 @@
+"""What an export says of checkpoints and live models of every kind that people bring."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import ortolan
+from ortolan.errors import OrtolanError
+from ortolan.export.preview import preview
+from ortolan.modeling import ConfigError
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+SEQ2SEQ = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
+
+WHISPER = SEQ2SEQ | {
+    "max_source_positions": 50,
+    "max_target_positions": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+
+OPT = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "ffn_dim": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "word_embed_proj_dim": 16,
+}
+
+TRANSFORMERS = r"Or have transformers read it: --via transformers\."
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "WhisperForConditionalGeneration": (WHISPER, "is an encoder-decoder of speech, which cannot"),
+    "LlamaForSequenceClassification": (SIZES, "classifier or reranker.*encoder families such as"),
+    "Qwen3ForSequenceClassification": (SIZES, "classifier or reranker.*encoder families such as"),
+    "LlamaModel": (SIZES | {"tie_word_embeddings": True}, "without a head.*to LlamaForCausalLM"),
+    "LlamaForTokenClassification": (SIZES, "is a model that labels each token, which cannot"),
+    "BertForTokenClassification": (SIZES, "is a model that labels each token, which cannot"),
+    "RobertaForTokenClassification": (SIZES, "is a model that labels each token, which cannot"),
+    "BertForQuestionAnswering": (SIZES, "is a model that marks answers in a text, which cannot"),
+    "BertForMultipleChoice": (SIZES, "is a model that chooses one of several texts"),
+    "BertForNextSentencePrediction": (SIZES, "whether one sentence follows another"),
+    "OPTForCausalLM": (OPT, TRANSFORMERS),
+    "StableLmForCausalLM": (SIZES | {"qk_layernorm": True}, TRANSFORMERS),
+}
+"""By the class that saved a checkpoint: its config, and what `inspect` and `export` say."""
+
+
+def tiny(name: str, values: dict[str, Any]) -> Any:
+    """A random model of a class of transformers."""
+    cls: Any = getattr(transformers, name)
+    torch.manual_seed(0)
+    return cls(cls.config_class(**values)).eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("saved")
+
+    def save(name: str) -> Path:
+        if not (root / name).exists():
+            tiny(name, REFUSED[name][0]).save_pretrained(root / name)
+        return root / name
+
+    return save
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_checkpoint_that_cannot_be_exported_is_named_with_its_remedy(
+    name: str, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    message = REFUSED[name][1]
+    with pytest.raises(ConfigError, match=message):
+        preview(saved(name))
+    with pytest.raises(ConfigError, match=message):
+        ortolan.export(saved(name), tmp_path / "out")
+    if message is not TRANSFORMERS:
+        with pytest.raises(ConfigError, match=f"^architectures: {name} "):
+            preview(saved(name), via="transformers" if "Bert" not in name else None)
+
+
+def test_a_way_that_was_given_is_not_advised(saved: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match=r"faithfully\.$"):
+        preview(saved("OPTForCausalLM"), via="family")
+
+
+def test_a_spare_head_beside_a_language_model_is_left_behind(tmp_path: Path) -> None:
+    values = {"vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    values |= {"bos_token_id": 1, "eos_token_id": 2}
+    tiny("GPT2DoubleHeadsModel", values).save_pretrained(tmp_path)
+    assert preview(tmp_path).kind == "decoder"
+
+
+# --- live models ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_tied"), [(torch.float32, False), (torch.bfloat16, True)], ids=["fp32", "tied"]
+)
+def test_a_live_language_model_of_transformers_computes_the_same(
+    dtype: torch.dtype, is_tied: bool, tmp_path: Path
+) -> None:
+    module = tiny("LlamaForCausalLM", SIZES | {"tie_word_embeddings": is_tied}).to(dtype)
+    ids = list(range(3, 20))
+    ortolan.export(module, tmp_path / "out")
+    got = ortolan.load(tmp_path / "out", ortolan.Decoder).logits(ids)
+    with torch.no_grad():
+        want = module.float()(torch.tensor([ids])).logits[0].numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_a_live_model_takes_the_tokenizer_of_its_local_folder(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    module = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    bundle = ortolan.export(module, tmp_path / "out")
+    kept = (tmp_path / "out" / "tokenizer.json").read_bytes()
+    assert kept == (checkpoint / "tokenizer.json").read_bytes()
+    assert bundle.manifest.kind == "decoder"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        (
+            "ViTForImageClassification",
+            {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 16,
+                "patch_size": 8,
+            },
+            "encoder",
+        ),
+        ("BartForConditionalGeneration", SEQ2SEQ | {"max_position_embeddings": 64}, "encoder-dec"),
+    ],
+)
+def test_live_models_of_other_kinds_are_sources(
+    name: str, values: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    bundle = ortolan.export(tiny(name, values), tmp_path / "out")
+    assert bundle.manifest.kind.startswith(kind)
+
+
+class OfImages(nn.Module):
+    """A module without ids or a state."""
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels
+
+
+class OfPairs(nn.Module):
+    """An encoder-decoder of somebody's own."""
+
+    def forward(
+        self, source: torch.Tensor, target: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        return source + target + mask
+
+
+def with_adapters() -> nn.Module:
+    """What PEFT makes of a model, as far as an export can see."""
+    of_peft: type[nn.Module] = type("PeftModel", (OfImages,), {"__module__": "peft.peft_model"})
+    return of_peft()
+
+
+def with_loaded_adapters() -> nn.Module:
+    """A model of transformers after `load_adapter`."""
+    module: Any = tiny("LlamaForCausalLM", SIZES)
+    module._hf_peft_config_loaded = True
+    loaded: nn.Module = module
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (OfImages, r"takes token ids and a State \(got forward\(pixels"),
+        (OfPairs, r"takes token ids and a State \(got forward\(source"),
+        (with_adapters, r"not merged\. Export model\.merge_and_unload\(\)"),
+        (with_loaded_adapters, r"not merged\. Export model\.merge_and_unload\(\)"),
+    ],
+)
+def test_a_live_module_that_cannot_be_exported_is_told_why(
+    make: Callable[[], nn.Module], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OrtolanError, match=message):
+        ortolan.export(make(), tmp_path / "out")
