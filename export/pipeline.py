@@ -34,7 +34,7 @@ from ortolan.export.precision import CALIBRATION_SEQUENCES, Precision
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.proof.probes import inputs_of, make_probes, text_of
-from ortolan.export.proof.quality import advise
+from ortolan.export.proof.quality import advise, risks
 from ortolan.export.proof.replay import replay
 from ortolan.export.quantize.auto import Chosen, choose
 from ortolan.export.quantize.find import find_codes
@@ -67,6 +67,7 @@ def export(
     options: ExportOptions = DEFAULTS,
     force: bool = False,
     progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Bundle:
     """Export a model and prove that the bundle computes what PyTorch computes.
 
@@ -82,6 +83,7 @@ def export(
         options: the rest.
         force: replace a bundle at `out`.
         progress: told of every step.
+        warn: called before any work with each reason why the bundle will probably be poor.
 
     Raises:
         OrtolanError: see `export.errors`, and for the source `modeling.errors`.
@@ -103,6 +105,9 @@ def export(
         options=options,
         takes_one=model.takes_one,
     )
+    if warn is not None and not options.allow_poor:
+        for risk in risks(model, settings):
+            warn(risk)
     data = _calibration(model, settings, file, is_given=calibration is not None)
     inputs = _inputs(model, settings, data)
     with staged_bundle(Path(out).absolute(), force=force) as folder:

@@ -1,9 +1,12 @@
 """What an export of a checkpoint would make, and what it takes: from headers, before any work."""
 
+import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
+import torch
 from torch import nn
 
 from ortolan.export.coverage import Row, read_coverage
@@ -11,7 +14,8 @@ from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import SEQUENCE_LENGTH, own_calibration, own_name
 from ortolan.export.options import Via
-from ortolan.export.precision import CALIBRATION_SEQUENCES, Method, PrecisionName
+from ortolan.export.precision import CALIBRATION_SEQUENCES, Int4, Method, PrecisionName
+from ortolan.export.proof.quality import risks, width_of
 from ortolan.export.quantize.guide import is_affordable
 from ortolan.export.quantize.plan import Quantization, scheme_of
 from ortolan.export.settings import resolve
@@ -26,17 +30,20 @@ PROGRAM_BYTES = 550 << 20
 LAYERS_AT_ONCE: Mapping[Method | None, float] = {None: 1.5, "rtn": 1.5, "hqq": 1.5, "gptq": 4.0}
 """Copies of the largest layer in float32 that lie in memory, by how its integers are found."""
 
-START_S = 12.0
+START_S = 8.0
 """Seconds of an export beside the weights: starting, tracing, and the first of each kernel."""
 
-WEIGHT_NS: Mapping[Method | None, float] = {None: 180.0, "rtn": 130.0, "hqq": 160.0, "gptq": 950.0}
+WEIGHT_NS: Mapping[Method | None, float] = {None: 120.0, "rtn": 120.0, "hqq": 160.0, "gptq": 800.0}
 """Nanoseconds of one core for a weight, reference and verification included; see `Cost.seconds`."""
 
-GUIDE_NS = 1100.0
+GUIDE_NS = 1000.0
 """The same for the gradients that guide `gptq`, of models that they are affordable for."""
 
-WRITE_NS = 450.0
+WRITE_NS = 300.0
 """The same for a draft of 8 bits that writes the text to calibrate on, where there is no file."""
+
+REFERENCE_FLOPS = 85e9
+"""Float32 operations a second of the core that these were measured on, by `core_flops`."""
 
 FLOAT_BYTES = 4
 """Of what is not rounded, on the CPU."""
@@ -57,7 +64,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         method: how integers are found; `None` for floats.
         memory_bytes: at the peak: the program and some copies of the largest layer.
         seconds: of one core: the weights, at what was measured of models of up to 135M parameters
-            on a core with AVX-512; cores divide it, up to about four. It counts the text that the
+            on one core, scaled by the measured speed of this one; cores divide it, up to about
+            four. It counts the text that the
             model writes to calibrate on and the gradients that guide `gptq`, where an export with
             default options has them; a model that writes few tokens at once takes longer.
     """
@@ -84,6 +92,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         ignored_keys: of the config, which are known not to change what the model computes.
         left_out: towers of the checkpoint for other inputs than texts.
         missing: what is not beside the weights, and what the bundle lacks without.
+        risks: of 4 bits that are not calibrated: why they would probably be refused as poor.
     """
 
     model_type: str
@@ -102,6 +111,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     ignored_keys: tuple[str, ...]
     left_out: tuple[str, ...]
     missing: dict[str, str]
+    risks: tuple[str, ...]
 
 
 def preview(source: Source, *, via: Via | None = None) -> Preview:
@@ -131,7 +141,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
         measured=measured[0] if measured else None,
         kind=model.kind,
         layers=_layers(model.module),
-        width=_width(model.module),
+        width=width_of(model),
         vocab_size=model.vocab_size,
         context_length=model.context_length,
         parameters=_numbers(model.module),
@@ -144,6 +154,10 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
         ignored_keys=model.keys.ignored,
         left_out=model.left_out,
         missing=_missing(model, calibration),
+        risks=risks(
+            model,
+            resolve(model.kind, precision=Int4(method="rtn"), takes_one=model.takes_one),
+        ),
     )
 
 
@@ -151,16 +165,6 @@ def _layers(module: nn.Module) -> dict[str, int]:
     """How many layers each stack has: of lists in lists, only the outer."""
     lists = {n: len(m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList)}
     return {n: size for n, size in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
-
-
-def _width(module: nn.Module) -> int | None:
-    """The width that a config gives, or that of its decoder."""
-    config = getattr(module, "config", None)
-    for each in (config, getattr(config, "decoder", None)):
-        width = getattr(each, "hidden_size", None)
-        if isinstance(width, int):
-            return width
-    return None
 
 
 def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
@@ -198,9 +202,30 @@ def _cost(model: Exportable, precision: PrecisionName, *, writes: bool) -> Cost:
         method=method,
         memory_bytes=PROGRAM_BYTES + round(LAYERS_AT_ONCE[method] * FLOAT_BYTES * largest),
         seconds=round(
-            START_S + 1e-9 * _weight_ns(model, method, writes) * _numbers(model.module), 1
+            REFERENCE_FLOPS
+            / core_flops()
+            * (START_S + 1e-9 * _weight_ns(model, method, writes) * _numbers(model.module)),
+            1,
         ),
     )
+
+
+@cache
+def core_flops() -> float:
+    """Float32 operations a second of one core, measured once in some 50 ms."""
+    threads, size = torch.get_num_threads(), 512
+    matrix = torch.ones(size, size)
+    torch.set_num_threads(1)
+    try:
+        # Time of this thread, which other programs on a busy machine do not take.
+        seconds = []
+        for _ in range(12):
+            began = time.thread_time()
+            torch.mm(matrix, matrix)
+            seconds.append(time.thread_time() - began)
+    finally:
+        torch.set_num_threads(threads)
+    return 2 * size**3 / max(min(seconds), 1e-9)
 
 
 def _weight_ns(model: Exportable, method: Method | None, writes: bool) -> float:

@@ -37,6 +37,7 @@ import ortolan  # noqa: E402
 from family_checks import compare, save_tiny  # noqa: E402
 from ortolan.export.coverage import BOUND, DATA, Coverage, Row, encode  # noqa: E402
 from ortolan.export.options import Via  # noqa: E402
+from ortolan.modeling.families import FAMILIES  # noqa: E402
 
 DATA_FILE, DOCUMENT = ROOT / "export" / DATA, ROOT / "docs" / "families.md"
 
@@ -86,6 +87,7 @@ def measure(model_type: str, way: Via) -> Row:
             note = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:NOTE_LENGTH]
         else:
             kind, tokens_equal = found.kind, found.tokens_equal
+            note = _part(model) if way == "transformers" else ""
             error = float(f"{found.error:.1e}")
     return Row(
         model_type=model_type,
@@ -95,6 +97,14 @@ def measure(model_type: str, way: Via) -> Row:
         tokens_equal=tokens_equal,
         note=note,
     )
+
+
+def _part(model: Any) -> str:
+    """What a model is of its type's whole: of an encoder-decoder, the decoder alone."""
+    is_part = getattr(type(model.config), "is_encoder_decoder", False)
+    if model.config.model_type in FAMILIES or not is_part:
+        return ""
+    return f"the decoder alone ({type(model).__name__}); the encoder-decoder is not supported"
 
 
 @contextmanager

@@ -3,7 +3,40 @@
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import can_read
 from ortolan.export.precision import GROUP_SIZES
+from ortolan.export.quantize.plan import NARROW
 from ortolan.export.settings import Settings
+
+UNCALIBRATED_WIDTH = 1024
+"""Width below which 4 bits without calibration are usually poor: models of 384 and 576 are."""
+
+
+def width_of(model: Exportable) -> int | None:
+    """The width of the vectors between layers, as a config or that of its decoder says."""
+    config = getattr(model.module, "config", None)
+    for each in (config, getattr(config, "decoder", None)):
+        width = getattr(each, "hidden_size", None)
+        if isinstance(width, int):
+            return width
+    return None
+
+
+def risks(model: Exportable, settings: Settings) -> tuple[str, ...]:
+    """Why an export will probably be refused as poor, as far as its settings show."""
+    plan, width = settings.quantization, width_of(model)
+    if plan is None or settings.auto is not None or plan.scheme.bits > 4 or width is None:
+        return ()
+    found = []
+    if plan.method != "gptq" and plan.keeps == "none" and width < UNCALIBRATED_WIDTH:
+        found.append(
+            f"4 bits by {plan.method} are usually poor in a model {width} wide, and a poor bundle "
+            "is not kept. Leave --method out to calibrate."
+        )
+    if plan.narrow is None and plan.scheme.group > min(GROUP_SIZES) and width < NARROW:
+        found.append(
+            f"4 bits in groups of {plan.scheme.group} are often poor in a model {width} wide. "
+            f"Choose --group-size {min(GROUP_SIZES)}, or leave it out."
+        )
+    return tuple(found)
 
 
 def advise(model: Exportable, settings: Settings) -> tuple[str, ...]:
@@ -19,7 +52,8 @@ def advise(model: Exportable, settings: Settings) -> tuple[str, ...]:
         advice.append("--method gptq with --calibration FILE")
     if plan.head.bits < 8:
         advice.append("--head-bits 8")
-    if plan.scheme.group > min(GROUP_SIZES):
+    has_small_groups = plan.narrow is not None and (width_of(model) or NARROW) < NARROW
+    if plan.scheme.group > min(GROUP_SIZES) and not has_small_groups:
         advice.append(f"--group-size {min(GROUP_SIZES)}")
     if settings.options.prefill_precision is not None:
         advice.append("no --prefill-precision")

@@ -121,3 +121,8 @@ def test_comparison_sees_a_weight_that_differs(
     changed = compare(model, tmp_path / "bundle")
     assert changed.error > 1e-3
     assert changed.tokens_equal in (False, None)
+
+
+def test_type_whose_decoder_alone_is_exported_says_so() -> None:
+    (row,) = read_coverage().of("whisper")
+    assert row.note.startswith("the decoder alone (WhisperForCausalLM)")

@@ -90,6 +90,7 @@ def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
     def seconds(name: str) -> float:
         return preview(folder).precisions[name].seconds
 
+    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: 85e9)
     second = 1e9 / preview(folder).parameters
     monkeypatch.setattr("ortolan.export.preview.WRITE_NS", 10 * second)
     monkeypatch.setattr("ortolan.export.preview.GUIDE_NS", 100 * second)
@@ -100,6 +101,41 @@ def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
     assert whole - given == pytest.approx(10, abs=0.2)
     assert given - seconds("int4") == pytest.approx(100, abs=0.2)
     assert seconds("int8") == quick
+
+
+def test_a_slower_core_takes_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: 85e9)
+    usual = preview(folder).precisions["fp32"].seconds
+    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: 42.5e9)
+    assert preview(folder).precisions["fp32"].seconds == pytest.approx(2 * usual, abs=0.1)
+
+
+def test_speed_of_a_core_is_that_of_products() -> None:
+    from ortolan.export.preview import core_flops
+
+    assert 1e8 < core_flops() < 1e13
+
+
+def test_probable_refusals_are_known_before_any_work(
+    checkpoint: Path, about: Preview, tmp_path: Path
+) -> None:
+    assert "4 bits by rtn are usually poor" in about.risks[0]
+    told: list[str] = []
+    refused = ortolan.ExportOptions(max_kl=0.0)
+    for precision in ("int4", ortolan.Int4(method="rtn", group_size=128)):
+        with pytest.raises(ortolan.OrtolanError):
+            ortolan.export(
+                checkpoint,
+                tmp_path / "out",
+                precision=precision,
+                calibration=tmp_path / "absent.txt",
+                options=refused,
+                warn=told.append,
+            )
+    assert [text.partition(" are ")[0] for text in told] == [
+        "4 bits by rtn",
+        "4 bits in groups of 128",
+    ]
 
 
 def test_unknown_keys_are_listed_and_not_an_error(folder: Path) -> None:

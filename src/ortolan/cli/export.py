@@ -210,6 +210,7 @@ def command(
             options=ExportOptions(**given),
             force=force,
             progress=steps,
+            warn=lambda text: click.echo(f"ortolan: warning: {text}", err=True),
             **keywords,
         )
     measured = certificate.read(bundle).measured
