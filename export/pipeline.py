@@ -72,7 +72,8 @@ def export(
     """Export a model and prove that the bundle computes what PyTorch computes.
 
     Args:
-        source: a Hugging Face checkpoint folder, or a model of `ortolan.modeling`.
+        source: a checkpoint (see `open_checkpoint`), or a live model: of `ortolan.modeling`, of
+            transformers, or a module of your own.
         out: the folder of the bundle.
         precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`; `settings.DTYPES` has the
             type of the cache and the activations.

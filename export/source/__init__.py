@@ -20,7 +20,12 @@ from ortolan.export.source.module import open_module
 from ortolan.export.source.recurrent import open_recurrent, open_recurrent_model
 from ortolan.export.source.transformers import open_transformers
 from ortolan.export.source.transformers.keys import unread_keys
-from ortolan.export.source.transformers.live import check_own, is_transformers_model, open_live
+from ortolan.export.source.transformers.live import (
+    check_own,
+    is_transformers_model,
+    open_live,
+    uncompiled,
+)
 from ortolan.export.source.transformers.skeleton import (
     INSTALL,
     is_causal_class,
@@ -64,6 +69,8 @@ def open_exportable(
         via: how to open a checkpoint; by default as a family, or else by transformers.
         adapter: a folder of PEFT to merge into a checkpoint.
     """
+    if isinstance(source, nn.Module):
+        source = uncompiled(source)
     if isinstance(source, nn.Module) and is_transformers_model(source):
         source = open_live(source)
     if isinstance(source, nn.Module):

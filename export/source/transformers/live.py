@@ -30,6 +30,12 @@ BESIDE = (
 """Files of the folder that a model was loaded from which belong to it as well."""
 
 
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wraps; any other as it is. Tracing a wrapped one crashes."""
+    inner = getattr(module, "_orig_mod", None)
+    return uncompiled(inner) if isinstance(inner, nn.Module) else module
+
+
 def is_transformers_model(module: nn.Module) -> bool:
     """Whether a module is a model of transformers; it need not be imported."""
     return _is_of(module, "transformers") and hasattr(module, "save_pretrained")

@@ -1,8 +1,9 @@
 """What an export says of checkpoints and live models of every kind that people bring."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from torch import nn
 
 import ortolan
 from ortolan.errors import OrtolanError
+from ortolan.export.exportable import Exportable
 from ortolan.export.preview import preview
+from ortolan.export.source import open_exportable
 from ortolan.modeling import ConfigError
 
 SIZES = {
@@ -54,6 +57,15 @@ OPT = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
     "word_embed_proj_dim": 16,
+}
+
+VIT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
 }
 
 TRANSFORMERS = r"Or have transformers read it: --via transformers\."
@@ -123,13 +135,13 @@ def test_a_spare_head_beside_a_language_model_is_left_behind(tmp_path: Path) -> 
 # --- live models ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dtype", "is_tied"), [(torch.float32, False), (torch.bfloat16, True)], ids=["fp32", "tied"]
-)
-def test_a_live_language_model_of_transformers_computes_the_same(
-    dtype: torch.dtype, is_tied: bool, tmp_path: Path
-) -> None:
-    module = tiny("LlamaForCausalLM", SIZES | {"tie_word_embeddings": is_tied}).to(dtype)
+def opened(module: nn.Module) -> Exportable:
+    """What an export makes of a live module before it traces it."""
+    return open_exportable(module, tokenizer=None, max_context=None)
+
+
+def test_a_live_language_model_of_transformers_computes_the_same(tmp_path: Path) -> None:
+    module = tiny("LlamaForCausalLM", SIZES | {"tie_word_embeddings": True}).to(torch.bfloat16)
     ids = list(range(3, 20))
     ortolan.export(module, tmp_path / "out")
     got = ortolan.load(tmp_path / "out", ortolan.Decoder).logits(ids)
@@ -138,39 +150,39 @@ def test_a_live_language_model_of_transformers_computes_the_same(
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
-def test_a_live_model_takes_the_tokenizer_of_its_local_folder(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    module = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    bundle = ortolan.export(module, tmp_path / "out")
-    kept = (tmp_path / "out" / "tokenizer.json").read_bytes()
-    assert kept == (checkpoint / "tokenizer.json").read_bytes()
-    assert bundle.manifest.kind == "decoder"
+def test_a_live_model_takes_the_tokenizer_of_its_local_folder(checkpoint: Path) -> None:
+    model = opened(transformers.AutoModelForCausalLM.from_pretrained(checkpoint))
+    kept = model.companions["tokenizer.json"]
+    assert kept.parent != checkpoint
+    assert kept.read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
+    del model
+    gc.collect()
+    assert not kept.exists()  # the temporary folder lasts as long as what was opened
 
 
 @pytest.mark.parametrize(
     ("name", "values", "kind"),
     [
+        ("ViTForImageClassification", VIT, "encoder"),
         (
-            "ViTForImageClassification",
-            {
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "image_size": 16,
-                "patch_size": 8,
-            },
-            "encoder",
+            "BartForConditionalGeneration",
+            SEQ2SEQ | {"max_position_embeddings": 64},
+            "encoder-decoder",
         ),
-        ("BartForConditionalGeneration", SEQ2SEQ | {"max_position_embeddings": 64}, "encoder-dec"),
     ],
 )
 def test_live_models_of_other_kinds_are_sources(
-    name: str, values: dict[str, Any], kind: str, tmp_path: Path
+    name: str, values: dict[str, Any], kind: str
 ) -> None:
-    bundle = ortolan.export(tiny(name, values), tmp_path / "out")
-    assert bundle.manifest.kind.startswith(kind)
+    assert opened(tiny(name, values)).kind == kind
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler
+def test_a_compiled_model_is_the_model_that_was_compiled() -> None:
+    compiled: Any = torch.compile(tiny("ViTForImageClassification", VIT))
+    assert opened(compiled).kind == "encoder"
+    with pytest.raises(ConfigError, match=r"^OfImages: "):
+        opened(cast("nn.Module", torch.compile(OfImages())))
 
 
 class OfImages(nn.Module):
