@@ -13,7 +13,7 @@ from tests.export.conftest import Exported
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.precision import Precision
-from ortolan.export.preview import Preview, preview
+from ortolan.export.preview import REFERENCE_FLOPS, Preview, preview
 from ortolan.modeling import CheckpointError, ConfigError, WeightError
 
 Export = Callable[[str], Exported]
@@ -90,7 +90,7 @@ def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
     def seconds(name: str) -> float:
         return preview(folder).precisions[name].seconds
 
-    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: 85e9)
+    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: REFERENCE_FLOPS)
     second = 1e9 / preview(folder).parameters
     monkeypatch.setattr("ortolan.export.preview.WRITE_NS", 10 * second)
     monkeypatch.setattr("ortolan.export.preview.GUIDE_NS", 100 * second)
@@ -104,9 +104,9 @@ def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
 
 
 def test_a_slower_core_takes_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: 85e9)
+    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: REFERENCE_FLOPS)
     usual = preview(folder).precisions["fp32"].seconds
-    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: 42.5e9)
+    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: REFERENCE_FLOPS / 2)
     assert preview(folder).precisions["fp32"].seconds == pytest.approx(2 * usual, abs=0.1)
 
 
