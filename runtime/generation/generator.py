@@ -31,7 +31,7 @@ from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.generation.completion import FinishReason
 from ortolan.runtime.generation.drafts import Draft
-from ortolan.runtime.generation.last_prompt import Prefixes
+from ortolan.runtime.generation.prefixes import Prefixes
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.scheduler import Scheduler
 from ortolan.runtime.generation.speculation import Speculation

@@ -1,4 +1,4 @@
-"""What was computed for prompts, for others that begin with the same tokens.
+"""The states of the last prompt, for the next one of the same conversation.
 
 A `LastPrompt` keeps the one row of a conversation between its turns. The next prompt mostly begins
 as the last one did, so its row takes up where the two part:
@@ -15,7 +15,6 @@ of a prompt: the answer is computed once more, as a part of the next prompt (doc
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
 
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.runner import GRID
@@ -24,49 +23,13 @@ from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.sampled_text import SampledText
 
-__all__ = ["LastPrompt", "Prefixes"]
+__all__ = ["LastPrompt"]
 
 BOUNDARIES = 3
 """Places of a prompt at which replaced states are kept, the last ones.
 
 The last alone would be of no use where a template writes the end of a prompt otherwise later on.
 """
-
-
-class Prefixes(Protocol):
-    """Keeps what was computed for prompts, for others that begin with the same tokens.
-
-    Both methods copy: states that `append` have their valid part in `Slots.bound`, states that
-    `replace` are there as they are after `slots.lengths[row]` tokens. Of an exact generator what is
-    kept was computed by exact parts of prompts alone, and never by steps: so a prompt that begins
-    with it gives what it would give without, to the bit.
-    """
-
-    @property
-    def grid(self) -> int:
-        """Tokens; beginnings end at multiples of it."""
-
-    def fetch(self, ids: Sequence[int], slots: Slots, row: int) -> int:
-        """Put the longest kept beginning of a prompt into a row that is empty.
-
-        It writes the states and `slots.lengths[row]`; the capacity is there.
-
-        Returns:
-            Tokens that the row has now: 0 or a multiple of `grid`, and fewer than `len(ids)`, since
-            the logits after the last one have to be computed.
-        """
-
-    def offer(self, ids: Sequence[int], slots: Slots, row: int, tokens: int) -> None:
-        """Keep, or not, the first tokens of a prompt, which have just been computed in a row.
-
-        It is called whenever a part of a prompt has completed a block of `grid` tokens, or several.
-
-        Args:
-            ids: the whole prompt.
-            slots: with states that are replaced, `slots.lengths[row] == tokens`.
-            row: holds at least `tokens` tokens.
-            tokens: a multiple of `grid`, and more than at the last call for this row.
-        """
 
 
 class LastPrompt:
