@@ -23,7 +23,9 @@ from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
+from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
@@ -52,7 +54,8 @@ class Decoder(ChatModel, Model):
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle, engine)
         self._memory = RequestMemory(bundle.manifest)
-        self._reader = cache(partial(PromptReader, bundle.manifest))
+        self._recommended = cache(partial(recommended_sampling, bundle))
+        self._reader = cache(partial(PromptReader, bundle.manifest, recommended=self._recommended))
 
     @overload
     def generate(
@@ -241,6 +244,15 @@ class Decoder(ChatModel, Model):
     def sequence(self) -> sequence.Sequence:
         """Begin a conversation whose tokens are appended and taken back by the caller."""
         return sequence.Sequence(self._engine)
+
+    @property
+    def recommended_sampling(self) -> Sampling:
+        """What the model's `generation_config.json` recommends; greedy without one.
+
+        Raises:
+            SamplingError: the file is broken.
+        """
+        return self._recommended()
 
     @cached_property
     def _chat(self) -> "Chat":

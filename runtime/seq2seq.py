@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, Unpack, overload
 
@@ -35,8 +36,10 @@ from ortolan.runtime.generation.options import (
     checked_options,
 )
 from ortolan.runtime.generation.prompts import PromptReader
+from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.searched_text import SearchedText
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
@@ -80,7 +83,8 @@ class Seq2Seq(Model):
         self._start = manifest.tokens.start
         self._constraints = Constraints.of(manifest.tokens)
         self._memory = RequestMemory(manifest)
-        self._prompts = PromptReader(manifest, self.tokenizer)
+        self._recommended = cache(partial(recommended_sampling, bundle))
+        self._prompts = PromptReader(manifest, self.tokenizer, self._recommended)
         self._reader = SourceReader(manifest, self.tokenizer)
 
     @overload
@@ -148,7 +152,7 @@ class Seq2Seq(Model):
             ForkedError: the process was forked after the model was loaded.
         """
         beams = checked_count("beams", beams, most=MAX_BEAMS)
-        checked = checked_options(options, self.manifest, self.tokenizer)
+        checked = checked_options(options, self.manifest, self.tokenizer, self._recommended)
         sources, limit = self._fitting(source, beams, checked.max_new_tokens)
         rules = self._rules(first)
         texts: list[SampledText] | list[SearchedText]
@@ -190,7 +194,7 @@ class Seq2Seq(Model):
             raise no_tokenizer("stream")
         if is_batch(source):
             raise InputError("stream: expected one source, got a list of them. Use `generate`.")
-        checked = checked_options(options, self.manifest, self.tokenizer)
+        checked = checked_options(options, self.manifest, self.tokenizer, self._recommended)
         sources, limit = self._fitting(source, 1, checked.max_new_tokens)
         (text,) = self._sampled(sources, limit, checked, self._rules(first), streams=True)
         return TextStream(text, self._generator(1))
@@ -218,6 +222,15 @@ class Seq2Seq(Model):
         slots = self._engine.slots()
         slots.put_sources([0], self._encoded(self._sources(source)))
         return teacher_forced(Runner(self._engine, slots), tokens)
+
+    @property
+    def recommended_sampling(self) -> Sampling:
+        """What the model's `generation_config.json` recommends; greedy without one.
+
+        Raises:
+            SamplingError: the file is broken.
+        """
+        return self._recommended()
 
     def _sources(self, given: Any) -> list[Source]:
         """Read all sources before anything is computed."""

@@ -69,6 +69,7 @@ class Chat:
         """
         own, request = split(options)
         prompt = self.template.prompt(messages, **own)
+        request = {"sampling": "model", **request}
         tools = own.get("tools") or ()
         form = format_of(self.template.source, with_tools=bool(tools))
         opened = form.reasoning is not None and prompt.text.rstrip().endswith(form.reasoning.open)

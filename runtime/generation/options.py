@@ -5,10 +5,10 @@ Unpack[Options]`, and `checked_options` turns them into what a `Request` is made
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from threading import Event
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.bundle.manifest import Manifest
@@ -35,8 +35,10 @@ class Options(TypedDict, total=False):
         max_new_tokens: most new tokens; `None` for the rest of the context.
         min_new_tokens: so many new tokens come before an end-of-text or stop token. A stop text
             still ends the text.
-        sampling: how tokens are chosen; `None` takes the most probable.
-        temperature: short for a `sampling` with nothing but this.
+        sampling: how tokens are chosen. `None` takes the most probable; `"model"` does what the
+            model recommends (`Model.recommended_sampling`).
+        temperature: short for a `sampling` with nothing but this; with `"model"`, in place of the
+            recommended one.
         stop: texts that end the text and are not part of it.
         stop_tokens: ids that end it, as end-of-text tokens do.
         ignore_eos: go on after end-of-text tokens.
@@ -50,7 +52,7 @@ class Options(TypedDict, total=False):
 
     max_new_tokens: int | None
     min_new_tokens: int
-    sampling: Sampling | None
+    sampling: Sampling | Literal["model"] | None
     temperature: float | None
     stop: Sequence[str]
     stop_tokens: TokenIds
@@ -110,13 +112,22 @@ class CheckedOptions:
 
 
 def checked_options(
-    options: Options, manifest: Manifest, tokenizer: Tokenizer | None
+    options: Options,
+    manifest: Manifest,
+    tokenizer: Tokenizer | None,
+    recommended: Callable[[], Sampling] = Sampling,
 ) -> CheckedOptions:
     """Check the options of a request, all but what depends on its prompt.
 
+    Args:
+        options: as they were given.
+        manifest: of the bundle.
+        tokenizer: of the bundle, where it has one.
+        recommended: gives the sampling that the model recommends.
+
     Raises:
         TokenizerError: stop texts, and the bundle has no tokenizer.
-        SamplingError: the temperature is out of range.
+        SamplingError: the temperature is out of range, or what the model recommends is.
         InputError: an option is unknown, or its value is none of those it may have.
     """
     _refuse_unknown(options)
@@ -145,7 +156,7 @@ def checked_options(
             None if max_new_tokens is None else checked_count("max_new_tokens", max_new_tokens)
         ),
         min_new_tokens=checked_count("min_new_tokens", options.get("min_new_tokens", 0), least=0),
-        sampling=_sampling(options.get("sampling"), options.get("temperature")),
+        sampling=_sampling(options.get("sampling"), options.get("temperature"), recommended),
         eos=frozenset((*eos, *stop_tokens)),
         stop=stop,
         logprobs=(
@@ -167,11 +178,19 @@ def _refuse_unknown(options: Options) -> None:
             raise InputError(f"options: expected {', '.join(known)}, got {shown(name)}.{advice}")
 
 
-def _sampling(sampling: Sampling | None, temperature: float | None) -> Sampling:
+def _sampling(
+    sampling: Sampling | Literal["model"] | None,
+    temperature: float | None,
+    recommended: Callable[[], Sampling],
+) -> Sampling:
     """The options of sampling, of which `temperature` is short for one."""
+    if sampling == "model":
+        own = recommended()
+        return own if temperature is None else replace(own, temperature=temperature)
     if sampling is not None and not isinstance(sampling, Sampling):
+        got = shown(sampling) if isinstance(sampling, str) else type(sampling).__name__
         raise InputError(
-            f"sampling: expected ortolan.Sampling, got {type(sampling).__name__}. "
+            f'sampling: expected ortolan.Sampling or "model", got {got}. '
             "Write Sampling(temperature=..., ...)."
         )
     if temperature is None:

@@ -1,6 +1,6 @@
 """From prompts to texts that are ready to be generated, checked in full."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ortolan.runtime.generation.grammar import GrammarCompiler
 from ortolan.runtime.generation.options import Options, checked_options
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.tokenizer import Tokenizer, read_ids
 
 __all__ = ["Prompt", "PromptReader"]
@@ -30,10 +31,17 @@ class PromptReader:
     Args:
         manifest: of the bundle.
         tokenizer: of the bundle, where it has one.
+        recommended: gives the sampling that the model recommends.
     """
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        tokenizer: Tokenizer | None,
+        recommended: Callable[[], Sampling] = Sampling,
+    ) -> None:
         self._manifest = manifest
+        self._recommended = recommended
         self._tokenizer = tokenizer
         self._constraints = Constraints.of(manifest.tokens)
         self._grammars = None if tokenizer is None else GrammarCompiler(manifest, tokenizer)
@@ -52,7 +60,7 @@ class PromptReader:
             ContextLengthError: a prompt and its new tokens are more than the context.
             InputError: anything else is wrong.
         """
-        checked = checked_options(options, self._manifest, self._tokenizer)
+        checked = checked_options(options, self._manifest, self._tokenizer, self._recommended)
         ids = [self._ids(prompt) for prompt in prompts]
         return [
             checked.request(

@@ -4,6 +4,7 @@ No session is loaded: a bundle can be described where it cannot run.
 """
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -12,6 +13,9 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest, QuantizedTensor
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.engine.memory_plan import MemoryPlan, plan_memory
+from ortolan.runtime.errors import SamplingError
+from ortolan.runtime.generation.recommended import Recommendation, recommendation
+from ortolan.runtime.generation.sampling_options import Sampling
 
 __all__ = ["AttentionKind", "Description", "GraphDescription", "describe"]
 
@@ -61,6 +65,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes: all of it together, an estimate from above.
         quantized: weights that are stored in few bits, the largest error first.
         calibrated_on: what they were fitted to, in words; `None` where none was.
+        sampling: options that the model recommends and that differ from greedy choice.
+        not_applied: what else its `generation_config.json` asks for.
+        sampling_error: why that file cannot be used; `None` where it can.
     """
 
     kind: str
@@ -86,6 +93,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, int]
     quantized: tuple[QuantizedTensor, ...]
     calibrated_on: str | None
+    sampling: dict[str, float]
+    not_applied: dict[str, Any]
+    sampling_error: str | None
 
 
 def describe(
@@ -136,7 +146,22 @@ def describe(
         files=files,
         quantized=tuple(sorted(manifest.quantized, key=lambda tensor: -tensor.error)),
         calibrated_on=manifest.provenance.calibrated_on,
+        **_recommended(bundle),
     )
+
+
+def _recommended(bundle: Bundle) -> dict[str, Any]:
+    """The fields of a description about sampling."""
+    try:
+        found, error = recommendation(bundle), None
+    except SamplingError as broken:
+        found, error = Recommendation(sampling=Sampling(), not_applied={}), str(broken)
+    chosen, greedy = asdict(found.sampling), asdict(Sampling())
+    return {
+        "sampling": {name: value for name, value in chosen.items() if value != greedy[name]},
+        "not_applied": dict(found.not_applied),
+        "sampling_error": error,
+    }
 
 
 def _device_of(manifest: Manifest) -> str:

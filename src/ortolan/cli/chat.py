@@ -12,7 +12,7 @@ from ortolan.cli import options
 from ortolan.errors import OrtolanError
 
 if TYPE_CHECKING:
-    from ortolan.runtime import Conversation, Sampling
+    from ortolan.runtime import Conversation
 
 HELP = """\
 /save FILE   keep the conversation in a file
@@ -27,7 +27,7 @@ A line that ends with \\ goes on in the next one. Ctrl-C stops an answer."""
 @options.bundle
 @click.option("--system", metavar="TEXT", help="What the model is to be, in place of its default.")
 @options.max_new_tokens
-@options.sampling
+@options.sampling(from_model=True)
 @options.stop
 @options.device
 @options.threads
@@ -35,7 +35,7 @@ def command(
     bundle: Path,
     system: str | None,
     max_new_tokens: int | None,
-    sampling: "Sampling | None",
+    sampling: options.SamplingChoice,
     stop: tuple[str, ...],
     device: str,
     threads: int | None,
@@ -49,7 +49,7 @@ def command(
 
     model = load(bundle, Decoder, device=device, threads=threads)
     conversation = model.conversation(system=system)
-    request = {"max_new_tokens": max_new_tokens, "sampling": sampling, "stop": stop}
+    request = {"max_new_tokens": max_new_tokens, "sampling": sampling.of(model), "stop": stop}
     is_terminal = sys.stdin.isatty()
     if not is_terminal and isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")

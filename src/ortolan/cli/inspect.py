@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,7 @@ def _print(about: Description, placed: Placement | None, trial: Trial | None) ->
             ("takes", about.takes),
             ("gives", f"{about.gives}{_some(about.labels)}"),
             *_tokens(about),
+            *_sampling(about),
             ("on disk", f"{size(about.total_bytes)}, weights {size(about.weight_bytes)}"),
             *_prefill(about),
             *_memory(about),
@@ -154,6 +156,19 @@ def _tokens(about: Description) -> list[tuple[str, str]]:
     if about.attention_maps:
         rows.append(("maps", f"{len(about.attention_maps)}{_some(about.attention_maps)}"))
     return rows
+
+
+def _sampling(about: Description) -> list[tuple[str, str]]:
+    """What the model recommends to choose tokens by."""
+    rows = {
+        "sampling": _listed(about.sampling) if about.sampling_error is None else "none: broken",
+        "not applied": about.sampling_error or _listed(about.not_applied),
+    }
+    return [(name, text) for name, text in rows.items() if text]
+
+
+def _listed(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _memory(about: Description) -> list[tuple[str, str]]:

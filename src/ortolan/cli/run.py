@@ -13,7 +13,7 @@ from ortolan.cli.output import print_json
 from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
-    from ortolan.runtime import Completion, Grammar, Sampling, TextStream
+    from ortolan.runtime import Completion, Grammar, TextStream
     from ortolan.runtime.generation.drafts import Draft
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -23,7 +23,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @options.bundle
 @click.argument("prompt", default="-")
 @options.max_new_tokens
-@options.sampling
+@options.sampling(from_model=False)
 @options.stop
 @click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
 @click.option("--json-schema", type=_FILE, help="Write JSON that is valid by this schema.")
@@ -47,7 +47,7 @@ def command(
     bundle: Path,
     prompt: str,
     max_new_tokens: int | None,
-    sampling: "Sampling | None",
+    sampling: options.SamplingChoice,
     stop: tuple[str, ...],
     ignore_eos: bool,
     json_schema: Path | None,
@@ -74,13 +74,13 @@ def command(
     begins = {} if first is None else {"first": first}
     request: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "sampling": sampling,
         "stop": stop,
         **({"ignore_eos": True} if ignore_eos else {}),
     }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
     _check_options(model, search | begins)
+    request |= {"sampling": sampling.of(model)}
     request |= {"grammar": _grammar(json_schema, regex, lark)}
     request |= begins | _draft(draft, device=device, threads=threads)
     if model.manifest.source is not None:

@@ -122,8 +122,11 @@ def test_a_reply_ends_where_the_turn_ends_whatever_the_manifest_says(tmp_path: P
     assert found.chat_template.end_of_turn == EOS
     chat = found._chat
     assert chat.question([USER], {"stop_tokens": [3]}).options["stop_tokens"] == [3, EOS]
-    assert chat.question([USER], {"ignore_eos": True}).options == {"ignore_eos": True}
-    assert with_end._chat.question([USER], {}).options == {}
+    assert chat.question([USER], {"ignore_eos": True}).options == {
+        "ignore_eos": True,
+        "sampling": "model",
+    }
+    assert with_end._chat.question([USER], {}).options == {"sampling": "model"}
 
 
 def test_special_tokens_that_are_markers_are_shown_to_the_parser(model: Decoder) -> None:

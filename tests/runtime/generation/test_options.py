@@ -88,7 +88,7 @@ def test_an_unknown_option_is_an_error_that_names_the_known(model: Decoder) -> N
         ({"stop_tokens": [97]}, "stop_tokens: expected ids from 0 to 96, got 97"),
         ({"stop_tokens": "a"}, "stop_tokens: expected token ids"),
         ({"stop_tokens": [1] * 65}, "stop_tokens: expected at most 64 ids, got 65"),
-        ({"sampling": {"top_p": 0.9}}, "sampling: expected ortolan.Sampling, got dict"),
+        ({"sampling": {}}, 'sampling: expected ortolan.Sampling or "model", got dict'),
         ({"stop": 5}, "stop: expected a list of texts"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected a whole number of at least 1"),
     ],

@@ -1,0 +1,146 @@
+"""What a model recommends in its `generation_config.json`: read, asked for, and shown."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.chat.test_chat import TEMPLATE, USER
+from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
+
+from ortolan.cli import main
+from ortolan.runtime import Decoder, Sampling, load
+from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.errors import InputError, SamplingError
+
+LLAMA_3 = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096}
+QWEN_2_5 = LLAMA_3 | {"repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
+PENALTY = {"repetition_penalty": 1.9, "temperature": 0.6}
+
+
+def made(folder: Path, values: Any) -> Decoder:
+    data = values if isinstance(values, bytes) else json.dumps(values).encode()
+    others = {"generation_config.json": data, "chat_template.jinja": TEMPLATE.encode()}
+    tokens = Tokens(bos=BOS, eos=(EOS,))
+    bundle = write_bundle(
+        folder / "bundle", tokenizer=tokenizer_json(), tokens=tokens, others=others
+    )
+    return load(bundle.path, Decoder)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (LLAMA_3, Sampling(temperature=0.6, top_p=0.9)),
+        (QWEN_2_5, Sampling(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)),
+        ({"do_sample": True}, Sampling(temperature=1.0)),
+        ({"do_sample": True, "min_p": 0.1, "top_k": None}, Sampling(temperature=1.0, min_p=0.1)),
+        ({"do_sample": False, "temperature": 0.6}, Sampling()),
+        (PENALTY, Sampling(repetition_penalty=1.9)),
+        ({"eos_token_id": [1, 2], "transformers_version": "5.0"}, Sampling()),
+    ],
+)
+def test_what_the_file_says_is_recommended(
+    values: dict[str, Any], expected: Sampling, tmp_path: Path
+) -> None:
+    assert made(tmp_path, values).recommended_sampling == expected
+
+
+def test_a_bundle_without_the_file_recommends_greedy_choice(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle", tokenizer=tokenizer_json())
+    assert load(bundle.path, Decoder).recommended_sampling == Sampling()
+
+
+def test_generate_samples_as_the_model_recommends_when_asked_to(tmp_path: Path) -> None:
+    model = made(tmp_path, PENALTY)
+    own = Sampling(repetition_penalty=1.9)
+    expected = model.generate("hello", max_new_tokens=12, sampling=own)
+    assert model.generate("hello", max_new_tokens=12, sampling="model").tokens == expected.tokens
+    assert model.generate("hello", max_new_tokens=12).tokens != expected.tokens
+    warm = model.generate("hello", max_new_tokens=12, sampling="model", temperature=1e-9)
+    assert warm.tokens == expected.tokens
+
+
+def test_chat_samples_as_the_model_recommends_unless_told_otherwise(tmp_path: Path) -> None:
+    model = made(tmp_path, PENALTY)
+    prompt = model.chat_template.prompt([USER]).ids
+    own = model.generate(prompt, max_new_tokens=12, sampling=Sampling(repetition_penalty=1.9))
+    greedy = model.generate(prompt, max_new_tokens=12)
+    assert own.tokens != greedy.tokens
+    assert model.chat([USER], max_new_tokens=12).completion.tokens == own.tokens
+    assert model.conversation().ask("Hi.", max_new_tokens=12).completion.tokens == own.tokens
+    for options in ({"sampling": None}, {"sampling": Sampling()}):
+        reply = model.chat([USER], max_new_tokens=12, **options)
+        assert reply.completion.tokens == greedy.tokens
+
+
+def test_a_seed_makes_the_recommended_sampling_repeatable(tmp_path: Path) -> None:
+    model = made(tmp_path, {"do_sample": True, "temperature": 1.5})
+    seeded = replace(model.recommended_sampling, seed=4)
+    texts = [model.generate("hello", max_new_tokens=12, sampling=seeded).text for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"do_sample": True, "top_p": 7}, "top_p: expected above 0 and at most 1, got 7.0"),
+        ({"do_sample": "yes"}, "do_sample: expected true or false, got 'yes'"),
+        (b"[1, 2]", "expected a JSON object"),
+        (b"\xff", "expected a JSON object"),
+    ],
+)
+def test_a_broken_file_is_an_error_of_who_asks_for_it(
+    values: Any, message: str, tmp_path: Path
+) -> None:
+    model = made(tmp_path, values)
+    assert model.generate("hello", max_new_tokens=2).tokens
+    for ask in (
+        lambda: model.generate("hello", sampling="model"),
+        lambda: model.chat([USER]),
+    ):
+        with pytest.raises(SamplingError, match=f"generation_config.json: .*{message}"):
+            ask()
+
+
+def test_another_word_than_model_is_refused(tmp_path: Path) -> None:
+    model = made(tmp_path, {})
+    with pytest.raises(InputError, match=r"expected ortolan\.Sampling or \"model\", got 'mine'"):
+        model.generate("hello", sampling="mine")  # type: ignore[call-overload]
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["ortolan", *arguments])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert exited.value.code == 0
+
+
+def test_run_samples_as_the_model_recommends_when_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = made(tmp_path, PENALTY)
+    path = str(model.bundle.path)
+    texts = {}
+    for option in ("--model-sampling", "--no-model-sampling", "--repetition-penalty=1.9"):
+        command(monkeypatch, "run", path, "hello", "-n", "12", option)
+        texts[option] = capsys.readouterr().out
+    greedy = texts.pop("--no-model-sampling")
+    assert len(set(texts.values())) == 1
+    assert greedy not in texts.values()
+
+
+def test_inspect_shows_what_is_recommended_and_what_is_not_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(made(tmp_path, LLAMA_3 | {"no_repeat_ngram_size": 3, "num_beams": 1}).bundle.path)
+    command(monkeypatch, "inspect", path, "--no-isolate")
+    out = capsys.readouterr().out
+    assert "temperature 0.6, top_p 0.9" in out
+    assert "max_length 4096, no_repeat_ngram_size 3" in out
+    command(monkeypatch, "inspect", path, "--no-isolate", "--json")
+    about = json.loads(capsys.readouterr().out)
+    assert about["sampling"] == {"temperature": 0.6, "top_p": 0.9}
+    assert about["not_applied"] == {"max_length": 4096, "no_repeat_ngram_size": 3}
