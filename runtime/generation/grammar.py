@@ -25,6 +25,13 @@ from ortolan.runtime.generation.grammar_limits import (
     PARSER_LIMITS,
     check_grammar,
 )
+from ortolan.runtime.generation.object_keys import DistinctKeys
+from ortolan.runtime.generation.schemas import (
+    ESCAPES,
+    asks_for_several_keys,
+    check_schema,
+    close_schemas,
+)
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -59,7 +66,8 @@ class Grammar:
 
         Args:
             schema: as an object, or as JSON. What is not supported is refused: `not`, `oneOf` of
-                alternatives that overlap, remote references, and some formats.
+                alternatives that overlap, remote references, some formats, and llguidance's own
+                `x-guidance`, which can switch parts of a schema off.
             whitespace: whether there may be any between the parts, as most models write it.
 
         Raises:
@@ -68,10 +76,11 @@ class Grammar:
         """
         text = _as_json(schema)
         check_grammar(text)
+        check_schema(json.loads(text))
         pattern = _WHITESPACE if whitespace else ""
         try:
             source = _llguidance().LLMatcher.grammar_from_json_schema(
-                text, overrides={"whitespace_pattern": pattern}
+                text, overrides={"whitespace_pattern": pattern, "json_allowed_escapes": ESCAPES}
             )
         except ValueError as error:
             raise _invalid(str(error)) from None
@@ -103,16 +112,30 @@ class Grammar:
             MissingExtraError: llguidance is not installed.
         """
         check_grammar(text)
-        return _valid(cls(_llguidance().LLMatcher.grammar_from_lark(text)))
+        return _valid(cls(_llguidance().LLMatcher.grammar_from_lark(close_schemas(text))))
 
 
 class GrammarMatcher:
-    """Where one text stands in its grammar."""
+    """Where one text stands in its grammar.
 
-    def __init__(self, matcher: "LLMatcher", vocab_size: int, eos: Collection[int]) -> None:
+    Args:
+        matcher: at the beginning of the text.
+        vocab_size: logits are `(V,)`.
+        eos: ids that no grammar allows on its own.
+        keys: where no object of the text, which is JSON then, may have a key twice.
+    """
+
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        vocab_size: int,
+        eos: Collection[int],
+        keys: DistinctKeys | None = None,
+    ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos = list(eos)
+        self._keys = keys
         self._forced: list[int] = []
         self._bits: bytes | None = None
         self._look()
@@ -148,6 +171,8 @@ class GrammarMatcher:
         ruled_out = np.unpackbits(~packed, count=self._vocab_size, bitorder="little").view(bool)
         ruled_out[self._eos] = True
         ruled_out[list(ends)] = not (may_end and self.may_end)
+        if self._keys is not None:
+            self._keys.rule_out(ruled_out)
         np.copyto(logits_V, -np.inf, where=ruled_out)
 
     def accept(self, token: int) -> None:
@@ -159,6 +184,8 @@ class GrammarMatcher:
         """
         self._matcher.consume_token(token)
         self._check()
+        if self._keys is not None:
+            self._keys.accept(token)
         self._bits = None
         self._forced = self._forced[1:] if self._forced[:1] == [token] else []
         if not self._forced:
@@ -195,6 +222,7 @@ class GrammarCompiler:
         self._eos = manifest.tokens.eos
         self._lock = Lock()
         self._vocabulary: LLTokenizer | None = None
+        self._quoting: dict[int, bytes] | None = None
         # a list of prompts, or a service, asks for the same one again and again
         self._compiled = lru_cache(COMPILED_GRAMMARS)(self._compiled_anew)
 
@@ -207,10 +235,13 @@ class GrammarCompiler:
             MissingExtraError: llguidance is not installed.
         """
         with self._lock:
-            copy = self._compiled(grammar).deep_copy()
-        return GrammarMatcher(copy, self._vocab_size, self._eos)
+            compiled, counts_keys = self._compiled(grammar)
+            keys = self._distinct_keys() if counts_keys else None
+            copy = compiled.deep_copy()
+        return GrammarMatcher(copy, self._vocab_size, self._eos, keys)
 
-    def _compiled_anew(self, grammar: Grammar) -> "LLMatcher":
+    def _compiled_anew(self, grammar: Grammar) -> "tuple[LLMatcher, bool]":
+        """The grammar at the beginning of a text, and whether the keys of objects count."""
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
         matcher: LLMatcher = _llguidance().LLMatcher(
@@ -218,7 +249,16 @@ class GrammarCompiler:
         )
         if matcher.is_error():
             raise _invalid(matcher.get_error())
-        return matcher
+        return matcher, asks_for_several_keys(_parsed(grammar.source))
+
+    def _distinct_keys(self) -> DistinctKeys:
+        if self._vocabulary is None:
+            self._vocabulary = self._read_vocabulary()
+        vocabulary = self._vocabulary
+        if self._quoting is None:
+            texts = ((token, vocabulary.decode_bytes([token])) for token in range(self._vocab_size))
+            self._quoting = {token: text for token, text in texts if b'"' in text}
+        return DistinctKeys(lambda token: vocabulary.decode_bytes([token]), self._quoting)
 
     def _read_vocabulary(self) -> "LLTokenizer":
         # llguidance wants an end of text even where the model has none; matchers rule it out
@@ -261,6 +301,14 @@ def _as_json(schema: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise _invalid(f"a schema that is no JSON ({error})") from None
     raise _invalid(f"a schema that is no object but {shown(plain):.40}")
+
+
+def _parsed(source: str) -> Any:
+    """A source that is JSON, as that of every schema; `None` for the syntax of Lark."""
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _valid(grammar: Grammar) -> Grammar:

@@ -1,0 +1,199 @@
+"""Schemas hold for the text that a parser reads, whatever keys the text repeats or respells."""
+
+import json
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tests.runtime import tiny_tokenizers
+from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
+
+from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.decoder import Decoder
+from ortolan.runtime.errors import GrammarError
+from ortolan.runtime.generation.drafts import PromptLookup
+from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler, GrammarMatcher
+from ortolan.runtime.generation.object_keys import ObjectKeys
+from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.loading import load
+
+TEXT, COUNT = {"type": "string"}, {"type": "integer"}
+OPEN = {"type": "object", "properties": {"a": TEXT}, "required": ["a"]}
+
+
+class Stub:
+    vocab_size = tiny_tokenizers.ours("byte_level").vocab_size
+    tokens = Tokens()
+
+
+def matcher(grammar: Grammar) -> GrammarMatcher:
+    manifest: Any = Stub
+    return GrammarCompiler(manifest, tiny_tokenizers.ours("byte_level")).matcher(grammar)
+
+
+def passes(grammar: Grammar, text: str) -> bool:
+    """Whether every token of a text is allowed where it comes, and the text may end there."""
+    follower = matcher(grammar)
+    _, *tokens = tiny_tokenizers.ours("byte_level").encode(text)  # without the beginning of text
+    for token in tokens:
+        logits_V = np.zeros(Stub.vocab_size, np.float32)
+        follower.rule_out(logits_V, [])
+        if logits_V[token] != 0:
+            return False
+        follower.accept(token)
+    return follower.may_end
+
+
+def schema_passes(schema: dict[str, Any], text: str) -> bool:
+    return passes(Grammar.json_schema(schema, whitespace=False), text)
+
+
+# --- one spelling of each key ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object", "properties": {"a": TEXT}}, r'{"\u0061":1}'),
+        (OPEN, r'{"a":"x","\u0061":1}'),
+        ({"type": "object", "required": ["a"], "additionalProperties": COUNT}, r'{"\u0061":"x"}'),
+        ({"type": "object", "properties": {"a": False}}, r'{"\u0061":1}'),
+        ({"type": "object", "properties": {"a\n": TEXT}}, r'{"a\u000a":1}'),
+        ({"type": "object", "properties": {'a"': TEXT}}, r'{"a\u0022":1}'),
+        ({"type": "object", "properties": {"é": TEXT}}, r'{"\u00e9":1}'),
+        ({"type": "object", "patternProperties": {"^x": TEXT}}, r'{"\u0078":1}'),
+        (
+            {
+                "oneOf": [
+                    {**OPEN, "properties": {"k": {"const": "A"}}, "required": ["k"]},
+                    {**OPEN, "properties": {"k": {"const": "B"}, "v": TEXT}, "required": ["k"]},
+                ]
+            },
+            r'{"k":"A","\u006b":"B","v":1}',
+        ),
+    ],
+)
+def test_a_key_in_another_spelling_does_not_get_past_its_schema(
+    schema: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(text), schema)
+    assert not schema_passes(schema, text)
+
+
+def test_an_embedded_schema_holds_to_one_spelling_too() -> None:
+    grammar = Grammar.lark(f'start: "%json {{}}" a // %json {{\na: %json {json.dumps(OPEN)}\n')
+    assert passes(grammar, '%json {}{"a":"x","b":1}')
+    assert not passes(grammar, r'%json {}{"a":"x","\u0061":1}')
+
+
+def test_texts_with_every_kind_of_character_still_pass() -> None:
+    assert schema_passes(OPEN, r'{"a":"a \" \\ \n","b c":{"a":1,"a":[{"a":2}]}}')
+
+
+# --- several keys ---------------------------------------------------------------------------------
+
+TWO = {"type": "object", "minProperties": 2}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        (TWO, '{"a":1,"a":2}', False),
+        (TWO, '{"a":1,"b":2}', True),
+        (TWO, '{"a":1,"b":2,"a":3}', False),
+        (TWO, '{"a":{"a":1},"b":[{"a":1},{"a":2}]}', True),
+        (TWO, r'{"a\"":1,"a\"":2}', False),
+        (TWO, r'{"a\\":"a\"a","a":"\\"}', True),
+        (TWO, '{"a":1,"":2}', True),
+        (TWO, '{"":1,"":2}', False),
+        ({"type": "array", "items": TWO}, '[{"a":1,"b":2},{"a":1,"a":2}]', False),
+        ({"type": "array", "items": TWO}, '[{"a":1,"b":2},{"a":1,"b":2}]', True),
+        ({**OPEN, "minProperties": 3}, '{"a":"x","b":1,"b":2}', False),
+        ({**TWO, "patternProperties": {"^x": TEXT}, "additionalProperties": False},
+         '{"x":"s","x":"t"}', False),
+        ({"type": "object", "minProperties": 1}, '{"a":1,"a":2}', True),
+    ],
+)  # fmt: skip
+def test_properties_that_count_have_different_keys(
+    schema: dict[str, Any], text: str, expected: bool
+) -> None:
+    assert schema_passes(schema, text) == expected
+
+
+def test_a_token_that_ends_a_key_within_is_ruled_out() -> None:
+    keys = ObjectKeys().follow(b'{"a": {"b": "a')
+    assert keys is not None
+    assert keys.follow(b'"}, "a') is not None
+    assert keys.follow(b'"}, "a"') is None
+    assert keys.follow(b'", "b":') is None
+    assert keys.follow(b'", "c": [",", "b", "b"], "d": 1}, "b"') is not None
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({**OPEN, "minLength": 5, "x-guidance": {"lenient": True}}, "lenient ignores keywords"),
+        ({"oneOf": [OPEN, TWO], "x-guidance": {"coerce_one_of": True}}, "takes oneOf for anyOf"),
+        ({**OPEN, "x-guidance": {"json_allowed_escapes": "u"}}, "several spellings"),
+        ({"enum": ["a", "\x01"]}, "control characters"),
+    ],
+)
+def test_a_schema_that_would_not_hold_is_refused(schema: dict[str, Any], said: str) -> None:
+    with pytest.raises(GrammarError, match=said):
+        Grammar.json_schema(schema)
+    with pytest.raises(GrammarError, match=said):
+        Grammar.lark(f"start: %json {json.dumps(schema)}")
+
+
+def test_an_embedded_schema_that_counts_keys_is_refused() -> None:
+    with pytest.raises(GrammarError, match="%json cannot hold minProperties above 1"):
+        Grammar.lark(f"start: /x*/ %json {json.dumps(TWO)}")
+
+
+def test_a_key_that_cannot_be_another_is_an_error() -> None:
+    schema = {**TWO, "patternProperties": {"^a$": COUNT}, "additionalProperties": False}
+    follower = matcher(Grammar.json_schema(schema, whitespace=False))
+    with pytest.raises(GrammarError, match="another key"):  # noqa: PT012
+        for _ in range(40):
+            logits_V = np.zeros(Stub.vocab_size, np.float32)
+            follower.rule_out(logits_V, [])
+            follower.accept((*follower.forced, int(np.argmax(logits_V)))[0])
+
+
+# --- through a model ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    folder = tmp_path_factory.mktemp("schemas") / "b"
+    tokens = Tokens(bos=BOS, eos=(EOS,))
+    return load(write_bundle(folder, tokenizer=tokenizer_json(), tokens=tokens).path, Decoder)
+
+
+MAP = {
+    **TWO,
+    "minProperties": 3,
+    "patternProperties": {"^[abc]+$": {"type": "boolean"}},
+    "additionalProperties": False,
+}
+
+
+def test_every_way_to_generate_gives_objects_with_enough_keys(model: Decoder) -> None:
+    options: dict[str, Any] = {
+        "max_new_tokens": 200,
+        "grammar": Grammar.json_schema({**MAP, "maxProperties": 3}, whitespace=False),
+        "sampling": Sampling(temperature=1.0, seed=3),
+    }
+    done = model.generate(["x", "y"], n=8, **options)
+    stream = model.stream("x", **options)
+    texts = ["".join(stream), *(each.text for each in done)]
+    texts.append(model.generate("x", draft=PromptLookup(), **options).text)
+    with model.serve() as service:
+        texts += [service.submit("x", **options).completion().text for _ in range(4)]
+    for text in texts:
+        assert len(json.loads(text)) == 3, text
