@@ -32,8 +32,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         GrammarError: with the keyword.
     """
     options = schema.get("x-guidance")
-    for name in options if isinstance(options, Mapping) else ():
-        if name in _SWITCHES and options[name]:
+    for name, value in options.items() if isinstance(options, Mapping) else ():
+        if name in _SWITCHES and value:
             raise GrammarError(
                 f"grammar: x-guidance: {name} {_SWITCHES[name]}, so texts that the schema excludes "
                 "would pass. Remove it."
