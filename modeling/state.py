@@ -347,7 +347,7 @@ class CachedState(State):
 
     def positions(self, ids: Tensor) -> Tensor:
         """After those of the cache, `(B, S)`."""
-        return self._step.positions(ids.shape[1]).long()
+        return self._step.positions(ids.shape[1])
 
     def select(self, x: Tensor) -> Tensor:
         """The rows that are asked for, `(B, R, E)`."""
@@ -365,7 +365,7 @@ class CachedState(State):
     def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Those of the buffer, the new ones in their places."""
         before_BCE = self._sequences[name]
-        positions_BS = self._step.positions(x.shape[1]).long()
+        positions_BS = self._step.positions(x.shape[1])
         after_BCE = self.extended[name] = ops.extended(before_BCE, x, positions_BS)
         reach = self._step.reach(before_BCE.shape[1])
         return after_BCE[:, :reach], torch.arange(reach, device=x.device) <= positions_BS[..., None]

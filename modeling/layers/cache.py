@@ -68,13 +68,13 @@ class StepLengths:
         return capacity if self.seen is None else self.seen
 
     def positions(self, new_tokens: int) -> Tensor:
-        """Position of each new token, int `(B, S)`.
+        """Position of each new token, int64 `(B, S)`, as the nodes that index by them need.
 
         A step whose total equals its own length is a first prompt: every row starts at 0, and
         shorter rows are padded on the right.
         """
-        if is_one(new_tokens):  # a fifth of the nodes
-            return self.seqlens_k.unsqueeze(1)
+        if is_one(new_tokens):  # far fewer nodes
+            return self.seqlens_k.unsqueeze(1).long()
         # Only in a first prompt are there fewer tokens than the step is long.
         past_B = (self.seqlens_k.long() + 1 - new_tokens).clamp(min=0)
         return past_B[:, None] + torch.arange(new_tokens, device=past_B.device)
