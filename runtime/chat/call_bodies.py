@@ -1,7 +1,7 @@
-"""Reads the bodies of calls that a model wrote: JSON, XML, Python, or a name before JSON.
+"""Readers of the calls that a model wrote: JSON, tags, Python, or a name before an object.
 
-A model writes what it likes, so every reader raises `ValueError` where it is no call, and takes
-time in proportion to the text.
+A model writes anything, so a reader accepts a whole call or raises `ValueError`; it never leaves
+a part out. Each takes time in proportion to the text.
 """
 
 import ast
@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ortolan.runtime.chat.argument_types import JSON, MAX_PYTHON, as_json, typed
 from ortolan.runtime.chat.messages import is_name
 
 __all__ = [
     "Body",
     "ToolCall",
+    "UnfinishedError",
+    "fenced_calls",
+    "headed",
     "json_calls",
-    "named_calls",
     "pair_calls",
     "python_calls",
     "xml_calls",
 ]
-
-MAX_PYTHON = 16_384
-"""Characters of calls in Python; its parser is not made for hostile ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,12 @@ class ToolCall:
     id: str = ""
 
 
+class UnfinishedError(ValueError):
+    """A body that ends inside of a value, so that a mark after it may belong to the value."""
+
+
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON schemas of the tools' parameters, by the tools' names."""
+"""JSON schemas of the tools' parameters, by tool name."""
 
 Body = Callable[[str, Schemas], list[ToolCall]]
 """Reads the calls of a body, or raises `ValueError`."""
@@ -54,83 +58,157 @@ _NAMES, _ARGUMENTS, _IDS = (
     ("id", "tool_call_id"),
 )
 
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
-_PAIR = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
-_NAMED = re.compile(
-    r"\s*(?:function<｜tool▁sep｜>)?([\w.:/-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?"
-    r"(?:\[ARGS\]|<｜tool▁sep｜>)?\s*(?:```json)?\s*(\{.*\})\s*(?:```)?\s*",
-    re.DOTALL,
-)
+_FENCED = re.compile(r"\s*```(?:json)?(.*)```\s*", re.DOTALL)
+
+_FENCE = re.compile(r"\s*(?:```\s*)?")
 
 
 def json_calls(text: str, _: Schemas) -> list[ToolCall]:
     """`{"name": ..., "arguments": {...}}`, a list of these, or several with `;` between."""
-    decoder = json.JSONDecoder()
-    found: list[Any] = []
+    calls: list[Any] = []
     rest = text.strip()
-    try:
-        while rest:
-            value, end = decoder.raw_decode(rest)
-            found += value if isinstance(value, list) else [value]
-            rest = rest[end:].lstrip().removeprefix(";").lstrip()
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    return _checked([_from_object(each) for each in found])
+    while rest:
+        value, end = _decoded(rest)
+        calls += value if isinstance(value, list) else [value]
+        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+    return _checked([_from_object(each) for each in calls])
 
 
-def xml_calls(text: str, schemas: Schemas) -> list[ToolCall]:
-    """`<function=name><parameter=key>value</parameter></function>`."""
-    calls = []
-    for name, body in _FUNCTION.findall(text):
-        properties = _properties(schemas, name)
-        closed, end, _ = body.rpartition("</parameter>")  # so that every search finds an end
-        arguments = {
-            key: _typed(value.removeprefix("\n").removesuffix("\n"), properties.get(key))
-            for key, value in _PARAMETER.findall(closed + end)
-        }
-        calls.append(ToolCall(name=name, arguments=arguments))
-    return _checked(calls)
+def fenced_calls(text: str, schemas: Schemas) -> list[ToolCall]:
+    """The same between fences of Markdown."""
+    fenced = _FENCED.fullmatch(text)
+    if fenced is None:
+        raise ValueError("no fences")
+    return json_calls(fenced[1], schemas)
 
 
-def pair_calls(text: str, schemas: Schemas) -> list[ToolCall]:
-    """`name<arg_key>key</arg_key><arg_value>value</arg_value>` of GLM."""
-    name, mark, rest = text.partition("<arg_key>")
-    rest, name = mark + rest, name.strip()
-    properties = _properties(schemas, name)
-    arguments: dict[str, Any] = {}
-    at = 0
-    while found := _PAIR.match(rest, at):
-        key, value = found[1].strip(), found[2]
-        arguments[key] = _typed(value, properties.get(key))
-        at = found.end()
-    if at < len(rest):
-        raise ValueError("no pairs of keys and values")
-    return _checked([ToolCall(name=name, arguments=arguments)])
+def headed(head: str) -> Body:
+    """A reader of one call whose arguments are an object after a head.
+
+    Args:
+        head: a regular expression with the group `name`, and perhaps `id`.
+    """
+    pattern = re.compile(rf"\s*{head}\s*")
+
+    def headed_calls(text: str, _: Schemas) -> list[ToolCall]:
+        start = pattern.match(text)
+        if start is None:
+            raise ValueError("no name before an object")
+        value, end = _decoded(text, start.end())
+        if not isinstance(value, dict) or not _FENCE.fullmatch(text, end):
+            raise ValueError("no object after a name")
+        call_id = start.groupdict().get("id") or ""
+        return _checked([ToolCall(name=start["name"], arguments=value, id=call_id)])
+
+    return headed_calls
+
+
+def tagged(*, function: str, parameter: str, opened: str, closed: str, after: str) -> Body:
+    """A reader of calls whose arguments stand between tags, as they are.
+
+    A value may hold the closing tag: it ends where `after` follows.
+
+    Args:
+        function: a regular expression for what begins a call, with the group `name`.
+        parameter: one for what begins a value, with the group `key`.
+        opened: the opening tag of a value, or what it begins with.
+        closed: the closing tag of a value.
+        after: a regular expression for what follows the last value, up to the next call.
+    """
+    begins, key = re.compile(rf"\s*{function}\s*+"), re.compile(rf"\s*{parameter}")
+    ends = re.compile(rf"{re.escape(closed)}\s*+(?={parameter}|{after})")
+    last = re.compile(rf"\s*{after}")
+
+    def tagged_calls(text: str, schemas: Schemas) -> list[ToolCall]:
+        calls, at = [], 0
+        while at < len(text):
+            start = begins.match(text, at)
+            if start is None:
+                raise ValueError("no name of a tool")
+            schema, arguments = schemas.get(start["name"]), {}
+            at = start.end()
+            while begun := key.match(text, at):
+                name, end = begun["key"].strip(), ends.search(text, begun.end())
+                if end is None:
+                    raise UnfinishedError("a value is not closed")
+                value = text[begun.end() : end.start()]
+                if name in arguments or value.count(opened) > value.count(closed):
+                    raise ValueError("a value within another")
+                value = value.removeprefix("\n").removesuffix("\n")
+                arguments[name] = typed(value, schema, name)
+                at = end.end()
+            end = last.match(text, at)
+            if end is None:
+                raise ValueError("a call is not closed")
+            calls.append(ToolCall(name=start["name"], arguments=arguments))
+            at = end.end()
+        return _checked(calls)
+
+    return tagged_calls
+
+
+xml_calls = tagged(
+    function=r"<function=(?P<name>[^>\s]+)>",
+    parameter=r"<parameter=(?P<key>[^>\n]+)>",
+    opened="<parameter=",
+    closed="</parameter>",
+    after=r"</function>\s*+(?=<function=|\Z)",
+)
+"""`<function=name><parameter=key>value</parameter></function>`."""
+
+pair_calls = tagged(
+    function=r"(?P<name>[^<\s]+)",
+    parameter=r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>",
+    opened="<arg_value>",
+    closed="</arg_value>",
+    after=r"\Z",
+)
+"""`name<arg_key>key</arg_key><arg_value>value</arg_value>` of GLM."""
 
 
 def python_calls(text: str, _: Schemas) -> list[ToolCall]:
     """`[name(key=value), ...]`, or calls on lines of their own."""
-    text = text.strip()
     if len(text) > MAX_PYTHON:
         raise ValueError("too long")
-    source = text if text.startswith("[") else f"[{','.join(text.splitlines())}]"
     try:
-        tree = ast.parse(source, mode="eval").body
-        if not isinstance(tree, ast.List):
-            raise ValueError("no list of calls")
-        return _checked([_from_python(each) for each in tree.elts])
-    except (SyntaxError, MemoryError, RecursionError, TypeError) as error:
+        statements = ast.parse(text.strip()).body
+        calls = [_from_python(each) for line in statements for each in _listed(line)]
+    except SyntaxError as error:
+        if "unterminated" in error.msg:
+            raise UnfinishedError(error.msg) from error
+        raise ValueError(error.msg) from error
+    except (MemoryError, RecursionError, TypeError) as error:
         raise ValueError(str(error)) from error
+    return _checked(calls)
 
 
-def named_calls(text: str, _: Schemas) -> list[ToolCall]:
-    """`name[ARGS]{...}` of Mistral, and the calls of DeepSeek, with JSON after the name."""
-    found = _NAMED.fullmatch(text)
-    if found is None:
-        raise ValueError("no name before an object")
-    name, call_id, arguments = found.groups()
-    return _checked([ToolCall(name=name, arguments=_object(arguments), id=call_id or "")])
+def _listed(statement: ast.stmt) -> Sequence[ast.expr]:
+    if not isinstance(statement, ast.Expr):
+        raise ValueError("no call")
+    value = statement.value
+    return value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+
+
+class _Constants(ast.NodeTransformer):
+    """JSON's names of constants, which some models write within Python."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        values = {"true": True, "false": False, "null": None}
+        return ast.Constant(values[node.id]) if node.id in values else node
+
+
+def _from_python(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
+        raise ValueError("no call by names")
+    constants = _Constants()
+    arguments = {
+        k.arg: as_json(ast.literal_eval(constants.visit(k.value)))
+        for k in node.keywords
+        if k.arg is not None
+    }
+    if len(arguments) < len(node.keywords):
+        raise ValueError("an argument twice")
+    return ToolCall(name=ast.unparse(node.func), arguments=arguments)
 
 
 def _from_object(value: Any) -> ToolCall:
@@ -138,47 +216,45 @@ def _from_object(value: Any) -> ToolCall:
         raise ValueError("no object")
     if isinstance(value.get("function"), dict):
         value = {**value, **value["function"]}
-    name = _first(value, _NAMES)
+    name, call_id = _first(value, _NAMES), _first(value, _IDS)
     if not isinstance(name, str) or not name:
         raise ValueError("no name")
-    call_id = _first(value, _IDS)
+    written = [key for key in _ARGUMENTS if key in value]
+    others = value.keys() - {*_NAMES, *_IDS, "type", "function", "index"}
+    if len(written) > 1 or (others and not written):
+        raise ValueError("arguments elsewhere")
     arguments = _object(_first(value, _ARGUMENTS))
     return ToolCall(name=name, arguments=arguments, id=call_id if isinstance(call_id, str) else "")
 
 
-def _from_python(node: ast.expr) -> ToolCall:
-    if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
-        raise ValueError("no call by names")
-    arguments = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
-    json.dumps(arguments)  # a set or the like is no argument
-    return ToolCall(name=ast.unparse(node.func), arguments=arguments)
-
-
 def _object(value: Any) -> dict[str, Any]:
     try:
-        found = json.loads(value) if isinstance(value, str) and value.strip() else value or {}
+        if isinstance(value, str):
+            value = JSON.decode(value) if value.strip() else None
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(found, dict):
+    if value is None or value == []:
+        return {}
+    if not isinstance(value, dict):
         raise ValueError("no object of arguments")
-    return found
+    return value
 
 
-def _properties(schemas: Schemas, name: str) -> Mapping[str, Any]:
-    schema = schemas.get(name)
-    found = schema.get("properties") if isinstance(schema, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+def _decoded(text: str, at: int = 0) -> tuple[Any, int]:
+    """The value that begins at a place, and where it ends.
 
-
-def _typed(text: str, schema: Any) -> Any:
-    """A value as its schema has it; text where the schema says so, or nothing."""
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind in (None, "string"):
-        return text
+    Raises:
+        UnfinishedError: the text ends within a string.
+        ValueError: there is none.
+    """
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+        return JSON.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        if error.msg.startswith("Unterminated string"):
+            raise UnfinishedError(error.msg) from error
+        raise
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def _first(value: Mapping[str, Any], keys: Sequence[str]) -> Any:

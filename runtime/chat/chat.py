@@ -1,17 +1,18 @@
 """How a bundle converses: what is asked by its template, and how what it writes is read."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.chat_options import ChatOptions, split
-from ortolan.runtime.chat.formats import format_of
+from ortolan.runtime.chat.formats import Format, format_of
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.chat.reply import Reply, reply_of
 from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.chat.template_file import read_chat_template
+from ortolan.runtime.errors import ChatError
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
@@ -64,7 +65,8 @@ class Chat:
         """What to generate for an answer to some messages.
 
         Raises:
-            ChatError: as for `ChatTemplate.prompt`.
+            ChatError: as for `ChatTemplate.prompt`, or there are tools and nobody knows how the
+                model writes calls.
             ChatTemplateError: as there.
         """
         own, request = split(options)
@@ -72,10 +74,17 @@ class Chat:
         request = {"sampling": "model", **request}
         tools = own.get("tools") or ()
         form = format_of(self.template.source, with_tools=bool(tools))
+        if tools and form.calls is None:
+            raise ChatError(
+                "tools: this chat template offers them, but in no format of calls that Ortolan "
+                "reads, so a call would be mistaken for an answer. Leave tools out."
+            )
+        if not prompt.text.endswith(form.begun):
+            form = replace(form, begun="")
         opened = form.reasoning is not None and prompt.text.rstrip().endswith(form.reasoning.open)
         return Question(
             prompt=prompt.ids,
-            options=self._ended(request),
+            options=self._ended(request, form),
             tokenizer=self._showing(form.markers),
             parser=partial(
                 ReplyParser,
@@ -88,9 +97,11 @@ class Chat:
             ),
         )
 
-    def _ended(self, options: Options) -> Options:
+    def _ended(self, options: Options, form: Format) -> Options:
         """Options that end the answer where the turn ends, whatever the manifest says."""
         end = self.template.end_of_turn
-        if end is None or end in self._manifest.tokens.eos or options.get("ignore_eos", False):
+        ends = [*self.template.tokens(form.ends), *([] if end is None else [end])]
+        missing = [end for end in ends if end not in self._manifest.tokens.eos]
+        if not missing or options.get("ignore_eos", False):
             return options
-        return {**options, "stop_tokens": [*options.get("stop_tokens", ()), end]}
+        return {**options, "stop_tokens": [*options.get("stop_tokens", ()), *missing]}

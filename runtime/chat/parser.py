@@ -1,18 +1,26 @@
 """What a model wrote, taken apart: content, reasoning, and calls of tools.
 
 Text is taken in pieces, and the result does not depend on where they are cut: what may still
-become a marker is held back, and so is white space, which beside a marker belongs to nothing. A
-call that cannot be read stays text, for the user to see.
+become a marker is held back, and so is white space, which next to a marker belongs to nothing. A
+call that cannot be read, or whose closing mark is missing, stays text, for the user to see.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-from ortolan.runtime.chat.call_bodies import ToolCall
+from ortolan.runtime.chat.call_bodies import ToolCall, UnfinishedError
 from ortolan.runtime.chat.formats import Format
 
 __all__ = ["Piece", "ReplyParser"]
+
+MAX_MARKS = 32
+"""Marks within the values of one call; each has the body read once more."""
+
+CHUNK = 4096
+"""Characters looked at together, since each marker copies what is after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,63 +57,77 @@ class ReplyParser:
         self._schemas = {f.get("name", ""): f.get("parameters", {}) for f in functions}
         self._state = "reasoning" if is_reasoning else "content"
         self._calls = calls_before
-        self._held = ""
+        self._begun = "" if is_continued else form.begun
+        self._held = self._begun
         self._space = ""
-        self._after_marker = is_reasoning and not is_continued
+        self._after = "marker" if is_reasoning and not is_continued else ""
         self._is_empty = not is_continued
         self._body: list[str] = []
         self._opened = ""
+        self._marks = 0
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Take the next text; give what is certain by now."""
-        self._held += text
+        for start in range(0, len(text), CHUNK):
+            self._held += text[start : start + CHUNK]
+            yield from self._advance(at_end=False)
+
+    def finish(self) -> Iterator[Piece]:
+        """Give what was held back, at the end of the reply."""
+        yield from self._advance(at_end=True)
+        while self._state == "call":
+            yield from self._end_call("")
+            rest, self._held = self._held, ""
+            yield from self.feed(rest)
+            yield from self._advance(at_end=True)
+        if self._state == "content" and not self._after and self._space:
+            space, self._space = self._space, ""
+            yield Piece(content=space)
+
+    def _advance(self, *, at_end: bool) -> Iterator[Piece]:
         while True:
-            marker, at = self._next_marker()
+            if self._is_bare():
+                self._begin_call("")
+            marker, at = self._next_marker(at_end=at_end)
             if marker:
                 yield from self._text(self._held[:at])
                 self._held = self._held[at + len(marker) :]
                 yield from self._turn(marker)
                 continue
-            kept = self._beginning_of_a_marker()
-            ready, self._held = (
-                self._held[: len(self._held) - kept],
-                self._held[-kept:] * bool(kept),
-            )
+            certain = len(self._held) - (0 if at_end else self._uncertain())
+            ready, self._held = self._held[:certain], self._held[certain:]
             yield from self._text(ready)
             return
-
-    def finish(self) -> Iterator[Piece]:
-        """Give what was held back, at the end of the reply."""
-        held, self._held = self._held, ""
-        yield from self._text(held)
-        if self._state == "call":
-            yield from self._end_call("")
-        elif self._state == "content" and not self._after_marker and self._space:
-            space, self._space = self._space, ""
-            yield Piece(content=space)
 
     # --- markers ----------------------------------------------------------------------------------
 
     def _markers(self) -> tuple[str, ...]:
-        """What may come next; the longer ones first, where they begin alike."""
+        """What may come next."""
         reasoning, calls = self._form.reasoning, self._form.calls
-        found: list[str] = []
-        if self._state == "reasoning" and reasoning is not None:
-            found = [reasoning.close]
-        elif self._state == "content":
-            found = [] if reasoning is None else [reasoning.open]
-            found += [] if calls is None else [calls.open, *calls.around]
-        elif calls is not None:
-            found = [calls.close or calls.open]
-        return tuple(sorted(filter(None, found), key=len, reverse=True))
+        if self._state == "reasoning":
+            return () if reasoning is None else (reasoning.close,)
+        own = () if calls is None else calls.opens
+        if self._state == "call":
+            return own if calls is None or not calls.close else (*own, calls.close)
+        thinks = () if reasoning is None else (reasoning.open,)
+        return (*thinks, *own, *self._form.ignored, *(() if calls is None else calls.around))
 
-    def _next_marker(self) -> tuple[str, int]:
-        places = [(self._held.find(marker), marker) for marker in self._markers()]
-        at, marker = min(((at, m) for at, m in places if at >= 0), default=(0, ""))
-        return marker, at
+    def _next_marker(self, *, at_end: bool) -> tuple[str, int]:
+        """The first one, and where; the longest of those, none while it may become a longer one."""
+        markers = self._markers()
+        first = _pattern(markers).search(self._held)
+        if first is None:
+            return "", 0
+        rest = self._held[first.start() : first.start() + max(map(len, markers))]
+        if not at_end and any(len(m) > len(rest) and m.startswith(rest) for m in markers):
+            return "", 0
+        return first[0], first.start()
 
-    def _beginning_of_a_marker(self) -> int:
+    def _uncertain(self) -> int:
         """How many of the last characters may become a marker."""
+        bare = "" if self._form.calls is None else self._form.calls.bare
+        if self._may_be_bare() and bare.startswith(self._held.lstrip()):
+            return len(self._held)
         longest = 0
         for marker in self._markers():
             for length in range(min(len(marker) - 1, len(self._held)), longest, -1):
@@ -119,58 +141,99 @@ class ReplyParser:
         reasoning, calls = self._form.reasoning, self._form.calls
         if self._state == "call":
             yield from self._end_call(marker)
-            if calls is not None and marker == calls.open:
-                self._begin_call(marker)
-            return
-        if reasoning is not None and marker in (reasoning.open, reasoning.close):
-            self._state = "reasoning" if marker == reasoning.open else "content"
-        elif calls is not None and marker == calls.open:
+        elif self._state == "reasoning":
+            self._state, self._space, self._after = "content", "", "marker"
+        elif reasoning is not None and marker == reasoning.open:
+            self._state, self._space, self._after = "reasoning", "", "marker"
+        elif calls is not None and marker in calls.opens:
             self._begin_call(marker)
-            return
-        self._space, self._after_marker = "", True
+        elif marker in self._form.ignored:
+            self._begun, self._space, self._after = "", "", "marker"
+        elif self._after != "call":  # shown again if no call follows
+            self._space, self._after = self._space + marker, ""
 
     # --- text -------------------------------------------------------------------------------------
 
     def _text(self, text: str) -> Iterator[Piece]:
-        if self._state == "content" and self._is_empty and self._is_bare(text):
-            self._begin_call("")
         if self._state == "call":
             self._body.append(text)
             return
-        if self._after_marker:
+        if text:
+            text, self._begun = text.removeprefix(self._begun), ""
+        if self._after:
             text = text.lstrip()
-            self._after_marker = not text
         shown = text.rstrip()
         if not shown:
             self._space += text
             return
+        space, self._space, self._after = self._space, text[len(shown) :], ""
         if self._state == "content":
             self._is_empty = False
-            yield Piece(content=self._space + shown)
+            yield Piece(content=space + shown)
         else:
-            yield Piece(reasoning=self._space + shown)
-        self._space = text[len(shown) :]
+            yield Piece(reasoning=space + shown)
 
-    def _is_bare(self, text: str) -> bool:
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _may_be_bare(self) -> bool:
         calls = self._form.calls
-        return calls is not None and calls.bare != "" and text.lstrip().startswith(calls.bare)
+        empty = self._state == "content" and self._is_empty
+        return empty and calls is not None and calls.bare != ""
+
+    def _is_bare(self) -> bool:
+        calls = self._form.calls
+        return (
+            self._may_be_bare() and calls is not None and self._held.lstrip().startswith(calls.bare)
+        )
 
     def _begin_call(self, marker: str) -> None:
-        self._state, self._opened, self._body = "call", marker, []
+        self._state, self._opened, self._body, self._marks = "call", marker, [], 0
 
-    def _end_call(self, closed: str) -> Iterator[Piece]:
-        """The calls of the body; as text, with its markers, where it holds none."""
+    def _end_call(self, marker: str) -> Iterator[Piece]:
+        """Give the calls of the body, if a marker or the end of the reply, `""`, closes them.
+
+        A marker within a value is a part of it.
+        """
         calls, body = self._form.calls, "".join(self._body)
-        self._state, self._body = "content", []
+        close = "" if calls is None else calls.close
         try:
             found = [] if calls is None else calls.body(body, self._schemas)
+        except UnfinishedError:
+            if marker and self._marks < MAX_MARKS:
+                self._body.append(marker)
+                self._marks += 1
+                return
+            found = []
         except ValueError:
-            closing = closed if calls is not None and closed == calls.close else ""
-            yield Piece(content=f"{self._space}{self._opened}{body}{closing}")
-            self._space, self._after_marker, self._is_empty = "", False, False
+            found = []
+        is_closed = not close or marker == close or (not marker and close in self._form.ends)
+        if not found or not is_closed:
+            yield from self._no_call(body + marker)
             return
-        self._space, self._after_marker, self._is_empty = "", True, False
+        self._state, self._body, self._begun = "content", [], ""
+        self._space, self._after, self._is_empty = "", "call", False
         for call in found:
             # nine letters and digits, which is what Mistral's templates ask for
             yield Piece(tool_call=replace(call, id=call.id or f"call{self._calls:05d}"))
             self._calls += 1
+        if calls is not None and marker in calls.opens:
+            self._begin_call(marker)
+
+    def _no_call(self, text: str) -> Iterator[Piece]:
+        """Show what is no call, up to where another one begins."""
+        opens = () if self._form.calls is None else self._form.calls.opens
+        end = min((at for mark in opens if (at := text.find(mark)) >= 0), default=len(text))
+        self._held = text[end:] + self._held
+        self._state, self._body, self._is_empty = "content", [], False
+        opened = self._opened.removeprefix(self._begun)
+        self._begun = ""
+        if opened:
+            space, self._space, self._after = self._space, "", ""
+            yield Piece(content=space + opened)
+        yield from self._text(text[:end])
+
+
+@cache
+def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds any of some markers; the longer ones first, where they begin alike."""
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")

@@ -1,7 +1,7 @@
 """The chat template of a bundle: messages to the ids of a prompt."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -154,6 +154,11 @@ class ChatTemplate:
         _, found, rest = text.rpartition(_PROBE)
         ids = self.tokenizer.encode(rest.lstrip(), add_special_tokens=False) if found else []
         return ids[0] if ids and ids[0] in self._control else None
+
+    def tokens(self, texts: Iterable[str]) -> list[int]:
+        """The control tokens that have some texts; those without one are left out."""
+        wanted = frozenset(texts)
+        return [token for token, text in self._control.items() if text in wanted]
 
     def _template(self, given: Mapping[str, Any]) -> Template:
         name = "tool_use" if given["tools"] and "tool_use" in self._templates else "default"

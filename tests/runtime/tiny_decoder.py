@@ -128,8 +128,8 @@ def _files(contents: dict[str, bytes]) -> tuple[File, ...]:
     )
 
 
-def tokenizer_json() -> bytes:
-    """A tokenizer of the printable ASCII characters, one id each, and two special tokens."""
+def tokenizer_json(special: Sequence[str] = ("<bos>", "<eos>")) -> bytes:
+    """A tokenizer of the printable ASCII characters, one id each, and special tokens."""
     printable = [chr(code) for code in range(0x20, 0x7F)]
     # ByteLevel writes a space as this letter
     letters = ["\u0120" if letter == " " else letter for letter in printable]
@@ -137,7 +137,7 @@ def tokenizer_json() -> bytes:
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.add_special_tokens(["<bos>", "<eos>"])
+    tokenizer.add_special_tokens([*special])
     return tokenizer.to_str().encode()
 
 

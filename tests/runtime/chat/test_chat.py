@@ -1,6 +1,7 @@
 """Conversations with a tiny model: the same text as `generate` gives for the same prompt."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ def made(
     *,
     tokens: Tokens | None = None,
     context_length: int = CONTEXT,
+    special: Sequence[str] = ("<bos>", "<eos>"),
 ) -> Decoder:
     files = {"chat_template.jinja": TEMPLATE.encode()} if others is None else others
     bundle = write_bundle(
         folder / "bundle",
-        tokenizer=tokenizer_json(),
+        tokenizer=tokenizer_json(special),
         tokens=Tokens(eos=(EOS,)) if tokens is None else tokens,
         others=files,
         context_length=context_length,
@@ -127,6 +129,24 @@ def test_a_reply_ends_where_the_turn_ends_whatever_the_manifest_says(tmp_path: P
         "sampling": "model",
     }
     assert with_end._chat.question([USER], {}).options == {"sampling": "model"}
+
+
+def test_harmony_ends_a_turn_where_a_call_or_an_answer_ends(tmp_path: Path) -> None:
+    source = "<|channel|>analysis<|message|> {{ messages[0].content }}{{ tools }} to=functions."
+    files = {"chat_template.jinja": source.encode()}
+    model = made(tmp_path, files, tokens=Tokens(), special=["<|end|>", "<|call|>"])
+    call = BOS + 1
+    assert model._chat.question([USER], {}).options == {"stop_tokens": [call]}
+    shown = model._chat.question([USER], {}).tokenizer
+    assert shown.decode([call]) == "<|call|>"
+
+
+def test_tools_are_refused_where_nobody_knows_how_calls_are_written(tmp_path: Path) -> None:
+    model = made(tmp_path, {"chat_template.jinja": b"{{ tools }}{{ messages[0].content }}"})
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert model._chat.question([USER], {"tools": []}).parser() is not None
+    with pytest.raises(ChatError, match="tools: this chat template offers them, but in no format"):
+        model.chat([USER], tools=tools)
 
 
 def test_special_tokens_that_are_markers_are_shown_to_the_parser(model: Decoder) -> None:
