@@ -53,6 +53,10 @@ class Pieces(Protocol):
     def completion(self) -> "Completion":
         """Everything that was generated, as soon as it has ended."""
 
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """How many tokens of the prompt are done, and how many there are. Any thread may ask."""
+
     def __next__(self) -> str: ...
 
     def close(self) -> None:
@@ -87,6 +91,11 @@ class ReplyStream(Iterator[Piece]):
                 "Read it to the end, or close it."
             )
         return reply_of(self._pieces, self._stream.completion)
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """How many tokens of the prompt are done, and how many there are. Any thread may ask."""
+        return self._stream.prompt_progress
 
     def finish(self) -> Reply:
         """Read to the end, and take the whole reply."""

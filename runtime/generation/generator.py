@@ -44,6 +44,7 @@ class Text(Protocol):
 
     Attributes:
         prefill_s: seconds that its prompt took so far.
+        prefilled_tokens: tokens of its prompt that have their states, once a part was computed.
         cached_tokens: of its prompt, how many were not computed for it but for another.
         drafted_tokens: guesses at its tokens; `accepted_tokens` of them were right.
     """
@@ -51,6 +52,7 @@ class Text(Protocol):
     request: Request
     finish_reason: FinishReason | None
     prefill_s: float
+    prefilled_tokens: int
     cached_tokens: int
     drafted_tokens: int
     accepted_tokens: int
@@ -298,6 +300,7 @@ class Generator:
             if whole > start:
                 self._prefixes.offer(prompt, self._runner.slots, slot, whole)
         text.prefill_s += time.monotonic() - begun_at
+        text.prefilled_tokens = end
         if end == len(prompt):
             self._scheduler.start(slot)
             self._running = None

@@ -44,6 +44,7 @@ class SampledText:
         finish_reason: `None` as long as it goes on.
         pending: text that `take` has not handed out.
         prefill_s: seconds that its prompt took so far.
+        prefilled_tokens: tokens of its prompt that have their states, once a part was computed.
         cached_tokens: of its prompt, those that were not computed.
         drafted_tokens: guesses at its tokens; `accepted_tokens` of them were right.
     """
@@ -67,7 +68,7 @@ class SampledText:
         self.finish_reason: FinishReason | None = None
         self.pending = ""
         self.prefill_s = 0.0
-        self.cached_tokens = 0
+        self.prefilled_tokens = self.cached_tokens = 0
         self.drafted_tokens = self.accepted_tokens = 0
         self._sampler = Sampler(request.sampling, vocab_size, prompt=request.prompt)
         self._matcher = matcher
@@ -91,6 +92,11 @@ class SampledText:
         if self._matcher is None or not self.request.eos.isdisjoint(self._matcher.forced):
             return ()
         return self._matcher.forced
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that have their states, and tokens of the prompt."""
+        return max(self.prefilled_tokens, self.cached_tokens), len(self.request.prompt)
 
     def advance(self, logits_V: NDArray[np.float32]) -> None:
         """Choose the next token, and see whether it is the last.

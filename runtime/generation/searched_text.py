@@ -43,7 +43,7 @@ class SearchedText:
         self.request = request
         self.finish_reason: FinishReason | None = None
         self.prefill_s = 0.0
-        self.cached_tokens = 0
+        self.prefilled_tokens = self.cached_tokens = 0
         self.drafted_tokens = self.accepted_tokens = 0
         self._options = options
         self._n_best = n_best

@@ -32,6 +32,11 @@ class TextStream(Iterator[str]):
         """
         return self._text.completion()
 
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """How many tokens of the prompt are done, and how many there are. Any thread may ask."""
+        return self._text.prompt_progress
+
     def close(self) -> None:
         """Stop generating and give the memory back. Closing twice is no error."""
         self._generator = None

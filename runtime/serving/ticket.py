@@ -64,6 +64,11 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         """Whether the text has ended, whatever of it was read."""
         return self._is_done
 
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """How many tokens of the prompt are done, and how many there are. Any thread may ask."""
+        return self.text.prompt_progress
+
     def cancel(self) -> None:
         """End the text where it is; its slot is free before the next call of the model.
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 import ortolan
 from ortolan import files, staging
+from ortolan.cli.chat_history import add_to_history, read_history
 from ortolan.export.options import ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.modeling import CheckpointError, DecoderModel, load, save
@@ -171,6 +172,17 @@ def _conversation(folder: Path) -> Work:
     return Work(old=saved("old" * 9000), new=saved("new" * 5000), state=state)
 
 
+def _history(folder: Path) -> Work:
+    def state(place: Path) -> State:
+        entries = read_history(place / "state" / "history")
+        return _STATES[entries[-1][:3]] if entries else None
+
+    def typed(text: str) -> Callable[[Path], object]:
+        return lambda place: add_to_history(place / "state" / "history", text)
+
+    return Work(old=typed("old\n" * 9000), new=typed("new\n" * 5000), state=state)
+
+
 def _sequence(folder: Path) -> Work:
     tiny_decoder.write_bundle(folder / "bundle")
     model = ortolan.load(folder / "bundle", ortolan.Decoder, threads=1)
@@ -276,6 +288,7 @@ WORKS: dict[str, Callable[[Path], Work]] = {
     "export in chosen bits": _auto,
     "pack": _pack,
     "conversation": _conversation,
+    "history of chats": _history,
     "sequence": _sequence,
     "prefix": _prefix,
     "checkpoint": _checkpoint,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["guarded_streams"]
+__all__ = ["guarded_streams", "visible"]
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -23,6 +23,11 @@ _ESCAPES = {
     if chr(code) not in "\n\t"
 }
 _ESCAPES_OF_PROGRESS = {code: text for code, text in _ESCAPES.items() if chr(code) != "\r"}
+
+
+def visible(text: str) -> str:
+    """A text as a guarded stream writes it."""
+    return text.translate(_ESCAPES)
 
 
 class _Guarded(io.TextIOWrapper):

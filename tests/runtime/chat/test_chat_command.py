@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from tests.runtime.chat.test_chat import made
 from tests.runtime.test_import import SOURCE
+from tests.runtime.tiny_decoder import CONTEXT
 
 from ortolan.cli import cli
 from ortolan.errors import OrtolanError
@@ -49,16 +51,50 @@ def test_lines_of_a_pipe_are_questions_and_commands(bundle: Path, tmp_path: Path
     answers = [messages[2]["content"], messages[4]["content"]]
     assert done.stdout.decode() == "".join(f"{answer}\n" for answer in answers)
     said = done.stderr.decode()
-    assert "5 messages saved\na new conversation\n5 messages loaded\n/save FILE" in said
+    assert "5 messages saved\na new conversation\n5 messages loaded\n/regenerate" in said
+
+
+def test_block_of_a_pipe_is_one_question_whatever_its_lines(bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    lines = f'"""\nOne\n/reset\n\nfour \\\n"""\n /exit?\n/save {file}\n'
+    done = chat(bundle, lines, "-n", "2")
+    assert done.returncode == 0, done.stderr
+    contents = [message["content"] for message in json.loads(file.read_text())["messages"]]
+    assert contents[::2] == ["One\n/reset\n\nfour \\", " /exit?"]
+
+
+def test_last_question_is_answered_once_more_as_it_is_set(bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    lines = f"Hi.\n/set\n/set temperature 5\n/set seed 1\n/regenerate\n/stats\n/save {file}\n"
+    done = chat(bundle, lines, "-n", "5", "--top-k", "9")
+    assert done.returncode == 0, done.stderr
+    question, answer = json.loads(file.read_text())["messages"]
+    first, second = done.stdout.decode().splitlines()
+    assert question["content"] == "Hi."
+    assert answer["content"] == second != first
+    said = done.stderr.decode()
+    assert re.search(
+        r"temperature +0.0\ntop_k +9\n(.*\n)*seed +none\ntemperature 5.0\nseed 1\n", said
+    )
+    assert re.search(r"answer +5 tokens, .* ended by length\n", said)
+    assert re.search(rf"context +\d+ of {CONTEXT:,} tokens\nmessages +2\n", said)
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("/frob", "/frob: expected a command, got none. Try /help."),
+        ("/frob", "/frob: expected a command, got none. Try /help. A question that begins with"),
         ("/save", "/save: expected a file, got none."),
         ("/load /nowhere/at/all", "/nowhere/at/all: expected a readable file"),
-        ("/save /nowhere/at/all", "/nowhere/at/all: expected to write a file"),
+        ("/save /nowhere/at/all", "/nowhere/at/all: the conversation cannot be saved there"),
+        ("/regenerate", "/regenerate: expected an answer to a question"),
+        ("/stats", "/stats: expected an answer, got none yet."),
+        ("/reset now", "/reset: expected no argument, got 'now'."),
+        ("/regenarate", "/regenarate: expected a command, got none. Did you mean /regenerate?"),
+        ("/set frob 1", "/set: expected temperature, top_k, top_p, min_p,"),
+        ("/set top_k", "/set top_k: expected a value, got none."),
+        ("/set top-k 1.5", "/set top_k: '1.5' is not a valid integer"),
+        ("/set top_p 2", "top_p: expected above 0 and at most 1, got 2.0."),
         (b"\xff", "standard input: expected UTF-8 text, got byte 0xff"),
         ("a" * 2000, "context: expected at most 1100 tokens"),
     ],
@@ -79,24 +115,56 @@ def test_a_bundle_without_a_template_is_refused_before_anything_is_read(tmp_path
 
 # --- at a terminal ----------------------------------------------------------------------------
 
+PASTES = "\x1b[?2004h"
+"""Readline says so to a terminal when it is ready for a paste."""
+
+UP = "\x1b[A"
+
+# shows the progress of a prompt without a delay
+AT_ONCE = "import ortolan.cli.waiting as w; w.DELAY_S = 0; from ortolan.cli import main; main()"
+
 
 class Terminal:
-    """A program at a terminal."""
+    """A chat at a terminal.
 
-    def __init__(self, *arguments: str) -> None:
+    Args:
+        arguments: of the command.
+        folder: where it runs, and keeps its history.
+        columns: width of the terminal.
+        kind: of the terminal; readline takes no pastes from a dumb one.
+    """
+
+    def __init__(
+        self, *arguments: str, folder: Path, columns: int = 80, kind: str = "dumb"
+    ) -> None:
         import pty
+        import termios
 
         self.output = ""
         self._ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "ortolan", "chat", *arguments]
+        termios.tcsetwinsize(theirs, (24, columns))
         self.program = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT,
-            start_new_session=True, preexec_fn=lambda: _take_terminal(0),
+            [sys.executable, "-c", AT_ONCE, "chat", *arguments],
+            stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder,
+            start_new_session=True,
+            env={**ENVIRONMENT, "TERM": kind, "XDG_STATE_HOME": f"{folder}"},
+            preexec_fn=lambda: _take_terminal(0),
         )  # fmt: skip
         os.close(theirs)
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
+
+    def paste(self, text: str) -> None:
+        """What a terminal sends for a text with these lines."""
+        carriages = text.replace("\n", "\r")
+        self.type(f"\x1b[200~{carriages}\x1b[201~")
+
+    def ask(self, text: str) -> None:
+        """Type a line at the next prompt."""
+        self.wait_for("> ")
+        self.type(f"{text}\n")
+        assert self.wait_for("\r\n").endswith(text)
 
     def wait_for(self, text: str, *, timeout_s: float = 30) -> str:
         """The output up to a text, which is taken away."""
@@ -119,6 +187,12 @@ class Terminal:
         while not self.output.strip():
             self.output += os.read(self._ours, 65536).decode(errors="replace")
 
+    def leave(self) -> None:
+        """Type Ctrl-D at the next prompt."""
+        self.wait_for("> ")
+        self.type("\x04")
+        assert self.program.wait(30) == 0
+
     def close(self) -> None:
         self.program.kill()
         self.program.wait()
@@ -134,42 +208,127 @@ def _take_terminal(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_ctrl_c_stops_an_answer_and_at_an_empty_prompt_the_program(tmp_path: Path) -> None:
+needs_terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+
+
+@needs_terminal
+def test_ctrl_c_stops_an_answer_and_leaves_nothing_but_the_prompt(tmp_path: Path) -> None:
     endless = made(tmp_path / "endless", tokens=Tokens(), context_length=50_000)
-    terminal = Terminal(str(endless.bundle.path))
+    terminal = Terminal(str(endless.bundle.path), folder=tmp_path)
     try:
-        terminal.wait_for("> ")
-        terminal.type("Hi.\n")
-        terminal.wait_for("Hi.\r\n")
+        terminal.ask("Hi.")
         terminal.wait_for_any()
         terminal.type("\x03")
         terminal.wait_for("[stopped]")
-        terminal.wait_for("> ")
-        terminal.type("/frob\n")
+        terminal.ask("/frob")
         terminal.wait_for("Try /help.")  # goes on, since somebody can correct it
-        terminal.wait_for("> ")
-        terminal.type(f"/save {tmp_path / 'kept.json'}\n")
+        terminal.ask("/save kept.json")
         terminal.wait_for("2 messages saved")
         terminal.wait_for("> ")
         terminal.type("unfinished")
         terminal.wait_for("unfinished")
         terminal.interrupt_prompt()
-        terminal.wait_for("> ")
-        assert terminal.program.poll() is None
+        assert "leaves" not in terminal.wait_for("> ")
         terminal.interrupt_prompt()
-        assert terminal.program.wait(30) == 0
+        terminal.wait_for("Ctrl-D leaves")
+        terminal.leave()
     finally:
         terminal.close()
     assert (tmp_path / "kept.json").is_file()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_ctrl_d_leaves(bundle: Path) -> None:
-    terminal = Terminal(str(bundle))
+@needs_terminal
+def test_paste_of_several_lines_is_one_question_and_one_entry_of_the_history(
+    bundle: Path, tmp_path: Path
+) -> None:
+    if "libedit" in (pytest.importorskip("readline").__doc__ or ""):
+        pytest.skip("needs a Python with GNU readline")
+    lines = "\n".join(["ten lines", "/reset", *map(str, range(8))])
+    for session in (1, 2):
+        terminal = Terminal(str(bundle), "-n", "3", folder=tmp_path, kind="xterm")
+        try:
+            terminal.wait_for(PASTES)
+            if session == 1:
+                terminal.paste(lines)
+            else:
+                terminal.type(3 * UP)  # /exit, /save, and the question
+            terminal.wait_for("7")
+            terminal.type("\r")
+            terminal.wait_for(PASTES)
+            terminal.type(f"/save {session}.json\r")
+            terminal.wait_for("2 messages saved")
+            terminal.wait_for(PASTES)
+            terminal.type(2 * UP)  # /save, and the question
+            terminal.wait_for("7")
+            terminal.type("\x15/exit\r")
+            assert terminal.program.wait(30) == 0
+        finally:
+            terminal.close()
+        question, _ = json.loads((tmp_path / f"{session}.json").read_text())["messages"]
+        assert question["content"] == lines
+
+
+@needs_terminal
+def test_nothing_is_kept_without_history(bundle: Path, tmp_path: Path) -> None:
+    terminal = Terminal(str(bundle), "--no-history", "-n", "3", folder=tmp_path)
     try:
-        terminal.wait_for("> ")
-        terminal.type("\x04")
-        assert terminal.program.wait(30) == 0
+        terminal.ask("Hi.")
+        terminal.leave()
     finally:
         terminal.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_terminal
+def test_history_that_is_something_else_is_said_and_the_chat_goes_on(
+    bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "ortolan").mkdir()
+    (tmp_path / "ortolan" / "chat_history").write_text("something else")
+    terminal = Terminal(str(bundle), "-n", "3", folder=tmp_path)
+    try:
+        terminal.wait_for("chat_history: expected a history of chats")
+        terminal.ask("Hi.")
+        terminal.leave()
+    finally:
+        terminal.close()
+    assert (tmp_path / "ortolan" / "chat_history").read_text() == "something else"
+
+
+@needs_terminal
+def test_long_prompt_shows_how_far_it_is_until_its_answer_begins(tmp_path: Path) -> None:
+    long = made(tmp_path / "long", tokens=Tokens(), context_length=50_000)
+    kept = {"role": "user", "content": "x" * 3_000}, {"role": "assistant", "content": "y"}
+    conversation = long.conversation()
+    conversation.messages = list(kept)
+    conversation.save(tmp_path / "kept.json")
+    terminal = Terminal(str(long.bundle.path), "-n", "3", folder=tmp_path)
+    try:
+        terminal.ask("/load kept.json")
+        terminal.wait_for("2 messages loaded")
+        terminal.ask("Hi.")
+        terminal.wait_for("\rreading the prompt: ")
+        progress = terminal.wait_for(" tokens, ")
+        assert re.fullmatch(r"[\d,]+ of 3,0\d\d", progress)
+        assert re.search(r"\r +\r[^\r]+\r\n", terminal.wait_for("the answer was cut here"))
+        terminal.leave()
+    finally:
+        terminal.close()
+
+
+@needs_terminal
+def test_answer_is_wrapped_at_words_on_a_terminal_alone(tmp_path: Path) -> None:
+    spaced = made(tmp_path / "spaced", tokens=Tokens(), context_length=2000)
+    options = (str(spaced.bundle.path), "-n", "400", "--temperature", "5", "--seed", "1")
+    terminal = Terminal(*options, folder=tmp_path, columns=150)
+    try:
+        terminal.ask("Hi.")
+        shown = terminal.wait_for("the answer was cut here").replace("\r\n", "\n")
+        terminal.leave()
+    finally:
+        terminal.close()
+    plain = chat(spaced.bundle.path, "Hi.\n", *options[1:]).stdout.decode()
+    answer = shown.rpartition("\r")[2]
+    assert "\n" in answer.rstrip("\n")
+    assert answer.split() == plain.split()
+    assert all(len(line) <= 150 or " " not in line for line in answer.splitlines())

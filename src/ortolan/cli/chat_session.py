@@ -1,0 +1,86 @@
+"""A chat at the command line: its conversation, how it asks, and how an answer is printed."""
+
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ortolan.cli.streams import visible
+from ortolan.cli.waiting import Waiting
+from ortolan.cli.word_wrap import WordWrap
+
+if TYPE_CHECKING:
+    from ortolan.runtime import Conversation, Decoder, Reply, Sampling
+
+CUT = "the answer was cut here: by -n, or at the end of the context (/reset begins again)"
+
+
+@dataclass(kw_only=True)
+class ChatSession:
+    """What commands read and change.
+
+    Attributes:
+        model: answers.
+        conversation: of the model.
+        sampling: of the next answers.
+        options: others of each request, by name.
+        is_terminal: whether questions are typed.
+        reply: the last answer; `None` before the first.
+    """
+
+    model: "Decoder"
+    conversation: "Conversation"
+    sampling: "Sampling"
+    options: dict[str, Any]
+    is_terminal: bool
+    reply: "Reply | None" = None
+
+    def ask(self, question: str) -> None:
+        """Print an answer as it is generated. Ctrl-C at a terminal ends it; what came stays.
+
+        Raises:
+            OrtolanError: as for `Conversation.stream`; the messages are as they were.
+        """
+        paper = WordWrap(lambda: shutil.get_terminal_size().columns)
+        wraps = sys.stdout.isatty()
+        thinks = False
+        with _interrupts(enabled=self.is_terminal) as cancel:
+            stream = self.conversation.stream(
+                question, sampling=self.sampling, cancel=cancel, **self.options
+            )
+            with Waiting(lambda: stream.prompt_progress) as waiting:
+                for piece in stream:
+                    waiting.end()
+                    text = piece.reasoning or piece.content
+                    if bool(piece.reasoning) != thinks:
+                        thinks = not thinks
+                        text = f"{'(thinking) ' if thinks else chr(10)}{text}"
+                    print(paper.feed(visible(text)) if wraps else text, end="", flush=True)
+            self.reply = stream.reply
+        reason = self.reply.completion.finish_reason
+        print(paper.flush() + (" [stopped]" if reason == "cancelled" else ""), flush=True)
+        if self.is_terminal and reason == "length":
+            tell(CUT)
+
+
+def tell(text: str) -> None:
+    """Say something that is no answer."""
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def _interrupts(*, enabled: bool) -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, in place of raising wherever the program is."""
+    event = threading.Event()
+    if not enabled:
+        yield event
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
