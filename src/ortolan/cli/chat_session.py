@@ -45,8 +45,12 @@ class ChatSession:
         Raises:
             OrtolanError: as for `Conversation.stream`; the messages are as they were.
         """
-        paper = WordWrap(lambda: shutil.get_terminal_size().columns)
+        paper = _paper()
         wraps = sys.stdout.isatty()
+
+        def show(text: str) -> None:
+            print(paper.feed(visible(text)) if wraps else text, end="", flush=True)
+
         thinks = False
         with _interrupts(enabled=self.is_terminal) as cancel:
             stream = self.conversation.stream(
@@ -55,11 +59,10 @@ class ChatSession:
             with Waiting(lambda: stream.prompt_progress) as waiting:
                 for piece in stream:
                     waiting.end()
-                    text = piece.reasoning or piece.content
                     if bool(piece.reasoning) != thinks:
                         thinks = not thinks
-                        text = f"{'(thinking) ' if thinks else chr(10)}{text}"
-                    print(paper.feed(visible(text)) if wraps else text, end="", flush=True)
+                        show("(thinking) " if thinks else "\n")
+                    show(piece.reasoning or piece.content)
             self.reply = stream.reply
         reason = self.reply.completion.finish_reason
         print(paper.flush() + (" [stopped]" if reason == "cancelled" else ""), flush=True)
@@ -69,7 +72,14 @@ class ChatSession:
 
 def tell(text: str) -> None:
     """Say something that is no answer."""
+    if sys.stderr.isatty():
+        paper = _paper()
+        text = paper.feed(visible(text)) + paper.flush()
     print(text, file=sys.stderr)
+
+
+def _paper() -> WordWrap:
+    return WordWrap(lambda: shutil.get_terminal_size().columns)
 
 
 @contextmanager

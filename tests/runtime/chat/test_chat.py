@@ -230,3 +230,23 @@ def test_without_jinja_the_error_names_the_extra(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines()[0] == "length", done.stderr
     assert 'pip install "ortolan[chat]"' in done.stdout
+
+
+def test_stream_says_how_far_its_prompt_is(model: Decoder) -> None:
+    conversation = model.conversation()
+    for turn in range(2):
+        seen: list[tuple[int, int]] = []
+
+        def look() -> bool:
+            seen.append(stream.prompt_progress)  # noqa: B023 - of this turn
+            return False
+
+        stream = conversation.stream("x" * 200, max_new_tokens=1, cancel=look)
+        next(stream, None)
+        cached = stream.reply.completion.timings.cached_tokens
+        total = stream.reply.completion.timings.prompt_tokens
+        assert seen[0] == (cached, total)
+        assert seen == sorted(set(seen))
+        assert len(seen) > 2
+        assert stream.prompt_progress == (total, total)
+        assert (cached > 0) == (turn > 0)

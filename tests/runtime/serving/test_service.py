@@ -69,6 +69,15 @@ def test_pieces_joined_are_the_text(service: Service, model: Decoder) -> None:
     assert list(ticket) == [], "they are read once"
 
 
+def test_ticket_says_how_far_its_prompt_is(service: Service) -> None:
+    gate = Gate(service)
+    ticket = service.submit("Hello", max_new_tokens=1)
+    assert ticket.prompt_progress == (0, 5)
+    gate.open()
+    ticket.completion()
+    assert ticket.prompt_progress == (5, 5)
+
+
 def test_a_slow_reader_gets_one_piece_of_everything(service: Service) -> None:
     ticket = service.submit("Hello", max_new_tokens=30, ignore_eos=True)
     text = ticket.completion().text
