@@ -75,6 +75,7 @@ class Exportable:
         takes_one: its decoder reads its tokens one by one (docs/adr/0026).
         keys: what became of the keys of its config.json; none of a live module.
         left_out: towers of the checkpoint for other inputs than texts.
+        is_own: a user's own module, whose probes reach over the whole context.
     """
 
     kind: str
@@ -100,6 +101,7 @@ class Exportable:
     takes_one: bool = False
     keys: ConfigKeys = NO_KEYS
     left_out: tuple[str, ...] = ()
+    is_own: bool = False
 
     @property
     def output(self) -> str:

@@ -8,8 +8,7 @@ Given a `CachedState`, they continue texts; while `torch.onnx.export` traces, an
 one node.
 
 Shape letters: B batch, S new tokens, T tokens so far, E width, C channels, W taps of a convolution,
-H query heads, K key/value heads, D head width, U value width, P rows of the rotary tables, R
-rotated channels.
+H query heads, K key/value heads, D head width, U value width, P rows of rotary tables, R channels.
 """
 
 from abc import ABC, abstractmethod
@@ -66,7 +65,7 @@ class State(ABC):
             query: `(B, H, S, D)`.
             key: `(B, K, S, D)`, K a divisor of H; without a key and a value, the query attends to
                 those that `layer` got before in this forward.
-            value: `(B, K, S, U)`, U at most D.
+            value: `(B, K, S, U)`. The cache holds keys and values as wide as the wider of them.
             scale: of the scores; `D ** -0.5` by default.
             rotary: cosines and sines `(P, R/2)` of every position, by which the halves of the first
                 R channels of queries and keys are turned here; or a `Rotary`.
@@ -84,25 +83,25 @@ class State(ABC):
             raise ConfigError("attend: expected a key and a value, or neither, got one. Give both.")
         turn = None if rotary is None else Rotary(*rotary)
         if key is None or value is None:
-            spec, width = self._shared_spec(layer, query), self._value_widths.get(layer, 0)
+            spec, widths = self._shared_spec(layer, query), self._widths[layer]
         else:
-            spec, width = self._own_spec(layer, query, key, value), value.shape[3]
+            spec, widths = self._own_spec(layer, query, key, value), (key.shape[3], value.shape[3])
         spec = replace(
             spec,
             scale=query.shape[3] ** -0.5 if scale is None else scale,
             sliding_window=window,
             softcap=softcap,
         )
+        # The kernels take values as wide as keys. Channels of zeros change no score.
+        query_BSX = _joined(query, spec.head_dim)
         if key is None or value is None:
-            out_BSX = self._attend_shared(layer, _joined(query), turn, sinks, spec)
+            out_BSX = self._attend_shared(layer, query_BSX, turn, sinks, spec)
         else:
-            self.layers[layer], self._value_widths[layer] = spec, width
-            # The kernels take values as wide as keys.
-            wide = value if width == spec.head_dim else F.pad(value, (0, spec.head_dim - width))
-            heads = Heads(_joined(query), _joined(key), _joined(wide))
+            self.layers[layer], self._widths[layer] = spec, widths
+            heads = Heads(query_BSX, _joined(key, spec.head_dim), _joined(value, spec.head_dim))
             out_BSX = self._attend(layer, heads, turn, sinks, spec)
         out_BHSD = torch.unflatten(out_BSX, -1, (spec.num_heads, -1)).transpose(1, 2)
-        return out_BHSD if width == spec.head_dim else out_BHSD[..., :width]
+        return out_BHSD if widths[1] == spec.head_dim else out_BHSD[..., : widths[1]]
 
     def _own_spec(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> AttentionConfig:
         if layer in self.layers:
@@ -110,20 +109,20 @@ class State(ABC):
                 f"attend: expected one key and value of layer {layer} in a forward, got others. "
                 "Leave them out to share those that it has, or give it a number of its own."
             )
-        widths = query.shape[3], key.shape[3], value.shape[3]
-        if widths[0] != widths[1] or widths[2] > widths[1]:
+        width, widest = key.shape[3], max(key.shape[3], value.shape[3])
+        if query.shape[3] != width:
             raise ConfigError(
-                f"attend: expected keys as wide as queries, and values no wider, got queries, keys "
-                f"and values of {widths} channels. Project them to such widths."
+                f"attend: expected keys as wide as queries, got queries of {query.shape[3]} and "
+                f"keys of {width} channels. Project them to one width."
             )
         return AttentionConfig(
-            num_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=widths[0], scale=1.0
+            num_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=widest, scale=1.0
         )
 
     def _shared_spec(self, layer: int, query: Tensor) -> AttentionConfig:
-        shared = self.layers.get(layer)
-        if shared is None or shared.head_dim != query.shape[3]:
-            got = "none" if shared is None else f"keys of {shared.head_dim} channels"
+        shared, (width, _) = self.layers.get(layer), self._widths.get(layer, (0, 0))
+        if shared is None or width != query.shape[3]:
+            got = "none" if shared is None else f"keys of {width} channels"
             raise ConfigError(
                 f"attend: expected keys of {query.shape[3]} channels that layer {layer} had before "
                 f"in this forward, got {got}. Give a key and a value."
@@ -225,7 +224,7 @@ class State(ABC):
     def __init__(self) -> None:
         self.layers: dict[int, AttentionConfig] = {}
         self.takes_one = False
-        self._value_widths: dict[int, int] = {}
+        self._widths: dict[int, tuple[int, int]] = {}  # of keys and values
 
     @abstractmethod
     def _attend(
@@ -378,10 +377,10 @@ class CachedState(State):
         sinks: Tensor | None,
         spec: AttentionConfig,
     ) -> Tensor:
-        out_BSX, self.presents[layer] = ops.cached_attention(
+        out, self.presents[layer] = ops.cached_attention(
             heads, self._caches[layer], self._step, rotary, spec=spec, sinks=sinks
         )
-        return out_BSX
+        return out
 
     def _attend_shared(
         self,
@@ -396,5 +395,6 @@ class CachedState(State):
         )
 
 
-def _joined(x_BNSD: Tensor) -> Tensor:
-    return x_BNSD.transpose(1, 2).flatten(2)
+def _joined(x_BNSD: Tensor, width: int) -> Tensor:
+    missing = width - x_BNSD.shape[3]
+    return (F.pad(x_BNSD, (0, missing)) if missing else x_BNSD).transpose(1, 2).flatten(2)

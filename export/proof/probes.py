@@ -36,6 +36,10 @@ LENGTHS: Mapping[Proof, tuple[int, ...]] = {
 }
 """Tokens of each probe: the first step alone, odd lengths, more than one chunk."""
 
+WHOLE_WORK = 1 << 38
+"""Parameters times tokens that the probe over the whole context of an own module may cost: 2,700
+tokens of a model of 100 million parameters."""
+
 PAIRS = 16
 """Pairs of calibration data that an encoder-decoder is judged by."""
 
@@ -148,10 +152,19 @@ def _single_probes(
         ]
     longest = model.context_length
     texts = _texts(model, data, [min(length, longest) for length in lengths])
+    whole = whole_tokens(model) if model.is_own else 0
+    if whole > lengths[-1]:
+        texts += _texts(model, data, [whole], repeats=True)
     return [
         ProbeInput(name=f"{number}-{len(ids)}-tokens", token_ids=ids)
         for number, ids in enumerate(texts)
     ]
+
+
+def whole_tokens(model: Exportable) -> int:
+    """Tokens of a probe over the whole context, or of as much as `WHOLE_WORK` pays for."""
+    size = sum(parameter.numel() for parameter in model.module.parameters())
+    return min(model.context_length, WHOLE_WORK // max(size, 1))
 
 
 def _pair_probes(
@@ -218,9 +231,12 @@ def _after_start(model: Exportable, ids: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 def _texts(
-    model: Exportable, data: Calibration | None, lengths: Sequence[int]
+    model: Exportable, data: Calibration | None, lengths: Sequence[int], *, repeats: bool = False
 ) -> list[NDArray[np.int64]]:
-    """Texts of these lengths, each from another place; those of an encoder as it takes them."""
+    """Texts of these lengths, each from another place; those of an encoder as it takes them.
+
+    Data that is too short is an error, or begins again where it `repeats`.
+    """
     special: tuple[list[int], list[int]] = ([], [])
     if model.tokenizer is None:
         size = min(model.vocab_size, model.source_vocab_size)
@@ -229,7 +245,9 @@ def _texts(
         is_decoder = not model.sides.has_encoder
         special = special if is_decoder else around(model.tokenizer)
         text = data if isinstance(data, CalibrationText) else None
-        stream = _encode(model.tokenizer, text, max(lengths), with_special=is_decoder)
+        stream = _encode(
+            model.tokenizer, text, max(lengths), with_special=is_decoder, repeats=repeats
+        )
     texts, start = [], 0
     for length in lengths:
         start = start if start + length <= len(stream) else 0
@@ -239,12 +257,17 @@ def _texts(
 
 
 def _encode(
-    tokenizer: Tokenizer, data: CalibrationText | None, longest: int, *, with_special: bool
+    tokenizer: Tokenizer,
+    data: CalibrationText | None,
+    longest: int,
+    *,
+    with_special: bool,
+    repeats: bool = False,
 ) -> NDArray[np.int64]:
-    """Ids of the text; our own is repeated until the longest probe fits."""
+    """Ids of the text; our own always repeats until the longest probe fits."""
     part = TEXT if data is None else data.held_out[: longest * _CHARACTERS]
     ids = np.array(tokenizer.encode(part, add_special_tokens=with_special), np.int64)
-    if data is None and len(ids) > 0:
+    if (data is None or repeats) and len(ids) > 0:
         ids = np.tile(ids, -(-longest // len(ids)))
     if len(ids) < longest:
         origin = "the text" if data is None else data.origin

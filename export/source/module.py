@@ -6,7 +6,7 @@ declared.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def open_module(
             f"{type(module).__name__}, got {context}. Give max_context."
         )
     given = None if tokenizer is None else Path(tokenizer)
-    return open_empty(
+    opened = open_empty(
         without_memory(module),
         ModuleWeights(module),
         Described(
@@ -84,6 +84,7 @@ def open_module(
         ),
         tokenizer=None if given is None or given.is_dir() else given,
     )
+    return replace(opened, is_own=True)
 
 
 def open_empty(

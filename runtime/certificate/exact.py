@@ -7,6 +7,7 @@ Tries the rules of an exact runner (docs/adr/0021) on the certificate's own prob
 3. restored: and when its first block comes from another row.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,9 +48,10 @@ def check_exact(engine: Engine, certificate: Certificate) -> ExactReport | None:
     start = sum(probe.length for probe in certificate.probes[: certificate.probes.index(longest)])
     most = min(longest.length, engine.manifest.context_length - STEPS - 1)
     ids = certificate.token_ids[start : start + most].tolist()
-    tried = [*_rows(engine, ids), *_parts(engine, ids[:LONGEST])]
-    different = dict.fromkeys(rule for rule, is_same in tried if not is_same)
-    return ExactReport(comparisons=len(tried), different=tuple(different))
+    found = [*_rows(engine, ids), *_parts(engine, ids[:LONGEST])]
+    different = dict.fromkeys(rule for rule, is_same in found if not is_same)
+    tried = dict(Counter(rule for rule, _ in found))
+    return ExactReport(comparisons=len(found), different=tuple(different), tried=tried)
 
 
 def _rows(engine: Engine, ids: list[int]) -> Iterator[tuple[Rule, bool]]:
@@ -78,7 +80,9 @@ def _decoded(engine: Engine, prompts: list[list[int]], tokens: list[int]) -> lis
 def _parts(engine: Engine, ids: list[int]) -> Iterator[tuple[Rule, bool]]:
     whole = _runner(engine, GRID)
     expected = [whole.prefill(0, ids), *whole.slots.snapshot().buffers]
-    for chunk in PARTS:
+    # One token at a time, or a text within one part, is cut nowhere.
+    sizes = [] if engine.manifest.takes_one else [size for size in PARTS if size < len(ids)]
+    for chunk in sizes:
         runner = _runner(engine, chunk)
         runner.prefill(1, ids[::-1])  # what is left of another text changes nothing
         runner.slots.release(1)

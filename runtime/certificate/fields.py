@@ -110,24 +110,36 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 Rule = Literal["rows", "parts", "restored"]
 
+RULES: dict[Rule, str] = {
+    "rows": "{count} texts next to others and alone",
+    "parts": "{count} prompts in parts and whole",
+    "restored": "{count} prompt from a prefix and whole",
+}
+"""What a rule compares, for a person."""
+
 
 class ExactReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether a text is the same, to the bit, alone and among others.
 
+    The bundle is compared with itself, not with PyTorch: the certificate does that.
+
     Attributes:
-        comparisons: of ways to compute the same.
+        comparisons: number of ways to compute the same text.
         different: the rules that do not hold here: `rows`, `parts`, `restored`.
+        tried: comparisons of each rule; a rule that says nothing about this model is missing.
     """
 
     comparisons: int
     different: tuple[Rule, ...]
+    tried: dict[Rule, int] = {}
 
     @property
     def summary(self) -> str:
         """In one line."""
         if self.different:
             return f"{', '.join(self.different)} differ from the same text alone: serve mode='fast'"
-        return f"{self.comparisons} comparisons with the same text alone, bit by bit"
+        words = [RULES[rule].format(count=count) for rule, count in self.tried.items()]
+        return f"the bundle against itself, to the bit: {', '.join(words)}"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,8 @@ A decoder, alone or after an encoder:
 1. prefill: the whole probe in one call;
 2. decode: cached and teacher-forced, one token per call; of a long probe only the end, after a
    prefill of the rest. A source that is text is padded here;
-3. chunked: the longest probe, in several calls of several tokens.
+3. chunked: the longest probe, in several calls of several tokens;
+4. batch: the last tokens of two texts in the same steps, without an encoder.
 
 An encoder alone:
 
@@ -15,7 +16,7 @@ An encoder alone:
 Shape letters: B inputs of a call, T tokens of the longest, R positions, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,17 @@ __all__ = ["BLOCK", "compute", "groups", "total_positions"]
 BLOCK = 512
 """Positions whose logits are in memory at once: 256 MiB with a vocabulary of 128 Ki."""
 
+BLOCK_LOGITS = 1 << 24
+"""Logits in memory at once, 64 MiB, where a vocabulary is small enough for more than `BLOCK`."""
+
 TAIL = 64
 """Tokens at the end of a probe that are decoded one by one."""
+
+PAIR_TOKENS = 128
+"""Most tokens of each of the two texts that are decoded together."""
+
+PAIR_STEPS = 8
+"""Most steps in which they are."""
 
 PADDING = 3
 """Padding tokens after a source."""
@@ -70,6 +80,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
                 next_ids=ids[position + 1 :],
                 outputs=outputs,
             )
+    yield from _together(engine, certificate, offsets)
 
 
 def total_positions(certificate: Certificate) -> int:
@@ -77,7 +88,7 @@ def total_positions(certificate: Certificate) -> int:
     if not certificate.model_kind.has_decoder:
         return 2 * sum(len(kept) for kept in _kept(certificate))
     lengths = [probe.length for probe in certificate.probes]
-    return sum(
+    return len(_pair(certificate)) * _steps(certificate) + sum(
         _decoded(lengths[number]) if phase == "decode" else lengths[number]
         for number, phase in _decoder_runs(certificate)
     )
@@ -95,6 +106,50 @@ def _decoder_runs(certificate: Certificate) -> Iterator[tuple[int, PhaseName]]:
         yield number, "decode"
         if number == longest:
             yield number, "chunked"
+
+
+def _pair(certificate: Certificate) -> list[int]:
+    """Numbers of the two texts to decode together; none where no two are long enough."""
+    if certificate.model_kind.has_encoder:
+        return []
+    fitting = [
+        number for number, probe in enumerate(certificate.probes) if 1 < probe.length <= PAIR_TOKENS
+    ]
+    return fitting[-2:] if len(fitting) > 1 else []
+
+
+def _steps(certificate: Certificate) -> int:
+    """Steps in which two texts are decoded together."""
+    shortest = min((certificate.probes[number].length for number in _pair(certificate)), default=1)
+    return min(PAIR_STEPS, shortest - 1)
+
+
+def _together(engine: Engine, certificate: Certificate, offsets: Sequence[int]) -> Iterator[Rows]:
+    """The last tokens of two different texts, each against what it gives alone."""
+    pair, steps = _pair(certificate), _steps(certificate)
+    if not pair:
+        return
+    texts = [
+        certificate.token_ids[offsets[number] :][: certificate.probes[number].length].tolist()
+        for number in pair
+    ]
+    runner = Runner(engine, engine.slots(len(pair)))
+    for row, ids in enumerate(texts):
+        runner.prefill(row, ids[:-steps])
+    runner.select(range(len(pair)))
+    for left in range(steps, 0, -1):
+        runner.step([ids[-left] for ids in texts])
+        for row, (number, ids) in enumerate(zip(pair, texts, strict=True)):
+            position = len(ids) - left
+            start = offsets[number] + position
+            yield Rows(
+                phase="batch",
+                probe=certificate.probes[number].name,
+                positions=[position],
+                part=slice(start, start + 1),
+                next_ids=ids[position + 1 :],
+                outputs=runner.logits_BV[row : row + 1].copy(),
+            )
 
 
 def _source(
@@ -133,8 +188,9 @@ def _in_one_call(
 ) -> Iterator[tuple[int, Numbers]]:
     """The whole probe in one call; again for each block of positions, so that memory is bounded."""
     runner = _runner(engine, source)
-    for start in range(0, len(ids), BLOCK):
-        positions = range(start, min(start + BLOCK, len(ids)))
+    block = max(BLOCK, BLOCK_LOGITS // engine.manifest.vocab_size)
+    for start in range(0, len(ids), block):
+        positions = range(start, min(start + block, len(ids)))
         yield start, runner.chunk(0, ids, positions=positions)
         runner.slots.rewind(0)
 

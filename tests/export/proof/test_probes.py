@@ -79,6 +79,23 @@ def test_probes_are_cut_from_the_given_text(plain: Path) -> None:
     assert ids_of(probes[-1]) == encoded(plain, held_out)[:512]
 
 
+def test_one_probe_of_an_own_module_reaches_over_its_context(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = replace(decoder(600, plain), is_own=True)
+    assert [len(ids_of(probe)) for probe in make_probes(own, proof="quick")] == [
+        *LENGTHS["quick"],
+        600,
+    ]
+    # Of a calibration text that is too short, several times.
+    assert len(ids_of(make_probes(own, text("x" * 520))[-1])) == 600
+    size = sum(parameter.numel() for parameter in own.module.parameters())
+    monkeypatch.setattr("ortolan.export.proof.probes.WHOLE_WORK", 550 * size)
+    assert len(ids_of(make_probes(own)[-1])) == 550
+    monkeypatch.setattr("ortolan.export.proof.probes.WHOLE_WORK", size)
+    assert len(make_probes(own)) == len(LENGTHS["full"])
+
+
 @pytest.mark.parametrize("has_tokenizer", [False, True])
 def test_no_probe_is_longer_than_the_context(has_tokenizer: bool, plain: Path) -> None:
     probes = make_probes(decoder(40, plain if has_tokenizer else None))

@@ -184,6 +184,38 @@ def test_a_module_whose_steps_give_something_else_is_refused(tmp_path: Path) -> 
     assert not (tmp_path / "bundle").exists()
 
 
+class Differential(nn.Module):
+    """Two softmaxes over one set of values that are wider than keys (Ye et al. 2024)."""
+
+    context_length = 48
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 32)
+        self.qk = nn.Linear(32, 64)
+        self.value = nn.Linear(32, 32)
+
+    def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        q, k = self.qk(x).unflatten(-1, (8, 8)).transpose(1, 2).chunk(2, 1)
+        v = self.value(x).unflatten(-1, (2, 16)).transpose(1, 2)
+        one = state.attend(0, q[:, :2], k[:, :2], v)
+        other = state.attend(1, q[:, 2:], k[:, 2:], v)
+        x = x + (one - 0.4 * other).transpose(1, 2).flatten(2)
+        return torch.nn.functional.linear(x, self.embed.weight)
+
+
+def test_values_wider_than_keys_are_exported(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Differential().eval()
+    ortolan.export(module, tmp_path / "bundle")
+    model = ortolan.load(tmp_path / "bundle", ortolan.Decoder)
+    ids = torch.randint(11, (1, 40))
+    with torch.no_grad():
+        want = module(ids, ortolan.State.whole())[0].numpy()
+    np.testing.assert_allclose(model.logits(ids[0].tolist()), want, rtol=1e-4, atol=1e-5)
+
+
 def test_a_module_has_to_say_how_much_fits() -> None:
     module = unusual()
     module.context_length = None  # type: ignore[assignment]

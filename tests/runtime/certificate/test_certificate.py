@@ -64,7 +64,24 @@ def test_every_way_to_compute_is_replayed(engine: Engine, certificate: Certifica
         "prefill": 5 + 40 + 150,
         "decode": 5 + 40 + 64,  # of the long probe only the end
         "chunked": 150,
+        "batch": 2 * 4,  # the last tokens of the short ones
     }
+
+
+def test_rows_that_depend_on_each_other_are_found(
+    engine: Engine, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Runner.step
+
+    def mixed(runner: Runner, tokens: Sequence[int]) -> None:
+        step(runner, tokens)
+        runner.logits_BV[:] = runner.logits_BV.mean(0)
+
+    monkeypatch.setattr(Runner, "step", mixed)
+    report = replay(engine, certificate)
+    assert report.verdict == "FAIL"
+    assert report.first_divergence is not None
+    assert report.first_divergence.phase == "batch"
 
 
 def test_progress_ends_at_the_total(engine: Engine, certificate: Certificate) -> None:
@@ -72,7 +89,7 @@ def test_progress_ends_at_the_total(engine: Engine, certificate: Certificate) ->
     replay(engine, certificate, progress=lambda done, total: told.append((done, total)))
     done, totals = zip(*told, strict=True)
     assert list(done) == sorted(done)
-    assert set(totals) == {195 + 109 + 150}
+    assert set(totals) == {195 + 109 + 150 + 8}
     assert told[-1][0] == told[-1][1]
 
 
@@ -89,6 +106,7 @@ def test_logits_of_more_than_a_block_are_never_in_memory_at_once(
 
     monkeypatch.setattr(Runner, "chunk", note)
     monkeypatch.setattr("ortolan.runtime.certificate.runs.BLOCK", 64)
+    monkeypatch.setattr("ortolan.runtime.certificate.runs.BLOCK_LOGITS", 64)
     replay(engine, certificate)
     assert max(rows) == 64
 
@@ -164,7 +182,7 @@ def test_the_two_best_tokens_may_change_places_only_when_nearly_tied(
     assert (report.verdict, report.near_ties) == (verdict, near_ties)
     words = "PASS with 3 near ties: " if near_ties else "FAIL: "
     assert report.device_summary.startswith(words)
-    assert report.top1_agreement == pytest.approx(1 - 3 / 454)
+    assert report.top1_agreement == pytest.approx(1 - 3 / 462)
     assert report.first_divergence == certificates.Divergence(
         probe="tokens 150", position=149, phase="prefill"
     )

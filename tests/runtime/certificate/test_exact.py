@@ -8,7 +8,7 @@ from tests.runtime import packed_bundles
 
 from ortolan.runtime.certificate import verify
 from ortolan.runtime.certificate.exact import check_exact
-from ortolan.runtime.certificate.fields import ExactReport
+from ortolan.runtime.certificate.fields import ExactReport, Rule
 from ortolan.runtime.certificate.files import read
 from ortolan.runtime.engine.session import Engine
 
@@ -18,9 +18,20 @@ def tried(path: Path, kind: str) -> ExactReport | None:
     return check_exact(Engine(bundle, threads=1), read(bundle))
 
 
-@pytest.mark.parametrize("kind", ["fp32", "recurrent", "by-token", "int4", "int8-prefill"])
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
 def test_texts_are_the_same_alone_and_among_others(tmp_path: Path, kind: str) -> None:
-    assert tried(tmp_path, kind) == ExactReport(comparisons=14, different=())
+    counts: dict[Rule, int] = {"rows": 10, "parts": 3, "restored": 1}
+    assert tried(tmp_path, kind) == ExactReport(comparisons=14, different=(), tried=counts)
+
+
+def test_only_what_says_something_about_a_model_is_compared_and_named(tmp_path: Path) -> None:
+    report = tried(tmp_path, "by-token")
+    assert report is not None
+    assert report.tried == {"rows": 10, "restored": 1}
+    assert report.summary == (
+        "the bundle against itself, to the bit: 10 texts next to others and alone, "
+        "1 prompt from a prefix and whole"
+    )
 
 
 def test_rows_that_depend_on_their_number_are_found(
