@@ -22,7 +22,7 @@ from ortolan.errors import OrtolanError
     "--history/--no-history",
     default=True,
     show_default=True,
-    help="Remember what is typed in later sessions.",
+    help="Keep what is typed for later sessions.",
 )
 @options.device
 @options.threads
@@ -59,7 +59,7 @@ def command(
 def _talk(session: ChatSession, *, keeps_history: bool) -> None:
     """Answer questions until there are no more.
 
-    At a terminal a mistake is said, and whoever made it can go on; in a pipe it ends the program.
+    An error ends the program in a pipe. At a terminal it is one line, and the chat goes on.
     """
     read = questions(keeps_history=keeps_history, tell=tell)
     while True:
@@ -79,5 +79,5 @@ def _talk(session: ChatSession, *, keeps_history: bool) -> None:
 
 def _said(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "\nCtrl-D leaves, /help lists commands."
+        return "\nLeave with /exit or Ctrl-D."
     return f"ortolan: {' '.join(str(error).split())}"

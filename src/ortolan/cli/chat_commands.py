@@ -16,9 +16,10 @@ class Command:
     """One command.
 
     Attributes:
-        run: carries it out, with its argument.
-        help: a line of the list.
-        argument: what is written after the name; in brackets where it may be left out.
+        run: carries out the command, with its argument.
+        help: one line for `/help`.
+        argument: placeholder of the argument: empty if there is none, in brackets if it is
+            optional.
     """
 
     run: Callable[[ChatSession, str], None]
@@ -30,7 +31,7 @@ def obey(text: str, session: ChatSession) -> None:
     """Carry out a command.
 
     Raises:
-        EOFError: the command was to leave.
+        EOFError: the command leaves the chat.
         OrtolanError: the command is unknown or failed; the conversation is as it was.
     """
     from ortolan.runtime import InputError
@@ -141,7 +142,7 @@ def _set(session: ChatSession, argument: str) -> None:
 
 
 def _settable() -> dict[str, Any]:
-    """Options of sampling that the command line has, each with what reads its value."""
+    """Types of the options of sampling, by name, as the command line has them."""
     from ortolan.runtime import Sampling
 
     names = [field.name for field in fields(Sampling)]

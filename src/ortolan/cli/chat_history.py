@@ -1,6 +1,6 @@
-"""What was typed at `ortolan chat`, in a file that later sessions read.
+"""The history of `ortolan chat`: a file of the questions and commands that were typed.
 
-A line of the file is one entry as JSON, so that an entry may have several lines.
+Each line of the file is an entry as JSON, since an entry may have several lines.
 """
 
 import json
@@ -11,7 +11,7 @@ from ortolan import files
 MOST_ENTRIES = 1000
 
 MOST_BYTES = 1 << 20
-"""Of the file: the newest entries that fit are kept."""
+"""Size of the file. The newest entries that fit are kept."""
 
 
 def history_path() -> Path:
@@ -25,7 +25,7 @@ def read_history(path: Path) -> list[str]:
     """The entries of a file, oldest first; none where there is no file.
 
     Raises:
-        StateFileError: it cannot be read, or is something else.
+        StateFileError: the file cannot be read, or is not a history.
     """
     from ortolan.runtime.errors import StateFileError
 
@@ -48,13 +48,13 @@ def read_history(path: Path) -> list[str]:
 
 
 def add_to_history(path: Path, entry: str) -> None:
-    """Append an entry, unless it repeats the last one, and drop what is too old.
+    """Append an entry, unless it repeats the last one, and drop the oldest if there are too many.
 
-    The file is read again, so two sessions keep the entries of both. An entry that is larger than
-    the file may be is not kept.
+    The file is read again each time, so that sessions side by side keep the entries of all. An
+    entry of more than `MOST_BYTES` is not kept.
 
     Raises:
-        StateFileError: the file is no history, or cannot be written.
+        StateFileError: the file is not a history, or cannot be written.
     """
     from ortolan.runtime.errors import StateFileError
 

@@ -1,4 +1,4 @@
-"""What is typed or piped into `ortolan chat`."""
+"""Questions and commands of `ortolan chat`, typed or piped."""
 
 import io
 import os
@@ -15,19 +15,20 @@ BLOCK = '"""'
 
 
 def questions(*, keeps_history: bool, tell: Callable[[str], None]) -> Callable[[], str]:
-    """Prepare standard input, and return what reads the next question or command.
+    """Prepare standard input.
 
-    At a terminal with GNU readline, a paste is one question however many lines it has, and what
-    was typed in earlier sessions comes back with the arrow keys. Without GNU readline (Windows, and
-    where Python is linked with libedit) a terminal hands over a paste line by line.
+    With GNU readline, a paste is one question however many lines it has, and the arrow keys bring
+    back the entries of earlier sessions. Without it (on Windows, and where Python is linked with
+    libedit) a terminal hands over a paste line by line.
 
     Args:
-        keeps_history: whether what is typed is kept for later sessions.
-        tell: says what does not work; the chat goes on without it.
+        keeps_history: whether to read and write the history.
+        tell: reports to the user what does not work here; the chat goes on without it.
 
     Returns:
-        A function that reads; it raises `EOFError` at the end, `KeyboardInterrupt` for Ctrl-C at
-        an empty prompt, and `InputError` for bytes that are not UTF-8.
+        A function that reads the next question or command. It raises `EOFError` at the end,
+        `KeyboardInterrupt` for Ctrl-C at an empty prompt, and `InputError` for bytes that are not
+        UTF-8.
     """
     if not sys.stdin.isatty():
         if isinstance(sys.stdin, io.TextIOWrapper):
@@ -57,7 +58,9 @@ def questions(*, keeps_history: bool, tell: Callable[[str], None]) -> Callable[[
 
 
 def _readline() -> ModuleType | None:
-    """The module of the standard library; `input` edits lines with it once it is imported."""
+    """Import the module, after which `input` edits lines with it; `None` where it does not."""
+    if os.name == "nt" or not sys.stdout.isatty():  # pyreadline has other functions
+        return None
     try:
         import readline
     except ImportError:
@@ -67,7 +70,7 @@ def _readline() -> ModuleType | None:
 
 
 def _takes_pastes(readline: ModuleType) -> bool:
-    """Let a pasted text be inserted as a whole, where the library and the terminal can do so."""
+    """Insert a paste as a whole from now on; `False` where that is impossible."""
     if "libedit" in (readline.__doc__ or "") or os.environ.get("TERM", "dumb") == "dumb":
         return False
     readline.parse_and_bind("set enable-bracketed-paste on")  # off in Python since 3.10
@@ -75,7 +78,7 @@ def _takes_pastes(readline: ModuleType) -> bool:
 
 
 def _load_history(readline: ModuleType, tell: Callable[[str], None]) -> Path | None:
-    """Let the arrow keys find what was typed in earlier sessions; `None` if that fails."""
+    """Add the entries of earlier sessions; return the file, or `None` if it is not readable."""
     path = history_path()
     try:
         entries = read_history(path)
@@ -88,7 +91,7 @@ def _load_history(readline: ModuleType, tell: Callable[[str], None]) -> Path | N
 
 
 def _read(prompt: str, next_prompt: str) -> str:
-    """Read a question: a line, several that a backslash joins, or a block."""
+    """Read a question: a line, several lines that end with a backslash, or a block."""
     lines: list[str] = []
     is_block = False
     while True:
@@ -108,13 +111,11 @@ def _read(prompt: str, next_prompt: str) -> str:
             print()
             lines, is_block = [], False
             continue
-        if line.strip() == BLOCK:
+        if line.strip() == BLOCK and (is_block or not lines):
             if is_block:
                 return "\n".join(lines)
-            if not lines:
-                is_block = True
-                continue
-        if is_block:
+            is_block = True
+        elif is_block:
             lines.append(line)
         elif line.endswith("\\"):
             lines.append(line.removesuffix("\\"))
@@ -123,7 +124,7 @@ def _read(prompt: str, next_prompt: str) -> str:
 
 
 def _typed() -> str:
-    """What stood at the prompt when it was interrupted."""
+    """Return the line that Ctrl-C interrupted."""
     readline = sys.modules.get("readline")
     return "" if readline is None else str(readline.get_line_buffer())
 

@@ -21,13 +21,13 @@ CUT = "the answer was cut here: by -n, or at the end of the context (/reset begi
 
 @dataclass(kw_only=True)
 class ChatSession:
-    """What commands read and change.
+    """The state of a chat, which commands read and change.
 
     Attributes:
         model: answers.
         conversation: of the model.
-        sampling: of the next answers.
-        options: others of each request, by name.
+        sampling: how the next answers are sampled.
+        options: other options of each request, by name.
         is_terminal: whether questions are typed.
         reply: the last answer; `None` before the first.
     """
@@ -40,7 +40,7 @@ class ChatSession:
     reply: "Reply | None" = None
 
     def ask(self, question: str) -> None:
-        """Print an answer as it is generated. Ctrl-C at a terminal ends it; what came stays.
+        """Print an answer as it is generated. Ctrl-C at a terminal ends it and keeps the text.
 
         Raises:
             OrtolanError: as for `Conversation.stream`; the messages are as they were.
@@ -71,7 +71,7 @@ class ChatSession:
 
 
 def tell(text: str) -> None:
-    """Say something that is no answer."""
+    """Print a message that is not part of an answer."""
     if sys.stderr.isatty():
         paper = _paper()
         text = paper.feed(visible(text)) + paper.flush()
@@ -84,7 +84,7 @@ def _paper() -> WordWrap:
 
 @contextmanager
 def _interrupts(*, enabled: bool) -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, in place of raising wherever the program is."""
+    """An event that Ctrl-C sets. An exception could strike while the answer is being kept."""
     event = threading.Event()
     if not enabled:
         yield event

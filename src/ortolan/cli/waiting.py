@@ -1,4 +1,4 @@
-"""A line on the terminal that says how far a prompt is, until its answer begins."""
+"""The progress of a prompt, as a line on the terminal until the answer begins."""
 
 import shutil
 import sys
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 DELAY_S = 0.3
-"""Seconds before the line appears. Most prompts take less, and a line would only flicker."""
+"""Seconds before the line appears. Shorter prompts would only make it flicker."""
 
 INTERVAL_S = 0.2
-"""Seconds between two looks at the progress."""
+"""Seconds between two updates of the line."""
 
 
 class Waiting:

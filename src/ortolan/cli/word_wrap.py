@@ -13,8 +13,8 @@ _STICKS_TO_NEXT = frozenset({"Ps", "Pi"})
 class WordWrap:
     """Breaks lines between words, and between ideographs.
 
-    Fenced code and words longer than a line stay whole: copied from the terminal, they are what
-    the model wrote. A word is held back until its end, or until it is longer than a line.
+    Fenced code and words longer than a line stay whole, so that they can be copied. A word is held
+    back until its end, or until it is longer than a line.
 
     Args:
         columns: returns the width of the terminal, which may change meanwhile.
@@ -31,11 +31,11 @@ class WordWrap:
         self._fence = ""
 
     def feed(self, text: str) -> str:
-        """Return what to print after some more text."""
+        """Take more text, and return the part to print now."""
         return "".join(map(self._take, text))
 
     def flush(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         return self._end_word() + self._end_space()
 
     def _take(self, character: str) -> str:
@@ -60,7 +60,7 @@ class WordWrap:
         return placed
 
     def _end_space(self) -> str:
-        """Spaces at the end of a line, or the part of them that fits."""
+        """Spaces at the end of a line, if they fit."""
         space = self._space if _end(self._column, self._space) <= self._columns() else ""
         self._column, self._space = _end(self._column, space), ""
         return space
@@ -87,7 +87,7 @@ class WordWrap:
 
 
 def _may_break(last: str, character: str) -> bool:
-    """Whether a line may end between two characters that are no spaces."""
+    """Whether a line may end between two characters, neither of them a space."""
     if last in ("", _JOINER):
         return False
     return (
@@ -98,7 +98,7 @@ def _may_break(last: str, character: str) -> bool:
 
 
 def _is_ideograph(character: str) -> bool:
-    """Whether a script without spaces has it; Korean has spaces."""
+    """Whether it belongs to a script without spaces. Korean has spaces."""
     return _width(character) == 2 and ord(character) not in _HANGUL
 
 
