@@ -18,7 +18,7 @@ from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation import sequence
 from ortolan.runtime.generation.completion import Completion
-from ortolan.runtime.generation.drafts import Draft, check_draft
+from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options
@@ -124,7 +124,8 @@ class Decoder(ChatModel, Model):
                 f"prompts: expected at most {MAX_PROMPTS}, got {len(several) * count}."
             )
         prompts = [each for each in several for _ in range(count)]
-        completions = self._completed(self._texts(prompts, options), draft, exact=is_list)
+        texts = self._texts(prompts, options, draft=draft)
+        completions = self._completed(texts, draft, exact=is_list)
         return completions if is_list else completions[0]
 
     def stream(
@@ -153,7 +154,7 @@ class Decoder(ChatModel, Model):
             raise no_tokenizer("stream")
         if is_batch(prompt):
             raise InputError("stream: expected one prompt, got a list of them. Use `generate`.")
-        (text,) = self._texts([prompt], options, streams=True)
+        (text,) = self._texts([prompt], options, draft=draft, streams=True)
         return TextStream(text, self._generator(1, draft))
 
     def serve(
@@ -192,7 +193,9 @@ class Decoder(ChatModel, Model):
         self._engine.check_process()
         return Service(
             self._engine,
-            self._reader(self.tokenizer),
+            self._reader,
+            self.tokenizer,
+            lambda: self._chat,
             slots=slots,
             queue=queue,
             mode=mode,
@@ -268,7 +271,7 @@ class Decoder(ChatModel, Model):
         self, question: "Question", n: int | None, draft: Draft | None
     ) -> list[Completion]:
         prompts = [question.prompt] * (1 if n is None else checked_count("n", n, most=MAX_PROMPTS))
-        texts = self._texts(prompts, question.options, tokenizer=question.tokenizer)
+        texts = self._texts(prompts, question.options, draft=draft, tokenizer=question.tokenizer)
         return self._completed(texts, draft, exact=n is not None)
 
     def _text_stream(
@@ -277,6 +280,7 @@ class Decoder(ChatModel, Model):
         (text,) = self._texts(
             [question.prompt],
             question.options,
+            draft=draft,
             tokenizer=question.tokenizer,
             streams=True,
             last=last,
@@ -309,16 +313,14 @@ class Decoder(ChatModel, Model):
         last: LastPrompt | None = None,
     ) -> Generator:
         if draft is not None:
-            check_draft(draft, self.bundle)
             texts, exact = 1, True
         if last is None:
-            return Generator(self._engine, slots=texts, exact=exact, draft=draft)
+            return Generator(self._engine, slots=texts, exact=exact)
         return Generator(
             self._engine,
             slots=texts,
             exact=True,
             chunk=last.chunk,
-            draft=draft,
             prefixes=last,
             states=last.slots,
         )
@@ -328,13 +330,14 @@ class Decoder(ChatModel, Model):
         prompts: list[Any],
         options: Options,
         *,
+        draft: Draft | None = None,
         streams: bool = False,
         tokenizer: Tokenizer | None = None,
         last: LastPrompt | None = None,
     ) -> list[SampledText]:
         """Check everything there is to check before anything is computed."""
         reader = self._reader(self.tokenizer if tokenizer is None else tokenizer)
-        requests = reader.requests(prompts, options)
+        requests = reader.requests(prompts, options, draft=draft)
         has_limit = options.get("max_new_tokens") is not None
         tokens = sum(
             len(request.prompt) + (request.limit if has_limit else 1) for request in requests

@@ -4,17 +4,19 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import msgspec
 
 from ortolan import files
 from ortolan.runtime.arguments import checked_path
-from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.messages import Message, checked_messages
-from ortolan.runtime.chat.reply import Reply, ReplyStream
 from ortolan.runtime.errors import ChatError, InputError, StateFileError, shown
 from ortolan.runtime.generation.drafts import Draft
+
+if TYPE_CHECKING:
+    from ortolan.runtime.chat.chat_options import ChatOptions
+    from ortolan.runtime.chat.reply import Reply, ReplyStream
 
 __all__ = ["Answers", "Conversation"]
 
@@ -28,8 +30,12 @@ class Answers(Protocol):
     """What answers a conversation: a decoder, or a service."""
 
     def chat_stream(
-        self, messages: list[Message], *, draft: Draft | None = None, **options: Unpack[ChatOptions]
-    ) -> ReplyStream:
+        self,
+        messages: list[Message],
+        *,
+        draft: Draft | None = None,
+        **options: "Unpack[ChatOptions]",
+    ) -> "ReplyStream":
         """Answer some messages, the last of which is a question."""
 
     def forget(self) -> None:
@@ -101,8 +107,8 @@ class Conversation:
         self._model.forget()
 
     def ask(
-        self, content: str, *, draft: Draft | None = None, **options: Unpack[ChatOptions]
-    ) -> Reply:
+        self, content: str, *, draft: Draft | None = None, **options: "Unpack[ChatOptions]"
+    ) -> "Reply":
         """Say something, and take the answer as a whole.
 
         Args:
@@ -117,8 +123,8 @@ class Conversation:
         return self.stream(content, draft=draft, **options).finish()
 
     def stream(
-        self, content: str, *, draft: Draft | None = None, **options: Unpack[ChatOptions]
-    ) -> ReplyStream:
+        self, content: str, *, draft: Draft | None = None, **options: "Unpack[ChatOptions]"
+    ) -> "ReplyStream":
         """Say something, and take the answer piece by piece.
 
         The messages grow when the stream has ended, or was closed.
@@ -138,8 +144,8 @@ class Conversation:
         results: Mapping[str, Any],
         *,
         draft: Draft | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> Reply:
+        **options: "Unpack[ChatOptions]",
+    ) -> "Reply":
         """Hand in what the called tools gave, and take the answer as a whole.
 
             reply = conversation.ask("How warm is it in Paris?", tools=tools)
@@ -164,8 +170,8 @@ class Conversation:
         results: Mapping[str, Any],
         *,
         draft: Draft | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> ReplyStream:
+        **options: "Unpack[ChatOptions]",
+    ) -> "ReplyStream":
         """Hand in what the called tools gave, and take the answer piece by piece.
 
         Args:
@@ -180,11 +186,13 @@ class Conversation:
         last = self.messages[-1] if self.messages else {}
         return self._stream(_tool_messages(last.get("tool_calls") or (), results), draft, options)
 
-    def _stream(self, new: list[Message], draft: Draft | None, options: ChatOptions) -> ReplyStream:
+    def _stream(
+        self, new: list[Message], draft: Draft | None, options: "ChatOptions"
+    ) -> "ReplyStream":
         asked: ChatOptions = {**self._standing, **options}
         stream = self._model.chat_stream([*self.messages, *new], draft=draft, **asked)
 
-        def keep(reply: Reply) -> None:
+        def keep(reply: "Reply") -> None:
             if reply.content or reply.tool_calls or reply.completion.finish_reason != "cancelled":
                 self.messages += [*new, reply.message]
                 self._standing = {

@@ -1,15 +1,15 @@
 """A reply of a model: as a whole, or piece by piece while it is generated."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ortolan.runtime.chat.call_bodies import ToolCall
-from ortolan.runtime.chat.parser import Piece, ReplyParser
 from ortolan.runtime.errors import InputError
 
 if TYPE_CHECKING:
+    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.parser import Piece, ReplyParser
     from ortolan.runtime.generation.completion import Completion
 
 __all__ = ["Pieces", "Reply", "ReplyStream", "reply_of"]
@@ -28,7 +28,7 @@ class Reply:
 
     content: str
     reasoning: str
-    tool_calls: tuple[ToolCall, ...]
+    tool_calls: "tuple[ToolCall, ...]"
     completion: "Completion"
 
     @property
@@ -63,14 +63,16 @@ class Pieces(Protocol):
         """Stop generating."""
 
 
-class ReplyStream(Iterator[Piece]):
+class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
     """Pieces of a reply as it is generated. Stops early by `close`, or at the end of a `with`.
+
+    One from a service may also be read by `async for`, or awaited for the whole reply.
 
     Attributes:
         at_end: called with the reply, once, after the last piece.
     """
 
-    def __init__(self, text: Pieces, parser: ReplyParser) -> None:
+    def __init__(self, text: Pieces, parser: "ReplyParser") -> None:
         self.at_end: Callable[[Reply], None] | None = None
         self._stream = text
         self._parser = parser
@@ -109,21 +111,60 @@ class ReplyStream(Iterator[Piece]):
         for _ in self:
             pass
 
-    def __next__(self) -> Piece:
-        while not self._waiting:
-            if self._has_ended:
-                tell, self.at_end = self.at_end, None
-                if tell is not None:
-                    tell(self.reply)
-                raise StopIteration
-            try:
-                self._waiting += self._parser.feed(next(self._stream))
-            except StopIteration:
-                self._has_ended = True
-                self._waiting += self._parser.finish()
-        piece = self._waiting.pop(0)
-        self._pieces.append(piece)
+    def __next__(self) -> "Piece":
+        while self._needs_text:
+            self._take(next(self._stream, None))
+        piece = self._next_piece()
+        if piece is None:
+            raise StopIteration
         return piece
+
+    async def __anext__(self) -> "Piece":
+        """Wait for the next piece.
+
+        Raises:
+            InputError: the stream is not from a service.
+        """
+        text = self._stream
+        if not isinstance(text, AsyncIterator):
+            raise InputError(
+                "This stream computes in the thread that reads it, so an event loop cannot wait "
+                "for it. Read it with `for`, or ask a service: `model.serve()`."
+            )
+        while self._needs_text:
+            self._take(await anext(text, None))
+        piece = self._next_piece()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def __await__(self) -> Generator[Any, None, Reply]:
+        """Read to the end, and take the whole reply; raises what `__anext__` does."""
+        return self._finished().__await__()
+
+    async def _finished(self) -> Reply:
+        async for _ in self:
+            pass
+        return self.reply
+
+    @property
+    def _needs_text(self) -> bool:
+        return not self._waiting and not self._has_ended
+
+    def _take(self, text: str | None) -> None:
+        """Take the next text, `None` at its end."""
+        self._has_ended = text is None
+        self._waiting += self._parser.finish() if text is None else self._parser.feed(text)
+
+    def _next_piece(self) -> "Piece | None":
+        """The next piece; `None` after the last one, when `at_end` has been told."""
+        if self._waiting:
+            self._pieces.append(self._waiting.pop(0))
+            return self._pieces[-1]
+        tell, self.at_end = self.at_end, None
+        if tell is not None:
+            tell(self.reply)
+        return None
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +179,7 @@ class ReplyStream(Iterator[Piece]):
         self.close() if kind is None else self._stream.close()
 
 
-def reply_of(pieces: list[Piece], completion: "Completion") -> Reply:
+def reply_of(pieces: "list[Piece]", completion: "Completion") -> Reply:
     """Put the pieces of a reply together."""
     return Reply(
         content="".join(piece.content for piece in pieces),

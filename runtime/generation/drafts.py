@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import InputError
 
 __all__ = ["Draft", "DraftModel", "Drafter", "PromptLookup", "check_draft", "checked_drafter"]
@@ -113,7 +113,7 @@ class DraftModel:
         return _Guesses(self.model.sequence(), prompt, context_length)
 
 
-def check_draft(draft: Draft, bundle: Bundle) -> None:
+def check_draft(draft: Draft, manifest: Manifest) -> None:
     """Refuse a draft that cannot guess for this bundle.
 
     Raises:
@@ -124,24 +124,23 @@ def check_draft(draft: Draft, bundle: Bundle) -> None:
         raise InputError(
             f"draft: expected PromptLookup() or DraftModel(model), got {type(draft).__name__}."
         )
-    bundles = (bundle, draft.model.bundle) if isinstance(draft, DraftModel) else (bundle,)
-    states = [state for each in bundles for state in each.manifest.states]
+    small = draft.model.manifest if isinstance(draft, DraftModel) else None
+    states = [*manifest.states, *(() if small is None else small.states)]
     replaced = [state.name for state in states if state.update == "replace"]
-    if replaced or bundle.manifest.takes_one:
+    if replaced or manifest.takes_one:
         got = repr(replaced[0]) if replaced else "tokens that are taken one by one"
         raise InputError(
             f"draft: expected states that grow, got {got}, which cannot take a wrong "
             "guess back. Generate without a draft, or choose another model to guess."
         )
-    if isinstance(draft, DraftModel):
-        small = draft.model.bundle
-        if _tokenizer_hash(small) != _tokenizer_hash(bundle) or (
-            small.manifest.vocab_size > bundle.manifest.vocab_size
-        ):
-            raise InputError(
-                "draft: expected a model with the same tokenizer, got one with another. "
-                "Use the smaller model of the same family, or PromptLookup()."
-            )
+    if small is not None and (
+        _tokenizer_hash(small) != _tokenizer_hash(manifest)
+        or small.vocab_size > manifest.vocab_size
+    ):
+        raise InputError(
+            "draft: expected a model with the same tokenizer, got one with another. "
+            "Use the smaller model of the same family, or PromptLookup()."
+        )
 
 
 def checked_drafter(drafter: Any, draft: Draft) -> Drafter:
@@ -158,8 +157,7 @@ def checked_drafter(drafter: Any, draft: Draft) -> Drafter:
     )
 
 
-def _tokenizer_hash(bundle: Bundle) -> str | None:
-    manifest = bundle.manifest
+def _tokenizer_hash(manifest: Manifest) -> str | None:
     return next((f.sha256 for f in manifest.files if f.name == manifest.tokenizer), None)
 
 

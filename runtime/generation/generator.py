@@ -1,8 +1,8 @@
 """Generator: brings texts forward together, each from its prompt to its end.
 
-A round is at most one call of the model. Before it, texts that were cancelled leave and waiting
-ones take free slots; after it, every text that got logits chooses its next token. Texts come and
-go between rounds, and none sees the others.
+A round is at most one call of the model, and one more for each text with a draft. Before it, texts
+that were cancelled leave and waiting ones take free slots; after it, every text that got logits
+chooses its next token. Texts come and go between rounds, and none sees the others.
 
     generator = Generator(engine, slots=2)
     generator.submit(text)
@@ -30,7 +30,6 @@ from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.generation.completion import FinishReason
-from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.prefixes import Prefixes
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.scheduler import Scheduler
@@ -97,8 +96,6 @@ class Generator:
         reserved: see `Slots`.
         memory: a text waits until there is memory for all of its tokens; `None` never looks.
         prefixes: what was computed for earlier prompts, of decoders alone.
-        draft: where guesses at the next tokens come from; texts then run one after the other. Of
-            an exact generator without beams, whose states can be rewound.
         states: of an earlier generator with as many slots, to go on with; `None` for new ones. A
             row that holds tokens already holds those that the prompt of its text begins with.
     """
@@ -116,7 +113,6 @@ class Generator:
         reserved: bool = False,
         memory: RequestMemory | None = None,
         prefixes: Prefixes | None = None,
-        draft: Draft | None = None,
         states: Slots | None = None,
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
@@ -131,9 +127,9 @@ class Generator:
         self._prefixes = prefixes
         self._cancellable: list[Text] = []
         self._suspended: dict[Text, Snapshot] = {}
-        self._draft = draft
-        self._speculation: Speculation | None = None
+        self._speculations: dict[Text, Speculation] = {}
         self._running: list[_Running] | None = None
+        self._drafted: list[tuple[int, Text]] = []
 
     def submit(self, text: Text, *, priority: int = 0) -> None:
         """Let a text join as soon as a slot is free, or has a text of a lower priority."""
@@ -276,7 +272,8 @@ class Generator:
     def _leave(self, text: Text) -> None:
         slot = self._scheduler.finish(text)
         self._suspended.pop(text, None)
-        self._running = self._speculation = None
+        self._speculations.pop(text, None)
+        self._running = None
         if slot is not None:
             self._runner.slots.release(slot)
             for last, free in self._scheduler.compact():
@@ -320,32 +317,38 @@ class Generator:
         self._running = None
 
     def _step(self) -> None:
-        """Append a token to every running text."""
+        """Append a token to every running text, to one with a draft perhaps several."""
         runner, running = self._runner, self._running
         if running is None:
             running = self._running = self._select()
-        if self._draft is not None:
-            self._speculate(self._draft, *running[0][:2])
-            return
-        if self._beams == 1:
-            runner.step([text.next_tokens[0] for _, text, _ in running])
-        else:
-            runner.step([token for _, text, _ in running for token in text.next_tokens])
-        for _, text, logits in running:
-            self._advance(text, logits)
-        if self._beams > 1:
-            self._reorder(running)
-        for _, text, _ in running:
+        drafted = self._drafted
+        if running:
+            if self._beams == 1:
+                runner.step([text.next_tokens[0] for _, text, _ in running])
+            else:
+                runner.step([token for _, text, _ in running for token in text.next_tokens])
+            for _, text, logits in running:
+                self._advance(text, logits)
+            if self._beams > 1:
+                self._reorder(running)
+        for slot, text in drafted:
+            self._speculate(slot, text)
+        # only now: leaving may move others to other slots
+        for text in [*(text for _, text, _ in running), *(text for _, text in drafted)]:
             if text.finish_reason is not None:
                 self._leave(text)
 
-    def _speculate(self, draft: Draft, slot: int, text: Text) -> None:
-        """Append some tokens to the text whose turn it is."""
-        if self._speculation is None:
-            self._speculation = Speculation(draft, text, self._runner, slot)
-        self._speculation.step(partial(self._advance, text))
-        if text.finish_reason is not None:
-            self._leave(text)
+    def _speculate(self, slot: int, text: Text) -> None:
+        """Append some tokens to a text that has a draft, which alone fails where that is wrong."""
+        draft, speculation = text.request.draft, self._speculations.get(text)
+        try:
+            if speculation is None and draft is not None:
+                speculation = Speculation(draft, text, self._runner)
+                self._speculations[text] = speculation
+            if speculation is not None:
+                speculation.step(slot, partial(self._advance, text))
+        except OrtolanError as error:
+            text.fail(error)
 
     def _reorder(self, running: list[_Running]) -> None:
         """Let each beam go on from the one that it extends."""
@@ -360,9 +363,13 @@ class Generator:
             self._runner.slots.copy_rows(sources, targets)
 
     def _select(self) -> list[_Running]:
-        """The running texts by slot, each with where its logits appear."""
+        """The running texts without a draft by slot, each with where its logits appear."""
         beams, logits_BV = self._beams, self._runner.logits_BV
-        running = sorted(self._scheduler.running.items())
+        items = sorted(self._scheduler.running.items())
+        running = [(slot, text) for slot, text in items if text.request.draft is None]
+        self._drafted = [(slot, text) for slot, text in items if text.request.draft is not None]
+        if not running:
+            return []
         self._runner.select([slot * beams + beam for slot, _ in running for beam in range(beams)])
         if beams == 1:
             return [(slot, text, logits_BV[slot]) for slot, text in running]

@@ -1,6 +1,7 @@
 """From prompts to texts that are ready to be generated, checked in full."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.grammar import GrammarCompiler
 from ortolan.runtime.generation.options import Options, checked_options
 from ortolan.runtime.generation.request import Request
@@ -46,7 +48,9 @@ class PromptReader:
         self._constraints = Constraints.of(manifest.tokens)
         self._grammars = None if tokenizer is None else GrammarCompiler(manifest, tokenizer)
 
-    def requests(self, prompts: Sequence[Prompt], options: Options) -> list[Request]:
+    def requests(
+        self, prompts: Sequence[Prompt], options: Options, *, draft: Draft | None = None
+    ) -> list[Request]:
         """Check prompts and their options; seeds count up from that of the first prompt.
 
         Memory is left to the caller, who knows what else is to be computed.
@@ -55,14 +59,17 @@ class PromptReader:
             prompts: any number. Empty text stands for the beginning-of-text token, where the
                 model has one.
             options: of each of them.
+            draft: of each of them.
 
         Raises:
             ContextLengthError: a prompt and its new tokens are more than the context.
             InputError: anything else is wrong.
         """
+        if draft is not None:
+            check_draft(draft, self._manifest)
         checked = checked_options(options, self._manifest, self._tokenizer, self._recommended)
         ids = [self._ids(prompt) for prompt in prompts]
-        return [
+        requests = [
             checked.request(
                 row,
                 limit=self._limit(len(row), checked.max_new_tokens),
@@ -72,6 +79,7 @@ class PromptReader:
             )
             for index, row in enumerate(ids)
         ]
+        return [replace(request, draft=draft) for request in requests]
 
     def text(self, request: Request, *, streams: bool = False) -> SampledText:
         """A text to be generated for a request.

@@ -9,6 +9,7 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.limits import MAX_SEED
 
 if TYPE_CHECKING:
+    from ortolan.runtime.generation.drafts import Draft
     from ortolan.runtime.generation.grammar import Grammar
 
 __all__ = ["Request", "numbered"]
@@ -31,6 +32,7 @@ class Request:
         logprobs: how many log-probabilities to keep at each token; `None` for none at all.
         grammar: what the text may be.
         constraints: tokens that are forced or ruled out.
+        draft: where guesses at the next tokens come from; `None` steps token by token.
         cancelled: checked between any two calls of the model; `None` where nobody cancels.
     """
 
@@ -45,6 +47,7 @@ class Request:
     logprobs: int | None = None
     grammar: "Grammar | None" = None
     constraints: Constraints = _UNCONSTRAINED
+    draft: "Draft | None" = None
     cancelled: Callable[[], bool] | None = None
 
 

@@ -1,21 +1,23 @@
 """Speculation: brings one text forward by drafts, several tokens in a call where they are right."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import FinishReason
 from ortolan.runtime.generation.drafts import Draft, checked_drafter
 from ortolan.runtime.generation.pace import Pace
-from ortolan.runtime.generation.request import Request
 from ortolan.runtime.inputs.ids import checked_ids
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.runner import Runner
+    from ortolan.runtime.generation.request import Request
 
 __all__ = ["Speculation"]
 
@@ -23,7 +25,7 @@ __all__ = ["Speculation"]
 class Text(Protocol):
     """What drafts need to know of a text."""
 
-    request: Request
+    request: "Request"
     finish_reason: FinishReason | None
     drafted_tokens: int
     accepted_tokens: int
@@ -48,25 +50,27 @@ class Speculation:
         draft: where guesses come from.
         text: with its first new token.
         runner: an exact one.
-        row: of the text.
     """
 
-    def __init__(self, draft: Draft, text: Text, runner: "Runner", row: int) -> None:
-        self._text, self._runner, self._row = text, runner, row
+    def __init__(self, draft: Draft, text: Text, runner: "Runner") -> None:
+        self._text, self._runner = text, runner
         self._new = [text.next_tokens[0]]
         self._count = 1
-        self._drafter = checked_drafter(draft.begin(text.request.prompt), draft)
+        with _input_errors(draft):
+            self._drafter = checked_drafter(draft.begin(text.request.prompt), draft)
         self._pace = Pace()
 
-    def step(self, advance: Callable[[NDArray[np.float32]], None]) -> None:
+    def step(self, row: int, advance: Callable[[NDArray[np.float32]], None]) -> None:
         """Append the newest token and a draft to the row, and to the text what turns out right.
 
         Args:
+            row: of the text, now.
             advance: gives the text the logits `(V,)` that follow its newest token.
         """
-        text, runner, row = self._text, self._runner, self._row
+        text, runner = self._text, self._runner
         begun_at = time.perf_counter()
-        self._drafter.extend(self._new)
+        with _input_errors(self._drafter):
+            self._drafter.extend(self._new)
         room = min(text.request.limit - self._count, runner.wide_tokens) - 1
         draft = list(text.forced[: max(room, 0)])
         is_guessed = not draft and room > 0
@@ -101,9 +105,22 @@ class Speculation:
     def _proposed(self, most: int) -> list[int]:
         """The guesses of a drafter, which anybody may have written."""
         what = f"draft: {type(self._drafter).__name__}.propose({most})"
-        guesses = checked_ids(
-            self._drafter.propose(most), vocab_size=self._runner.logits_BV.shape[1], what=what
-        )
+        with _input_errors(self._drafter):
+            guesses = self._drafter.propose(most)
+        guesses = checked_ids(guesses, vocab_size=self._runner.logits_BV.shape[1], what=what)
         if len(guesses) > most:
             raise InputError(f"{what}: expected at most {most} token ids, got {len(guesses)}.")
         return guesses
+
+
+@contextmanager
+def _input_errors(source: object) -> Iterator[None]:
+    """Make an error of a caller's own code a typed one."""
+    try:
+        yield
+    except OrtolanError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"draft: {type(source).__name__} failed with {type(error).__name__}: {error}."
+        ) from error

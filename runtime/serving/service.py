@@ -6,23 +6,29 @@ see `ortolan.runtime.serving.worker`.
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, Self, Unpack, get_args
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.arguments import checked_count, checked_integer
+from ortolan.runtime.chat.chat_options import ChatOptions
+from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import InputError, shown
+from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.inputs.source import is_batch
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.serving.chat_service import ChatService
 from ortolan.runtime.serving.prefixes import (
     CACHE_BYTES,
     FOLDER_BYTES,
@@ -31,6 +37,9 @@ from ortolan.runtime.serving.prefixes import (
 from ortolan.runtime.serving.stats import ServiceStats
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.serving.worker import Worker
+
+if TYPE_CHECKING:
+    from ortolan.runtime.chat.chat import Chat, Question
 
 __all__ = ["MAX_SLOTS", "Mode", "Service"]
 
@@ -43,7 +52,7 @@ MAX_QUEUE = 1 << 16
 Mode = Literal["exact", "fast"]
 
 
-class Service:
+class Service(ChatService):
     """Generates texts for many requests at once. Any thread may use it, and any event loop.
 
         with model.serve(slots=8) as service:
@@ -59,7 +68,9 @@ class Service:
 
     Args:
         engine: of a decoder.
-        prompts: reads its requests.
+        reader: makes what reads requests, for texts by a tokenizer.
+        tokenizer: of the bundle, where it has one.
+        chat: how the bundle converses; called for the first question.
         slots: texts that are computed together, at most; in the mode `exact` at least
             `Engine.rows_multiple`.
         queue: requests that may wait besides.
@@ -77,7 +88,9 @@ class Service:
     def __init__(
         self,
         engine: Engine,
-        prompts: PromptReader,
+        reader: Callable[[Tokenizer | None], PromptReader],
+        tokenizer: Tokenizer | None,
+        chat: "Callable[[], Chat]",
         *,
         slots: int = 8,
         queue: int = 64,
@@ -89,7 +102,9 @@ class Service:
     ) -> None:
         _check_mode(mode, engine)
         self._engine = engine
-        self._prompts = prompts
+        self._reader = reader
+        self._tokenizer = tokenizer
+        self._chat_of_bundle = chat
         cache_bytes = checked_count("cache_bytes", cache_bytes, least=0)
         prefixes = None
         if cache_bytes > 0 or cache_folder is not None:
@@ -120,13 +135,22 @@ class Service:
 
     # --- for any thread ---------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[Options]) -> Ticket:
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        priority: int = 0,
+        draft: Draft | None = None,
+        **options: Unpack[Options],
+    ) -> Ticket:
         """Ask for a text. It is checked here and now, and computed as soon as it is its turn.
 
         Args:
             prompt: text, or token ids. Empty text stands for the beginning-of-text token.
             priority: texts of a higher one go first; where no slot is free they take that of a
                 text of a lower one, which goes on later from where it was.
+            draft: guesses at the next tokens, as for `generate`, whose completion is then the same
+                to the bit. Such a text is computed in calls of its own.
             **options: as `ortolan.runtime.generation.options.Options` lists them.
 
         Raises:
@@ -138,15 +162,12 @@ class Service:
             InputError: anything else is wrong with the request.
             ForkedError: the process was forked after the model was loaded.
         """
-        self._engine.check_process()
-        try:
-            self._worker.check_open()
-            priority = checked_integer("priority", priority)
-            ticket = self._ticket(self._request(prompt, options))
-            self._worker.submit(ticket, priority=priority)
-        except OrtolanError as error:
-            self._worker.count_refused(error.code)
-            raise
+        with self._counting_refusals():
+            if is_batch(prompt):
+                raise InputError("submit: expected one prompt, got a list. Submit each by itself.")
+            (ticket,) = self._submitted(
+                [prompt], options, self._tokenizer, draft=draft, priority=priority
+            )
         return ticket
 
     def stats(self) -> ServiceStats:
@@ -183,24 +204,69 @@ class Service:
 
     # --- a request --------------------------------------------------------------------------------
 
-    def _request(self, prompt: Prompt, options: Options) -> Request:
-        if is_batch(prompt):
-            raise InputError("submit: expected one prompt, got a list. Submit each by itself.")
-        (request,) = self._prompts.requests([prompt], options)
-        self._memory.check(
-            tokens=len(request.prompt) + request.limit,
-            rows=1,
-            held_tokens=self._worker.held_tokens,
-        )
-        return request
+    @property
+    def _identity(self) -> str:
+        return self._engine.identity
 
-    def _ticket(self, request: Request) -> Ticket:
+    def _chat(self) -> "Chat":
+        return self._chat_of_bundle()
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        self._engine.check_process()
+        try:
+            self._worker.check_open()
+            yield
+        except OrtolanError as error:
+            self._worker.count_refused(error.code)
+            raise
+
+    def _asked(
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions,
+        draft: Draft | None,
+        *,
+        n: int = 1,
+        priority: int,
+    ) -> "tuple[list[Ticket], Question]":
+        with self._counting_refusals():
+            question = self._chat().question(messages, options)
+            prompts = [question.prompt] * n
+            tickets = self._submitted(
+                prompts, question.options, question.tokenizer, draft=draft, priority=priority
+            )
+        return tickets, question
+
+    def _submitted(
+        self,
+        prompts: Sequence[Prompt],
+        options: Options,
+        tokenizer: Tokenizer | None,
+        *,
+        draft: Draft | None,
+        priority: int,
+    ) -> list[Ticket]:
+        priority = checked_integer("priority", priority)
+        reader = self._reader(tokenizer)
+        requests = reader.requests(prompts, options, draft=draft)
+        for request in requests:
+            self._memory.check(
+                tokens=len(request.prompt) + request.limit,
+                rows=1,
+                held_tokens=self._worker.held_tokens,
+            )
+        tickets = [self._ticket(reader, request) for request in requests]
+        self._worker.submit(tickets, priority=priority)
+        return tickets
+
+    def _ticket(self, reader: PromptReader, request: Request) -> Ticket:
         cancelled = request.cancelled
         if cancelled is not None:
             # whatever it raises must not end the texts of others
-            request = replace(request, cancelled=lambda: _asked(cancelled, ticket))
+            request = replace(request, cancelled=lambda: _is_cancelled(cancelled, ticket))
         ticket = Ticket(
-            self._prompts.text(request, streams=True),
+            reader.text(request, streams=True),
             has_pieces=self._engine.manifest.tokenizer is not None,
             lock=self._worker.lock,
             cancel=self._worker.cancel,
@@ -209,8 +275,8 @@ class Service:
         return ticket
 
 
-def _asked(cancelled: Callable[[], bool], ticket: Ticket) -> bool:
-    """Whether a request is cancelled, by a function that anybody may have written."""
+def _is_cancelled(cancelled: Callable[[], bool], ticket: Ticket) -> bool:
+    """Whether a request is cancelled, by a function that the caller wrote."""
     try:
         return cancelled()
     except Exception as error:

@@ -14,7 +14,7 @@ the thread then finishes what was submitted and ends, as after `close`.
 
 import atexit
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
@@ -78,18 +78,18 @@ class Worker:
 
     # --- for any thread ---------------------------------------------------------------------------
 
-    def submit(self, ticket: Ticket, *, priority: int) -> None:
-        """Let the text of a ticket wait for its turn.
+    def submit(self, tickets: Sequence[Ticket], *, priority: int) -> None:
+        """Let the texts of some tickets wait for their turn, all of them or none.
 
         Raises:
-            QueueFullError: as many requests wait as may.
+            QueueFullError: more requests would wait than may.
             ServiceError: the worker is closed, or has failed.
         """
         with self.lock:
-            self._check_open()
-            self._open[ticket] = None
-            text = ticket.text
-            self._commands.put(lambda generator: generator.submit(text, priority=priority))
+            self._check_open(len(tickets))
+            for ticket in tickets:
+                self._open[ticket] = None
+                self._commands.put(partial(_submit, ticket.text, priority))
 
     def check_open(self) -> None:
         """Raise what `submit` would."""
@@ -178,17 +178,17 @@ class Worker:
         with self.lock:
             self._is_closing = True
 
-    def _check_open(self) -> None:
-        """Refuse a request where there is no room for another one; with the lock held."""
+    def _check_open(self, requests: int = 1) -> None:
+        """Refuse requests where there is no room for them; with the lock held."""
         if self._failure is not None:
             raise self._failure
         if self._is_closing:
             raise ServiceClosedError(
                 "submit: expected a service that is open, got one that was closed. Make a new one."
             )
-        if len(self._open) >= self._slots + self._queue:
+        if len(self._open) + requests > self._slots + self._queue:
             raise QueueFullError(
-                f"submit: expected at most {self._queue} requests that wait, got one more. "
+                f"submit: expected at most {self._queue} requests that wait, got more. "
                 f"Try again in {self._counts.gap_s:.1f} s.",
                 retry_after_s=self._counts.gap_s,
             )
@@ -223,6 +223,10 @@ class Worker:
             self._open.clear()
             self._running = 0
         wake(woken)
+
+
+def _submit(text: SampledText, priority: int, generator: Generator) -> None:
+    generator.submit(text, priority=priority)
 
 
 def _end(text: SampledText, generator: Generator) -> None:

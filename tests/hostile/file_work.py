@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -271,7 +272,7 @@ _BLOCK = filled(Slots((KEY, SUM), count=1, context_length=100, identity="bundle"
 _IDS = np.arange(16, dtype="<i4").tobytes()
 _KEY, _ROOT = bytes(range(32)), bytes(32)
 
-_nobody: Any = None
+_nobody: Any = SimpleNamespace(forget=lambda: None)
 
 _STATES: dict[str, State] = {"old": "old", "new": "new"}
 

@@ -1,0 +1,115 @@
+"""Chat ticket: one question to a service, seen by whoever asked it."""
+
+from collections.abc import AsyncIterator, Generator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ortolan.runtime.chat.reply import Reply, ReplyStream
+from ortolan.runtime.generation.completion import Completion
+
+if TYPE_CHECKING:
+    from ortolan.runtime.chat.chat import Question
+    from ortolan.runtime.chat.parser import Piece
+    from ortolan.runtime.serving.ticket import Ticket
+
+__all__ = ["ChatTicket", "reply_stream"]
+
+
+class ChatTicket(Iterator["Piece"], AsyncIterator["Piece"]):
+    """A reply that a service generates. Any thread and any event loop may use it.
+
+        for piece in ticket: ...    # or: async for piece in ticket
+        reply = ticket.reply()      # or: await ticket
+
+    Pieces, each with some content, some reasoning or one call of a tool, go to one reader; the
+    reply is there whether they were read or not. At the end of a `with` a reply that has not ended
+    is cancelled.
+
+    Args:
+        ticket: of the text.
+        question: that it answers.
+    """
+
+    def __init__(self, ticket: "Ticket", question: "Question") -> None:
+        self._ticket = ticket
+        self._question = question
+        self._pieces = reply_stream(ticket, question)
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply has ended, whatever of it was read."""
+        return self._ticket.done
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """How many tokens of the prompt are done, and how many there are."""
+        return self._ticket.prompt_progress
+
+    def cancel(self) -> None:
+        """End the reply where it is, as `Ticket.cancel` does."""
+        self._ticket.cancel()
+
+    def reply(self, timeout: float | None = None) -> Reply:
+        """Wait for the whole reply.
+
+        Args:
+            timeout: seconds to wait at most; `None` waits as long as it takes.
+
+        Raises:
+            TimeoutError: it takes longer; the reply goes on.
+            OrtolanError: as for `Ticket.completion`.
+        """
+        return self._question.reply(self._ticket.completion(timeout))
+
+    def __await__(self) -> Generator[Any, None, Reply]:
+        """Wait for the whole reply; raises what `reply` does."""
+        return self._question.reply((yield from self._ticket.__await__()))
+
+    def __next__(self) -> "Piece":
+        """Wait for the next piece; at the end it raises what `reply` does."""
+        return next(self._pieces)
+
+    async def __anext__(self) -> "Piece":
+        """Wait for the next piece; at the end it raises what `reply` does."""
+        return await anext(self._pieces)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.done:
+            self.cancel()
+
+
+def reply_stream(ticket: "Ticket", question: "Question") -> ReplyStream:
+    """The pieces of a reply, in a thread or an event loop. Closing it cancels the ticket."""
+    return ReplyStream(_Text(ticket), question.parser())
+
+
+class _Text(Iterator[str], AsyncIterator[str]):
+    """A ticket as what a `ReplyStream` reads."""
+
+    def __init__(self, ticket: "Ticket") -> None:
+        self._ticket = ticket
+
+    @property
+    def completion(self) -> Completion:
+        return self._ticket.completion()
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        return self._ticket.prompt_progress
+
+    def close(self) -> None:
+        self._ticket.cancel()
+
+    def __next__(self) -> str:
+        return next(self._ticket)
+
+    async def __anext__(self) -> str:
+        return await anext(self._ticket)

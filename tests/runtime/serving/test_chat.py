@@ -1,0 +1,269 @@
+"""Chats through a service: the replies of the model alone, to the bit."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime import packed_bundles
+from tests.runtime.chat.test_chat import made
+from tests.runtime.serving.served import settle
+
+from ortolan.runtime import Decoder, Sampling, load
+from ortolan.runtime.chat.reply import Reply
+from ortolan.runtime.errors import ChatError, ChatTemplateError, InputError, QueueFullError
+from ortolan.runtime.generation.drafts import PromptLookup
+from ortolan.runtime.generation.grammar import Grammar
+from ortolan.runtime.serving.chat_ticket import ChatTicket
+from ortolan.runtime.serving.service import Service
+
+KINDS = ("fp32", "int4-split", "int8-prefill", "recurrent")
+TEMPLATE = (
+    "{{ tools or '' }}{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}"
+    "{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<bos>a:{% endif %}{# <tool_call> </think> #}"
+)
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CALL = Grammar.regex(
+    r"<think>[a-z]{1,9}</think>[A-Z]{2}"
+    r'<tool_call>\{"name": "f", "arguments": \{"x": [1-9]\}\}</tool_call>'
+)
+ANSWER: Any = {"max_new_tokens": 24, "logprobs": 1, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
+    folder = tmp_path_factory.mktemp("chats")
+    others = {"chat_template.jinja": TEMPLATE.encode()}
+    return {
+        kind: load(
+            packed_bundles.write(folder / kind, kind, group=64, has_text=True, others=others).path,
+            Decoder,
+            threads=1,
+        )
+        for kind in KINDS
+    }
+
+
+@pytest.fixture
+def model(models: dict[str, Decoder]) -> Decoder:
+    return models["int4-split"]
+
+
+@pytest.fixture
+def service(model: Decoder) -> Iterator[Service]:
+    with model.serve(slots=4) as service:
+        yield service
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def drawn(seed: int) -> Any:
+    return {**ANSWER, "sampling": Sampling(temperature=0.8, seed=seed)}
+
+
+def same(got: Reply, expected: Reply) -> None:
+    assert got.completion.tokens == expected.completion.tokens
+    assert got.completion.logprobs == expected.completion.logprobs
+    assert got.completion.finish_reason == expected.completion.finish_reason
+    assert got.message == expected.message
+    assert (got.content, got.reasoning) == (expected.content, expected.reasoning)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replies_are_those_of_the_model_alone(models: dict[str, Decoder], kind: str) -> None:
+    model, got = models[kind], dict[int, Reply]()
+    with model.serve(slots=4) as service:
+
+        def ask(seed: int) -> None:
+            ticket = service.chat(user("Hi. " * (1 + 9 * seed)), **drawn(seed))
+            pieces = list(ticket) if seed % 2 else []
+            got[seed] = ticket.reply(30)
+            if pieces:
+                assert "".join(piece.content for piece in pieces) == got[seed].content
+
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(7)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for seed, reply in got.items():
+        (expected,) = model.chat(user("Hi. " * (1 + 9 * seed)), n=1, **drawn(seed))
+        same(reply, expected)
+
+
+def test_reasoning_and_calls_are_apart(model: Decoder, service: Service) -> None:
+    options: Any = {"tools": TOOLS, "grammar": CALL, "max_new_tokens": 120}
+    ticket = service.chat(user("Call."), **options)
+    pieces = list(ticket)
+    reply = ticket.reply()
+    (expected,) = model.chat(user("Call."), n=1, **options)
+    same(reply, expected)
+    assert reply.reasoning
+    assert len(reply.content) == 2
+    (call,) = reply.tool_calls
+    assert (call.name, *call.arguments) == ("f", "x")
+    assert [piece.tool_call for piece in pieces if piece.tool_call] == [call]
+
+
+def test_several_replies_draw_with_seeds_that_count_up(model: Decoder, service: Service) -> None:
+    tickets = service.chat(user("Hi."), n=3, **drawn(5))
+    expected = model.chat(user("Hi."), n=3, **drawn(5))
+    for ticket, reply in zip(tickets, expected, strict=True):
+        same(ticket.reply(), reply)
+    assert len({ticket.reply().content for ticket in tickets}) > 1
+
+
+def test_all_replies_wait_or_none(model: Decoder) -> None:
+    with model.serve(slots=2, queue=1) as service:
+        with pytest.raises(QueueFullError):
+            service.chat(user("Hi."), n=4, **ANSWER)
+        settle(service)
+        assert [ticket.reply().content for ticket in service.chat(user("Hi."), n=3, **ANSWER)]
+
+
+def test_tasks_read_pieces_and_await_replies(model: Decoder, service: Service) -> None:
+    async def ask(seed: int) -> Reply:
+        ticket: ChatTicket = service.chat(user(f"{seed}?"), **drawn(seed))
+        if seed % 2:
+            return await ticket
+        pieces = [piece.content async for piece in ticket]
+        assert "".join(pieces) == (await ticket).content
+        return ticket.reply()
+
+    async def main() -> list[Reply]:
+        return list(await asyncio.gather(*map(ask, range(6))))
+
+    for seed, reply in enumerate(asyncio.run(main())):
+        (expected,) = model.chat(user(f"{seed}?"), n=1, **drawn(seed))
+        same(reply, expected)
+
+
+def test_a_ticket_is_cancelled_at_the_end_of_its_block(service: Service) -> None:
+    with service.chat(user("Hi."), ignore_eos=True) as ticket:
+        first = next(ticket)
+    assert ticket.reply().content.startswith(first.content)
+    assert ticket.reply().completion.finish_reason == "cancelled"
+    assert ticket.done
+
+
+def test_what_is_wrong_is_said_when_asking(service: Service, tmp_path: Path) -> None:
+    with pytest.raises(ChatError, match="messages: expected a list"):
+        service.chat([])
+    with pytest.raises(InputError, match="Did you mean max_new_tokens"):
+        service.chat(user("Hi."), max_tokens=3)  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="n: expected"):
+        service.chat(user("Hi."), n=0)
+    assert service.stats().refused
+    with made(tmp_path, {}).serve() as other:
+        with pytest.raises(ChatTemplateError):
+            other.chat(user("Hi."))
+        with pytest.raises(ChatTemplateError):
+            other.conversation()
+
+
+# --- drafts -----------------------------------------------------------------------------------
+
+
+class Failing:
+    """A draft of a caller whose code has an error, after some guesses."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def begin(self, prompt: Sequence[int]) -> Any:
+        return self
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.calls += 1
+        if self.calls > 3:
+            raise KeyError("guess")
+
+    def propose(self, most: int) -> list[int]:
+        return [1][:most]
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int4-split", "int8-prefill"])
+def test_texts_with_a_draft_are_those_of_the_model(models: dict[str, Decoder], kind: str) -> None:
+    model = models[kind]
+    text = "ABCABC" * 5
+    with model.serve(slots=4) as service:
+        tickets = [
+            service.chat(user(text), draft=PromptLookup() if seed % 2 else None, **drawn(seed))
+            for seed in range(7)
+        ]
+        urgent = service.chat(user(text), draft=PromptLookup(), priority=1, **drawn(7))
+        plain = service.submit(text, draft=PromptLookup(), max_new_tokens=20, ignore_eos=True)
+    for seed, ticket in enumerate([*tickets, urgent]):
+        if seed % 2:
+            expected = model.chat(user(text), draft=PromptLookup(), **drawn(seed))
+        else:
+            (expected,) = model.chat(user(text), n=1, **drawn(seed))
+        same(ticket.reply(), expected)
+    if kind == "fp32":  # a graph for few tokens at a time leaves no room for guesses
+        assert urgent.reply().completion.timings.drafted_tokens > 0
+    alone = model.generate(text, draft=PromptLookup(), max_new_tokens=20, ignore_eos=True)
+    assert plain.completion().tokens == alone.tokens
+
+
+def test_a_draft_that_fails_ends_its_text_alone(model: Decoder, service: Service) -> None:
+    bad = service.chat(user("Hi."), draft=Failing(), **ANSWER)
+    good = service.chat(user("Hi."), draft=PromptLookup(), **ANSWER)
+    with pytest.raises(InputError, match="draft: Failing failed with KeyError"):
+        bad.reply()
+    same(good.reply(), model.chat(user("Hi."), draft=PromptLookup(), **ANSWER))
+    with pytest.raises(InputError, match="draft: expected"):
+        service.chat(user("Hi."), draft="lookup")  # type: ignore[call-overload]
+
+
+# --- conversations ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversations_answer_as_those_of_the_model(models: dict[str, Decoder], kind: str) -> None:
+    model, system = models[kind], "Be brief, and be so at all times. " * 9
+    alone = model.conversation(system=system)
+    with model.serve(slots=2) as service:
+        served = service.conversation(system=system, priority=1)
+        beside = service.chat(user("Hi."), ignore_eos=True)
+        for turn in range(4):
+            same(served.ask(f"{turn}?", **drawn(turn)), alone.ask(f"{turn}?", **drawn(turn)))
+        assert service.stats().cache.tokens > 0
+        beside.cancel()
+    assert served.messages == alone.messages
+
+
+def test_a_conversation_takes_calls_in_an_event_loop(service: Service, tmp_path: Path) -> None:
+    conversation = service.conversation(tools=TOOLS)
+
+    async def main() -> None:
+        stream = conversation.stream("Call.", grammar=CALL, max_new_tokens=120)
+        pieces = [piece async for piece in stream]
+        (call,) = stream.reply.tool_calls
+        assert pieces[-1].tool_call == call
+        assert len(conversation.messages) == 2
+        reply = await conversation.stream_tools({call.id: {"t": 3}}, **ANSWER)
+        assert conversation.messages[-1] == reply.message
+
+    asyncio.run(main())
+    assert [message["role"] for message in conversation.messages] == [
+        "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+    conversation.save(tmp_path / "saved.json")
+    assert len(json.loads((tmp_path / "saved.json").read_text())["messages"]) == 4
+    with conversation.stream("More.", ignore_eos=True) as stream:
+        next(stream)
+    assert stream.reply.completion.finish_reason == "cancelled"
+
+
+def test_a_stream_of_the_model_is_not_for_event_loops(model: Decoder) -> None:
+    async def main() -> None:
+        with pytest.raises(InputError, match="Read it with `for`"):
+            await model.chat_stream(user("Hi."), max_new_tokens=2)
+
+    asyncio.run(main())
