@@ -37,7 +37,9 @@ class Waiting:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            _write("\r" + " " * len(self._drawn) + "\r" if self._drawn else "")
+            if self._drawn:
+                # all of it: the terminal may have echoed a key after the line
+                _write("\r" + " " * _columns() + "\r")
 
     def _draw(self) -> None:
         delay = DELAY_S
@@ -45,8 +47,7 @@ class Waiting:
             done, total = self._progress()
             seconds = time.monotonic() - self._began
             line = f"reading the prompt: {done:,} of {total:,} tokens, {seconds:.0f} s"
-            # one column less, or the terminal would go to the next line
-            line = line[: shutil.get_terminal_size().columns - 1]
+            line = line[: _columns()]
             _write("\r" + line.ljust(len(self._drawn)))
             self._drawn, delay = line, INTERVAL_S
 
@@ -63,6 +64,11 @@ class Waiting:
         traceback: TracebackType | None,
     ) -> None:
         self.end()
+
+
+def _columns() -> int:
+    """One less than there are, or the terminal would go on to the next line."""
+    return shutil.get_terminal_size().columns - 1
 
 
 def _write(text: str) -> None:
