@@ -58,7 +58,7 @@ _NAMES, _ARGUMENTS, _IDS = (
     ("id", "tool_call_id"),
 )
 
-_FENCED = re.compile(r"\s*```(?:json)?(.*)```\s*", re.DOTALL)
+_FENCED = re.compile(r"\s*```(?:json)?\s*")
 
 _FENCE = re.compile(r"\s*(?:```\s*)?")
 
@@ -74,12 +74,13 @@ def json_calls(text: str, _: Schemas) -> list[ToolCall]:
     return _checked([_from_object(each) for each in calls])
 
 
-def fenced_calls(text: str, schemas: Schemas) -> list[ToolCall]:
-    """The same between fences of Markdown."""
-    fenced = _FENCED.fullmatch(text)
-    if fenced is None:
-        raise ValueError("no fences")
-    return json_calls(fenced[1], schemas)
+def fenced_calls(text: str, _: Schemas) -> list[ToolCall]:
+    """A list of the same between fences of Markdown."""
+    fence = _FENCED.match(text)
+    value, end = _decoded(text, 0 if fence is None else fence.end())
+    if fence is None or not isinstance(value, list) or text[end:].strip() != "```":
+        raise ValueError("no list between fences")
+    return _checked([_from_object(each) for each in value])
 
 
 def headed(head: str) -> Body:

@@ -130,7 +130,7 @@ _NAME = r"(?P<name>[\w.:/-]+)"
 
 CALLS = (
     CallFormat(  # gpt-oss
-        mark="to=functions.",
+        mark="<|channel|>commentary",
         open="<|channel|>commentary to=functions.",
         others=("<|channel|>analysis to=functions.", "<|start|>assistant to=functions."),
         bare="to=functions.",
@@ -154,6 +154,9 @@ CALLS = (
         mark="<function=", open="<function=", close="</function>", body=headed(rf"{_NAME}>")
     ),
     CallFormat(mark="<arg_key>", open="<tool_call>", close="</tool_call>", body=pair_calls),
+    CallFormat(  # Apriel, Hunyuan, MiniMax M1
+        mark="</tool_calls>", open="<tool_calls>", close="</tool_calls>", body=json_calls
+    ),
     CallFormat(mark="<tool_call>", open="<tool_call>", close="</tool_call>", body=json_calls),
     CallFormat(mark="<TOOLCALL>", open="<TOOLCALL>", close="</TOOLCALL>", body=json_calls),
     CallFormat(  # Mistral from tekken v11 on
@@ -185,8 +188,8 @@ CALLS = (
         around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         inside=("<|tool_call_argument_begin|>",),
     ),
-    CallFormat(
-        mark="<|tool_call_start|>",
+    CallFormat(  # LFM 2, whose older templates do not show calls
+        mark="List of tools: ",
         open="<|tool_call_start|>",
         close="<|tool_call_end|>",
         body=python_calls,

@@ -19,6 +19,7 @@ __all__ = [
     "is_name",
     "one_text",
     "plain",
+    "with_json",
 ]
 
 Message = Mapping[str, Any]
@@ -53,6 +54,16 @@ class _Parts(list[dict[str, str]]):
         raise PartsError(
             "content: this chat template takes a text, not a list of parts. Join the parts."
         )
+
+
+class _Arguments(dict[str, Any]):
+    """Arguments of a call.
+
+    Attributes:
+        text: their JSON, as it was given.
+    """
+
+    text: str
 
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -147,6 +158,16 @@ def one_text(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
+def with_json(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have their arguments as JSON."""
+    calls = [
+        {**call, "function": {**function, "arguments": function["arguments"].text}}
+        for call in message.get("tool_calls", ())
+        for function in [call["function"]]
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
 def _content(given: Any, where: str) -> Any:
     if isinstance(given, str):
         return str(given)
@@ -189,15 +210,18 @@ def _tool_calls(given: Any, where: str) -> list[dict[str, Any]]:
     return calls
 
 
-def _arguments(given: Any, where: str) -> Any:
+def _arguments(given: Any, where: str) -> dict[str, Any]:
+    value = given
     if isinstance(given, str):
         try:
-            given = json.loads(given or "{}")
+            value = json.loads(given or "{}")
         except (ValueError, RecursionError) as error:
             raise ChatError(f"{where}: expected JSON of an object, got {error}.") from error
-    if not isinstance(given, Mapping):
-        raise ChatError(f"{where}: expected an object, or JSON of one, got {_got(given)}.")
-    return plain(given, where)
+    if not isinstance(value, Mapping):
+        raise ChatError(f"{where}: expected an object, or JSON of one, got {_got(value)}.")
+    made = _Arguments(plain(value, where))
+    made.text = str(given) if isinstance(given, str) else json.dumps(made, ensure_ascii=False)
+    return made
 
 
 def _tool(given: Any, where: str) -> dict[str, Any]:

@@ -74,12 +74,14 @@ class ReplyParser:
 
     def finish(self) -> Iterator[Piece]:
         """Give what was held back, at the end of the reply."""
-        yield from self._advance(at_end=True)
-        while self._state == "call":
-            yield from self._end_call("")
+        while True:
+            tail, self._held = (self._held, "") if self._state == "call" else ("", self._held)
+            yield from self._advance(at_end=True)
+            if self._state != "call":
+                break
+            yield from self._end_call("", tail=tail)
             rest, self._held = self._held, ""
             yield from self.feed(rest)
-            yield from self._advance(at_end=True)
         if self._state == "content" and not self._after and self._space:
             space, self._space = self._space, ""
             yield Piece(content=space)
@@ -189,10 +191,10 @@ class ReplyParser:
     def _begin_call(self, marker: str) -> None:
         self._state, self._opened, self._body, self._marks = "call", marker, [], 0
 
-    def _end_call(self, marker: str) -> Iterator[Piece]:
+    def _end_call(self, marker: str, *, tail: str = "") -> Iterator[Piece]:
         """Give the calls of the body, if a marker or the end of the reply, `""`, closes them.
 
-        A marker within a value is a part of it.
+        A marker within a value is a part of it. The tail of a reply is the beginning of a marker.
         """
         calls, body = self._form.calls, "".join(self._body)
         close = "" if calls is None else calls.close
@@ -208,7 +210,7 @@ class ReplyParser:
             found = []
         is_closed = not close or marker == close or (not marker and close in self._form.ends)
         if not found or not is_closed:
-            yield from self._no_call(body + marker)
+            yield from self._no_call(body + marker + tail)
             return
         self._state, self._body, self._begun = "content", [], ""
         self._space, self._after, self._is_empty = "", "call", False

@@ -15,6 +15,7 @@ from ortolan.runtime.chat.messages import (
     checked_tools,
     one_text,
     plain,
+    with_json,
 )
 from ortolan.runtime.chat.provenance import Marks, Span, marked, unmarked
 from ortolan.runtime.errors import ChatError, ChatTemplateError, shown
@@ -135,7 +136,7 @@ class ChatTemplate:
             continues = _tagged(given["messages"], tag)
         own = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
         _check_keys(given, list(self._control.values()))
-        found = self._with_parts(own, {**given, **more}, tag)
+        found = self._fitted(own, {**given, **more}, tag)
         return replace(found, continues=continues)
 
     @cached_property
@@ -164,35 +165,32 @@ class ChatTemplate:
         name = "tool_use" if given["tools"] and "tool_use" in self._templates else "default"
         return self._templates[name]
 
-    def _with_parts(self, own: Mapping[str, Any], given: dict[str, Any], tag: str) -> Prompt:
-        """The prompt for messages whose contents may be lists of text parts.
+    def _fitted(self, own: Mapping[str, Any], given: dict[str, Any], tag: str) -> Prompt:
+        """The prompt for messages in a form that the template can write.
 
-        A template gets them as they are. Where it makes nothing of lists, a list of one part is
-        its text.
+        Case 1: as they are.
+        Case 2: a list of one part is its text.
+        Case 3: the same, and the arguments of calls are JSON, which some templates expect.
 
         Raises:
             ChatError: it makes nothing of a list of several parts.
         """
-        try:
-            return self._encoded(own, given, tag)
-        except (PartsError, ChatTemplateError) as error:
-            messages = given["messages"]
-            single = [one_text(message) for message in messages]
-            several = next(
-                (n for n, m in enumerate(single) if isinstance(m["content"], list)), None
-            )
-            if single != messages:
-                try:
-                    return self._encoded(own, {**given, "messages": single}, tag)
-                except (PartsError, ChatTemplateError):
-                    if several is None:
-                        raise
-            if several is None:
-                raise
-            raise ChatError(
-                f"messages[{several}].content: this chat template takes a text, not a list of "
-                f"{len(messages[several]['content'])} parts. Join them into one text."
-            ) from error
+        single = [one_text(message) for message in given["messages"]]
+        forms = [given["messages"]]
+        forms += [form for form in (single, [*map(with_json, single)]) if form not in forms]
+        errors: list[ChatError | ChatTemplateError] = []
+        for form in forms:
+            try:
+                return self._encoded(own, {**given, "messages": form}, tag)
+            except (PartsError, ChatTemplateError) as error:
+                errors.append(error)
+        several = next((n for n, m in enumerate(single) if isinstance(m["content"], list)), None)
+        if several is None:
+            raise errors[0]
+        raise ChatError(
+            f"messages[{several}].content: this chat template takes a text, not a list of "
+            f"{len(single[several]['content'])} parts. Join them into one text."
+        ) from errors[0]
 
     def _rendered(self, own: Mapping[str, Any], given: Mapping[str, Any], now: datetime) -> str:
         functions = {"raise_exception": _refuse}

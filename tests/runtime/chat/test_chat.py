@@ -132,11 +132,11 @@ def test_a_reply_ends_where_the_turn_ends_whatever_the_manifest_says(tmp_path: P
 
 
 def test_harmony_ends_a_turn_where_a_call_or_an_answer_ends(tmp_path: Path) -> None:
-    source = "<|channel|>analysis<|message|> {{ messages[0].content }}{{ tools }} to=functions."
+    source = "<|channel|>analysis<|message|> {{ messages[0].content }}"
     files = {"chat_template.jinja": source.encode()}
     model = made(tmp_path, files, tokens=Tokens(), special=["<|end|>", "<|call|>"])
     call = BOS + 1
-    assert model._chat.question([USER], {}).options == {"stop_tokens": [call]}
+    assert model._chat.question([USER], {}).options["stop_tokens"] == [call]
     shown = model._chat.question([USER], {}).tokenizer
     assert shown.decode([call]) == "<|call|>"
 

@@ -22,15 +22,16 @@ SOURCES = {
     "mistral-11": "[TOOL_CALLS] [ARGS] [THINK] [/THINK]",
     "command": "<|START_ACTION|> <|START_THINKING|> <|END_THINKING|>",
     "deepseek": "</think> <｜tool▁call▁begin｜>",
-    "lfm": "<|tool_call_start|>",
+    "lfm": "List of tools: ",
     "olmo": "<function_calls>",
     "phi": "<|tool_call|> <|/tool_call|>",
     "granite": "<|tool_call|>",
     "llama": "dictionary of argument name and its value",
     "llama-python": "params_name1=",
-    "gpt-oss": "<|channel|>analysis to=functions.",
+    "gpt-oss": "<|channel|>analysis <|channel|>commentary",
     "kimi": "tool_declare",
     "nemotron": "<think> </think> <TOOLCALL>",
+    "apriel": "<tool_call> </tool_calls>",
     "seed": "<seed:tool_call> <function= <parameter= </seed:think>",
     "command-r-plus": "directly-answer",
     "functionary-3.1": "<function=",
@@ -79,6 +80,8 @@ CALLS = {
     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
     "nemotron": '<TOOLCALL>[{"name": "f", "arguments": {"n": 1, "s": "a b"}}, {"name": "g.h"}]'
     "</TOOLCALL>",
+    "apriel": '<tool_calls>[{"name": "f", "arguments": {"n": 1, "s": "a b"}}, {"name": "g.h"}]'
+    "</tool_calls>",
     "seed": "<seed:tool_call>\n<function=f>\n<parameter=n>1</parameter>\n<parameter=s>a b"
     "</parameter>\n</function>\n</seed:tool_call><seed:tool_call><function=g.h>\n</function>"
     "</seed:tool_call>",
@@ -339,7 +342,9 @@ def test_values_have_the_types_of_the_schema(
     assert (got, type(got)) == (value, type(value))
 
 
-@pytest.mark.parametrize("family", ["qwen", "nemotron", "mistral-11", "functionary-3.2", "lfm"])
+@pytest.mark.parametrize(
+    "family", ["qwen", "nemotron", "mistral-11", "functionary-3.2", "lfm", "command-r-plus"]
+)
 def test_strings_may_hold_marks(family: str) -> None:
     calls = form(family).calls
     assert calls is not None

@@ -276,6 +276,16 @@ def test_several_parts_are_refused_where_the_template_takes_a_text() -> None:
         ours("chatml").prompt([with_parts("user", "a"), with_parts("assistant", "b", "c")])
 
 
+def test_arguments_are_json_where_the_template_joins_them_to_a_text() -> None:
+    source = "{{ '>' + messages[1].tool_calls[0].function.arguments }}{{ tools }}"
+    made = ChatTemplate(source, ours("qwen2").tokenizer, {})
+    text = made.prompt([USER, CALL], tools=[TOOL]).text
+    assert text.startswith('>{"city": "Orléans", "days": [1, 2.5]}[')
+    given = {"tool_calls": [{"function": {"name": "f", "arguments": '{"a":"\\u00e9"}'}}]}
+    text = made.prompt([USER, {"role": "assistant", **given}], tools=[TOOL]).text
+    assert text.startswith('>{"a":"\\u00e9"}[')
+
+
 @pytest.mark.parametrize("name", ["tools", "documents"])
 def test_what_the_template_ignores_is_refused(name: str) -> None:
     given: dict[str, Any] = {name: [TOOL]}
