@@ -107,6 +107,7 @@ class RotaryBert:
     def _block(self, hf: ConfigReader, width: int, heads: int, norm: NormConfig) -> BlockConfig:
         hidden = _size(hf, "intermediate_size")
         activation = hf.get("hidden_act", str, self.activation)
+        _check_old_activation(hf, activation)
         block = bert.encoder_block(
             width=width, heads=heads, hidden=hidden, activation=activation, norm=norm
         )
@@ -159,7 +160,6 @@ _OLD_SWITCHES = (
 )
 
 _OLD_INERT = (
-    "activation_function",
     "dense_seq_output",
     "fused_bias_fc",
     "fused_dropout_add_ln",
@@ -174,6 +174,9 @@ _OLD_INERT = (
     "use_xentropy",
 )
 """What says the same as another key, how it was computed, or what heads that are not served do."""
+
+_GATES = {"glu": "sigmoid", "geglu": "gelu", "swiglu": "silu"}
+"""Values of `activation_function` that name a gated mlp, and its activation."""
 
 
 def _size(hf: ConfigReader, key: str, *, most: int = MAX_SIZE) -> int:
@@ -193,6 +196,17 @@ def _check_old_switches(hf: ConfigReader) -> None:
         raise ConfigError(
             f"{hf.name}: expected rotary_emb_fraction of 1, got {part}. "
             "This checkpoint cannot be loaded faithfully."
+        )
+
+
+def _check_old_activation(hf: ConfigReader, activation: str) -> None:
+    """Raise ConfigError where `activation_function`, which transformers ignores, says another."""
+    named = hf.get("activation_function", str, None)
+    if named is not None and _GATES.get(named, named) != activation:
+        raise ConfigError(
+            f"{hf.name}: activation_function is {named!r:.40}, but transformers computes "
+            f"{activation!r:.40}. Set hidden_act to what the model was trained with, and remove "
+            "activation_function."
         )
 
 

@@ -31,8 +31,10 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     Raises:
         GrammarError: with the keyword.
     """
-    options = schema.get("x-guidance")
-    for name, value in options.items() if isinstance(options, Mapping) else ():
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, Mapping):
+        raise GrammarError("grammar: x-guidance must be an object. Correct or remove it.")
+    for name, value in options.items():
         if name in _SWITCHES and value:
             raise GrammarError(
                 f"grammar: x-guidance: {name} {_SWITCHES[name]}, so texts that the schema excludes "

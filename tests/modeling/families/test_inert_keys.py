@@ -208,3 +208,12 @@ def test_a_floor_of_routing_weights_that_could_be_reached_is_refused() -> None:
     assert read("ernie4_5_moe", moe_norm_min=1e-9) == read("ernie4_5_moe")
     with pytest.raises(ConfigError, match="moe_norm_min"):
         read("ernie4_5_moe", moe_norm_min=0.5)
+
+
+def test_an_old_activation_that_says_another_is_refused() -> None:
+    assert read("nomic_bert", activation_function="swiglu") == read("nomic_bert")
+    for named in ("geglu", "gelu"):
+        with pytest.raises(ConfigError, match=f"activation_function is '{named}'"):
+            read("nomic_bert", activation_function=named)
+    changed = read("nomic_bert", activation_function="geglu", hidden_act="gelu")
+    assert changed.blocks[0].dense.activation == "gelu"

@@ -141,6 +141,7 @@ def test_a_token_that_ends_a_key_within_is_ruled_out() -> None:
         ({"oneOf": [OPEN, TWO], "x-guidance": {"coerce_one_of": True}}, "takes oneOf for anyOf"),
         ({**OPEN, "x-guidance": {"json_allowed_escapes": "u"}}, "several spellings"),
         ({"enum": ["a", "\x01"]}, "control characters"),
+        ({"x-guidance": ["lenient"]}, "x-guidance must be an object"),
     ],
 )
 def test_a_schema_that_would_not_hold_is_refused(schema: dict[str, Any], said: str) -> None:
