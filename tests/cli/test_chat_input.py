@@ -26,6 +26,9 @@ class Readline:
         self.add_history = self.history.append
         self.parse_and_bind = self.settings.append
 
+    def set_startup_hook(self, hook: object) -> None:
+        pass
+
     def set_auto_history(self, enabled: bool) -> None:
         assert not enabled
 
@@ -58,6 +61,7 @@ class Typist:
         self._patch.setattr(sys, "stdout", Tty())
         self._patch.setitem(sys.modules, "readline", self.readline)
         self._patch.setattr(builtins, "input", line)
+        self._patch.setattr(chat_input, "_typed_ahead", str)
         read, questions = chat_input.questions(keeps_history=history, tell=self.said.append), []
         while True:
             try:

@@ -1,7 +1,9 @@
 """Questions and commands of `ortolan chat`, typed or piped."""
 
+import contextlib
 import io
 import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +45,8 @@ def questions(*, keeps_history: bool, tell: Callable[[str], None]) -> Callable[[
 
     def read() -> str:
         nonlocal path
+        typed = iter([_typed_ahead()])  # for the first line of a question
+        readline.set_startup_hook(lambda: readline.insert_text(next(typed, "")))
         text = _read("> ", ". ").rstrip("\n")
         if text.strip():
             readline.add_history(text)
@@ -121,6 +125,21 @@ def _read(prompt: str, next_prompt: str) -> str:
             lines.append(line.removesuffix("\\"))
         else:
             return "\n".join([*lines, line])
+
+
+def _typed_ahead() -> str:
+    """Lines that were typed or pasted during an answer.
+
+    The terminal marks no pastes then, so they stand at the prompt until Enter is pressed.
+    """
+    typed = b""
+    with contextlib.suppress(OSError):  # the terminal is gone: `input` finds out
+        while select.select([sys.stdin], [], [], 0)[0]:
+            lines = os.read(sys.stdin.fileno(), 4096)
+            if not lines:
+                break
+            typed += lines
+    return typed.decode(errors="replace").strip("\n")
 
 
 def _typed() -> str:

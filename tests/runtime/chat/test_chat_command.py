@@ -216,6 +216,11 @@ def _take_terminal(descriptor: int) -> None:
 needs_terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
 
+def needs_gnu_readline() -> None:
+    if "libedit" in (pytest.importorskip("readline").__doc__ or ""):
+        pytest.skip("needs a Python with GNU readline")
+
+
 @needs_terminal
 def test_ctrl_c_stops_an_answer_and_leaves_nothing_but_the_prompt(tmp_path: Path) -> None:
     endless = made(tmp_path / "endless", tokens=Tokens(), context_length=50_000)
@@ -246,8 +251,7 @@ def test_ctrl_c_stops_an_answer_and_leaves_nothing_but_the_prompt(tmp_path: Path
 def test_paste_of_several_lines_is_one_question_and_one_entry_of_the_history(
     bundle: Path, tmp_path: Path
 ) -> None:
-    if "libedit" in (pytest.importorskip("readline").__doc__ or ""):
-        pytest.skip("needs a Python with GNU readline")
+    needs_gnu_readline()
     lines = "\n".join(["ten lines", "/reset", *map(str, range(8))])
     for session in (1, 2):
         terminal = Terminal(str(bundle), "-n", "3", folder=tmp_path, kind="xterm")
@@ -271,6 +275,25 @@ def test_paste_of_several_lines_is_one_question_and_one_entry_of_the_history(
             terminal.close()
         question, _ = json.loads((tmp_path / f"{session}.json").read_text())["messages"]
         assert question["content"] == lines
+
+
+@needs_terminal
+def test_lines_that_were_typed_before_the_prompt_wait_there_as_one_question(
+    bundle: Path, tmp_path: Path
+) -> None:
+    needs_gnu_readline()
+    terminal = Terminal(str(bundle), "-n", "3", folder=tmp_path)
+    try:
+        terminal.type("one\n/exit\nthree\n")
+        terminal.wait_for("> one")
+        terminal.type(" more\\\nfour\n")
+        terminal.ask("/save kept.json")
+        terminal.wait_for("2 messages saved")
+        terminal.leave()
+    finally:
+        terminal.close()
+    question, _ = json.loads((tmp_path / "kept.json").read_text())["messages"]
+    assert question["content"] == "one\n/exit\nthree more\nfour"
 
 
 @needs_terminal
