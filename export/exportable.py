@@ -76,6 +76,10 @@ class Exportable:
         keys: what became of the keys of its config.json; none of a live module.
         left_out: towers of the checkpoint for other inputs than texts.
         is_own: a user's own module, whose probes reach over the whole context.
+        reach: tokens that the trained model takes; None where nothing else than `context_length`
+            is known.
+        switches_after: tokens of the longest text before the trained model takes other rotary
+            frequencies; None where they are the same for texts of all lengths.
     """
 
     kind: str
@@ -102,6 +106,8 @@ class Exportable:
     keys: ConfigKeys = NO_KEYS
     left_out: tuple[str, ...] = ()
     is_own: bool = False
+    reach: int | None = None
+    switches_after: int | None = None
 
     @property
     def output(self) -> str:

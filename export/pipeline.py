@@ -24,6 +24,7 @@ from ortolan.export.inputs.calibration import (
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.inputs.writer import write
 from ortolan.export.inputs.written import own_inputs
+from ortolan.export.lengths import context_notes
 from ortolan.export.manifest import describe
 from ortolan.export.options import DEFAULTS, Device, ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
@@ -80,11 +81,13 @@ def export(
         device: to run on.
         calibration: a file to calibrate and judge by. By default that of `own_calibration`, or what
             the model writes itself (`inputs.written`).
-        max_context: tokens that have to fit; the model's own by default.
+        max_context: tokens that have to fit; by default the model's own, or those of texts that all
+            have the same rotary frequencies.
         options: the rest.
         force: replace a bundle at `out`.
         progress: told of every step.
-        warn: called before any work with each reason why the bundle will probably be poor.
+        warn: called before any work with what the bundle will not do as the trained model does, and
+            with each reason why it will probably be poor.
 
     Raises:
         OrtolanError: see `export.errors`, and for the source `modeling.errors`.
@@ -106,9 +109,8 @@ def export(
         options=options,
         takes_one=model.takes_one,
     )
-    if warn is not None and not options.allow_poor:
-        for risk in risks(model, settings):
-            warn(risk)
+    if warn is not None:
+        _warn(warn, model, settings)
     data = _calibration(model, settings, file, is_given=calibration is not None)
     inputs = _inputs(model, settings, data)
     with staged_bundle(Path(out).absolute(), force=force) as folder:
@@ -118,6 +120,13 @@ def export(
 
 def _silent(step: str, done: int, total: int) -> None:
     """Report nothing."""
+
+
+def _warn(warn: Callable[[str], None], model: Exportable, settings: Settings) -> None:
+    """Say what is known of the bundle before any work."""
+    poor = () if settings.options.allow_poor else risks(model, settings)
+    for note in (*context_notes(model), *poor):
+        warn(note)
 
 
 def _calibration(

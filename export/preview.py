@@ -13,6 +13,7 @@ from ortolan.export.coverage import Row, read_coverage
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import SEQUENCE_LENGTH, own_calibration, own_name
+from ortolan.export.lengths import context_notes
 from ortolan.export.options import Via
 from ortolan.export.precision import CALIBRATION_SEQUENCES, Int4, Method, PrecisionName
 from ortolan.export.proof.quality import risks, width_of
@@ -93,6 +94,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         left_out: towers of the checkpoint for other inputs than texts.
         missing: what is not beside the weights, and what the bundle lacks without.
         risks: of 4 bits that are not calibrated: why they would probably be refused as poor.
+        notes: what a user should know of the context.
     """
 
     model_type: str
@@ -112,6 +114,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...]
     missing: dict[str, str]
     risks: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def preview(source: Source, *, via: Via | None = None) -> Preview:
@@ -158,6 +161,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
             model,
             resolve(model.kind, precision=Int4(method="rtn"), takes_one=model.takes_one),
         ),
+        notes=context_notes(model),
     )
 
 

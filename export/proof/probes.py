@@ -119,6 +119,14 @@ class ProbeInput:
 
 def text_of(model: Exportable, data: Calibration | None) -> str:
     """What the probes of a model are of, in words."""
+    text, last = _text_of(model, data), model.switches_after
+    if last is None or model.context_length <= last:
+        return text
+    # The reference has them too.
+    return f"{text} with the rotary frequencies of a text of {model.context_length} tokens"
+
+
+def _text_of(model: Exportable, data: Calibration | None) -> str:
     if data is not None:
         return Path(data.origin).name
     if isinstance(model.takes, ImageSource):

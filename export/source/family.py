@@ -33,6 +33,7 @@ from ortolan.export.trace.sides import Sides, sides_of
 from ortolan.export.trace.states import cache_states, source_states
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.folder import (
+    default_context,
     empty_model,
     limit_context,
     open_weights,
@@ -47,6 +48,7 @@ from ortolan.modeling.config import (
     EncoderDecoderConfig,
     LanguageModelHead,
     ModelConfig,
+    StackConfig,
 )
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.positions import tables
@@ -104,8 +106,8 @@ def open_family(
     Args:
         checkpoint: as it was published.
         tokenizer: a tokenizer.json for it; the checkpoint's own by default.
-        max_context: tokens that have to fit, of a source and of a target alike; by default the
-            model's own, or as many as its sentence-transformers folder says.
+        max_context: tokens that have to fit, of a source and of a target alike; by default
+            `default_context`, or as many as its sentence-transformers folder says.
         accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
@@ -186,6 +188,8 @@ def _describe(
         kind=sides.kind,
         model_type=config.model_type,
         context_length=sides.context_length,
+        reach=sides_of(config).context_length,
+        switches_after=limited.switches_after if isinstance(limited, StackConfig) else None,
         vocab_size=sides.vocab_size,
         source_vocab_size=sides.source_vocab_size,
         module=module,
@@ -266,12 +270,14 @@ def _states(sides: Sides, dtype: StateType) -> Iterable[State]:
 
 
 def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
-    """Tokens of the longest text that an embedding was made for, where its positions reach on."""
+    """Tokens of the longest text that a model was made for, where its positions reach on."""
+    longest = default_context(config)
     match config:
         case EncoderConfig(head=EmbeddingHead(), context_length=most):
+            most = longest or most
             return min(max_tokens(folder) or most, most)
         case _:
-            return None
+            return longest
 
 
 def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None:

@@ -88,7 +88,7 @@ def open_module(
 
 
 def open_empty(
-    module: nn.Module, weights: Weights, described: Described, *, tokenizer: Path | None
+    module: nn.Module, weights: Weights, described: Described, *, tokenizer: str | Path | None
 ) -> Exportable:
     """Open a module without memory.
 

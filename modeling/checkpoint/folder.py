@@ -225,7 +225,7 @@ def load(
         source: the checkpoint, see `open_checkpoint`.
         kind: `DecoderModel`, `EncoderModel`, `EncoderDecoderModel` or `RecurrentModel`;
             `TransformerModel` for any.
-        max_context: tokens that shall fit; the config's own by default.
+        max_context: tokens that shall fit; `default_context` by default.
 
     Raises:
         CheckpointError: this is not a checkpoint that can be read.
@@ -236,7 +236,9 @@ def load(
     checkpoint = open_checkpoint(source)
     config = read_config(checkpoint, CONFIGS[kind])
     weights = open_weights(checkpoint, config)
-    module = empty_model(limit_context(config, max_context))
+    module = empty_model(
+        limit_context(config, default_context(config) if max_context is None else max_context)
+    )
     # A shorter context needs only the first rows of a learned table.
     state = {
         name: weights.rows(name, 0, parameter.shape[0]).to(torch.float32)
@@ -249,6 +251,19 @@ def load(
             for name, table in tables(stack.config).items():
                 stack.register_buffer(name, table, persistent=False)
     return module.eval()
+
+
+def default_context(config: ModelConfig) -> int | None:
+    """Tokens that fit where nothing else is asked for, within the published positions.
+
+    The config's own (None), unless longer texts have other angles: then only those that have the
+    same. A model whose context is longer has the angles of long texts for short ones too.
+    """
+    match config:
+        case StackConfig(context_length=longest, switches_after=int(last)):
+            return min(longest, last)
+        case _:
+            return None
 
 
 def limit_context(config: C, max_context: int | None) -> C:

@@ -157,6 +157,12 @@ class StackConfig(ModelConfig):
         of_layers = (self.rotary_of(block.mixer) for block in self.blocks)
         return tuple(dict.fromkeys(rotary for rotary in of_layers if rotary))
 
+    @property
+    def switches_after(self) -> int | None:
+        """Tokens after which the published angles of some layer change; see `RotaryPositions`."""
+        lengths = (rotary.switches_after for rotary in self.rotaries)
+        return min((length for length in lengths if length is not None), default=None)
+
     def __post_init__(self) -> None:
         if not self.blocks:
             raise ConfigError(

@@ -20,7 +20,7 @@ class DynamicNTKScaling:
 
     The published rule takes the length of the text so far, and so changes the angles of keys
     that a cache already holds. Here the length is the config's `context_length`, once and for
-    all: a cached step then equals an uncached one.
+    all: a cached step then equals an uncached one (docs/adr/0032).
     """
 
     factor: float
@@ -60,8 +60,8 @@ class LongRopeScaling:
 
     The published rule has two lists and takes the one for the length of the text so far, which
     changes the angles of keys that a cache already holds. Here the config's `context_length`
-    chooses, once and for all: an export with a context of up to `original_context` has the short
-    ones.
+    chooses, once and for all: with a context of up to `original_context`, which is the default, all
+    texts have the short ones, as published (docs/adr/0032).
 
     Attributes:
         short_factors: of each pair of channels, for contexts up to `original_context`.
@@ -136,6 +136,20 @@ class RotaryPositions:
     scaling: RotaryScaling | None = None
     interleaved: bool = False
     backward: bool = False
+
+    @property
+    def switches_after(self) -> int | None:
+        """Tokens of the longest text before the published angles change with the length.
+
+        None where they are the same for texts of all lengths.
+        """
+        match self.scaling:
+            case LongRopeScaling(short_factors=short, long_factors=long) if short == long:
+                return None
+            case DynamicNTKScaling(original_context=last) | LongRopeScaling(original_context=last):
+                return last
+            case _:
+                return None
 
     def __post_init__(self) -> None:
         if not self.theta > 1:

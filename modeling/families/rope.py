@@ -19,6 +19,9 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
 
+KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "su", "yarn")
+"""Kinds of scaling by their published names; `su` is what the first Phi-3 called LongRoPE."""
+
 
 def read_rotary(
     hf: ConfigReader,
@@ -105,6 +108,11 @@ def _read_scaling(
 ) -> RotaryScaling | None:
     kind = rope.get("rope_type", str, None) or rope.get("type", str, "default")
     rope.skip("type")
+    if kind not in KINDS:
+        raise ConfigError(
+            f"rope_scaling: expected one of {', '.join(KINDS)}, got {kind!r}. "
+            "This checkpoint cannot be loaded faithfully."
+        )
     if kind == "default":
         return None
     original = rope.size("original_max_position_embeddings", context_length)
@@ -124,18 +132,13 @@ def _read_scaling(
             high_freq_factor=rope.get("high_freq_factor", float),
             original_context=original,
         )
-    if kind == "yarn":
-        return YarnScaling(
-            factor=factor,
-            original_context=original,
-            attention_factor=_yarn_attention_factor(rope, factor),
-            beta_fast=rope.get("beta_fast", float, 32.0),
-            beta_slow=rope.get("beta_slow", float, 1.0),
-            truncate=rope.get("truncate", bool, True),
-        )
-    raise ConfigError(
-        "rope_scaling: expected one of default, linear, dynamic, llama3, longrope, yarn, "
-        f"got {kind!r}. This checkpoint cannot be loaded faithfully."
+    return YarnScaling(
+        factor=factor,
+        original_context=original,
+        attention_factor=_yarn_attention_factor(rope, factor),
+        beta_fast=rope.get("beta_fast", float, 32.0),
+        beta_slow=rope.get("beta_slow", float, 1.0),
+        truncate=rope.get("truncate", bool, True),
     )
 
 

@@ -1,5 +1,7 @@
 """Any causal language model of transformers: built without weights, read under its own names."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +20,7 @@ from ortolan.export.source.transformers.adapter import (
 )
 from ortolan.export.source.transformers.experts import WeightsInTurn
 from ortolan.export.source.transformers.keys import read_keys
-from ortolan.export.source.transformers.rotary import pin_rotary
+from ortolan.export.source.transformers.rotary import pin_rotary, switches_after
 from ortolan.export.source.transformers.skeleton import build_skeleton, config_of
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
@@ -41,13 +43,13 @@ def open_transformers(
     """Open a checkpoint of a causal language model that transformers has.
 
     The reference is transformers' own forward, with its attention, masks and experts; what is
-    traced is the same model over a `State`. In both, `max_context` chooses rotary frequencies that
-    transformers chooses by the length of a text.
+    traced is the same model over a `State`. `pin_rotary` says what depends on `max_context`.
 
     Args:
         checkpoint: as it was published.
         tokenizer: a tokenizer.json for it; the checkpoint's own by default.
-        max_context: tokens that have to fit; the model's own by default.
+        max_context: tokens that have to fit; by default the model's own, or those of texts that all
+            have the same rotary frequencies.
         accept_unknown: keys of config.json to ignore although nothing is known of them.
 
     Raises:
@@ -64,30 +66,44 @@ def open_transformers(
     keys = read_keys(checkpoint.values, config_of(checkpoint.values), accept_unknown)
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)
-    context = _context(reference, max_context)
+    last = switches_after(reference)
+    context = _context(reference, max_context, last)
     for model in (reference, traced):
         load_buffers(model, weights)
+    # Up to there the reference chooses for itself; beyond, probes are too short to choose by.
+    for model in (traced,) if last is None or context <= last else (traced, reference):
         pin_rotary(model, context)
-    model_type = reference.config.model_type
     described = Described(
-        model_type=model_type,
+        model_type=reference.config.model_type,
         context_length=context,
         tokens=_tokens(reference.config),
         sha256=checkpoint.sha256,
         folder=checkpoint.folder,
     )
-    given = None if tokenizer is None else Path(tokenizer)
-    _make_companions(checkpoint, with_tokenizer=given is None)
-    try:
+    _make_companions(checkpoint, with_tokenizer=tokenizer is None)
+    with _explained(described.model_type):
         adapter = TransformersModule(traced, context)
-        opened = open_empty(adapter, WeightsInTurn(weights), described, tokenizer=given)
+        opened = open_empty(adapter, WeightsInTurn(weights), described, tokenizer=tokenizer)
+    return replace(
+        opened,
+        module=reference,
+        forward=lambda _, ids: _forward(reference, ids),
+        keys=keys,
+        left_out=checkpoint.left_out,
+        reach=longest_context(reference),
+        switches_after=last,
+    )
+
+
+@contextmanager
+def _explained(model_type: str) -> Iterator[None]:
+    try:
+        yield
     except ConfigError as error:
         raise ConfigError(
             f"{model_type}: expected a model that can be computed a step at a time over a State, "
             f"got: {error} It needs a family of its own."
         ) from error
-    opened = replace(opened, keys=keys, left_out=checkpoint.left_out)
-    return replace(opened, module=reference, forward=lambda _, ids: _forward(reference, ids))
 
 
 def _forward(model: "PreTrainedModel", ids: Tensor | None) -> Tensor:
@@ -100,14 +116,17 @@ def _forward(model: "PreTrainedModel", ids: Tensor | None) -> Tensor:
     return out[0]
 
 
-def _context(model: "PreTrainedModel", max_context: int | None) -> int:
+def _context(model: "PreTrainedModel", max_context: int | None, last: int | None) -> int:
+    """Tokens that have to fit; by default those of texts that have the same frequencies."""
     longest = longest_context(model)
     if max_context is None and longest is None:
         raise OptionError(
             f"{model.config.model_type}: expected max_context, since its config names no number of "
             "positions, got none. Give the tokens that have to fit."
         )
-    context = longest if max_context is None else max_context
+    context = max_context
+    if context is None:
+        context = longest if last is None or longest is None else min(longest, last)
     if context is None or not 1 <= context <= (longest or context):
         raise OptionError(
             f"max_context: expected 1 to {longest}, got {context}. "

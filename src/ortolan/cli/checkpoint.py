@@ -37,7 +37,7 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
             ("config", _keys(about)),
             *([("left out", ", ".join(about.left_out))] if about.left_out else []),
             *[("missing", f"{name}: {loss}") for name, loss in about.missing.items()],
-            *[("note", risk) for risk in about.risks],
+            *[("note", risk) for risk in (*about.notes, *about.risks)],
         ]
     )
     print("\nan export, estimated; --precision auto and --tune take longer")

@@ -194,6 +194,16 @@ def test_two_tables_of_factors_are_those_of_longrope(tmp_path: Path) -> None:
         "attention_factor": 1.25,
     }
     assert checkpoint.values["original_max_position_embeddings"] == 48
+    rope = {**checkpoint.values["rope_scaling"], "rope_theta": 10_000.0}
+    model = reference_model(
+        values | {"rope_parameters": rope, "original_max_position_embeddings": 48}
+    )
+    with torch.inference_mode():
+        for length, context in ((48, None), (49, 96)):
+            ids = random_text(length)
+            ours = load(tmp_path / "model.gguf", max_context=context)
+            assert ours.config.context_length == (context or 48)
+            assert_same_logits(ours(ids), reference_logits(model, ids))
 
 
 def test_a_file_is_loaded_as_the_folder_that_it_was_made_from(tmp_path: Path) -> None:

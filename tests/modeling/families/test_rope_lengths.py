@@ -1,0 +1,90 @@
+"""Every scaling of rotary positions against transformers, for texts on both sides of its length."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.modeling.tiny_models import (
+    LLAMA,
+    assert_same_logits,
+    random_text,
+    reference_logits,
+    reference_model,
+)
+
+from ortolan.modeling import load
+from ortolan.modeling.errors import ConfigError
+
+ORIGINAL, LONGEST = 32, 96
+
+LENGTHS = (20, ORIGINAL, ORIGINAL + 1, 80)
+"""Short, the longest of the original context, the shortest after it, and long."""
+
+TRAINED = {"original_max_position_embeddings": ORIGINAL}
+FACTORS = {
+    "short_factor": [1 + 0.1 * i for i in range(8)],
+    "long_factor": [2 + 0.3 * i for i in range(8)],
+}
+RAMP = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 3.0},
+    "llama3": RAMP | TRAINED,
+    "yarn": {"factor": 3.0} | TRAINED,
+    "longrope": FACTORS | TRAINED,
+    "longrope with a factor": FACTORS | TRAINED | {"factor": 5.0},
+    "longrope with a magnitude": FACTORS | TRAINED | {"attention_factor": 1.3},
+    "longrope alike": FACTORS | TRAINED | {"long_factor": FACTORS["short_factor"]},
+    "dynamic": {"factor": 2.0},
+}
+
+CHANGES = {"longrope", "longrope with a factor", "longrope with a magnitude", "dynamic"}
+"""Of those, the angles depend on the length of a text."""
+
+
+def values_of(name: str) -> dict[str, Any]:
+    rope = {"rope_type": name.partition(" ")[0], "rope_theta": 500.0, **SCALINGS[name]}
+    longest = ORIGINAL if name == "dynamic" else LONGEST
+    wide = {"head_dim": 16, "max_position_embeddings": longest}
+    return LLAMA | wide | {"rope_parameters": rope}
+
+
+def assert_same(values: dict[str, Any], folder: Path, length: int, max_context: int | None) -> None:
+    # transformers keeps frequencies from one text to the next, so each text has a new model.
+    reference = reference_model(values)
+    reference.save_pretrained(folder)
+    ids = random_text(length)
+    with torch.inference_mode():
+        ours = load(folder, max_context=max_context)(ids)
+        assert_same_logits(ours, reference_logits(reference, ids))
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_texts_of_the_default_context_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    reference_model(values_of(name)).save_pretrained(tmp_path)
+    context = load(tmp_path).config.context_length
+    assert context == (ORIGINAL if name in CHANGES else LONGEST)
+    for length in LENGTHS:
+        if length <= context:
+            assert_same(values_of(name), tmp_path / str(length), length, None)
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES - {"dynamic"}))
+@pytest.mark.parametrize("length", [each for each in LENGTHS if each > ORIGINAL])
+def test_long_texts_of_a_context_that_is_asked_for_are_those_of_transformers(
+    name: str, length: int, tmp_path: Path
+) -> None:
+    assert_same(values_of(name), tmp_path, length, LONGEST)
+
+
+def test_a_dynamic_text_as_long_as_the_context_is_that_of_transformers(tmp_path: Path) -> None:
+    assert_same(values_of("dynamic"), tmp_path, LONGEST, LONGEST)
+
+
+def test_a_scaling_that_is_not_known_is_an_error(tmp_path: Path) -> None:
+    rope = {"rope_type": "proportional", "rope_theta": 500.0}
+    reference_model(LLAMA | {"rope_parameters": rope}).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="rope_scaling: expected one of default, linear"):
+        load(tmp_path)
