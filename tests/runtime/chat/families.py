@@ -30,6 +30,7 @@ SPECIAL = [
     "<｜end▁of▁sentence｜>", "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>",
     "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|SYSTEM_TOKEN|>",
     "<|CHATBOT_TOKEN|>", "<|start|>", "<|message|>", "<|channel|>", "<|python_tag|>",
+    "<|call|>", "<|return|>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>",
 ]
 ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "<h1>", "\n\n"]
 # fmt: on

@@ -14,10 +14,11 @@ from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.chat.call_bodies import ToolCall
 from ortolan.runtime.chat.parser import Piece
 from ortolan.runtime.errors import ChatError, ChatTemplateError, InputError, TokenizerError
+from ortolan.runtime.generation.grammar import Grammar
 
 TEMPLATE = (
     "{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<bos>a:{% endif %}{# <tool_call> </think> #}"
+    "{% if add_generation_prompt %}<bos>a:{% endif %}{% if tools %}{# <tool_call> </think> #}{% endif %}"
 )
 USER = {"role": "user", "content": "Hi."}
 BOS, EOS = 95, 96
@@ -102,6 +103,24 @@ def test_an_answer_goes_on_from_where_it_was_cut(model: Decoder) -> None:
     assert rest.completion.tokens == model.generate(prompt.ids, max_new_tokens=7).tokens
     if prompt.ids[-5:] == [*cut.completion.tokens]:
         assert cut.content + rest.content == whole.content
+
+
+def test_a_call_that_is_cut_off_is_text(model: Decoder) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call>'
+    pattern = text.replace("{", r"\{").replace("}", r"\}")
+    asked: dict[str, Any] = {"grammar": Grammar.regex(pattern), "temperature": 0.0}
+    asked["tools"] = [{"type": "function", "function": {"name": "f"}}]
+    whole = model.chat([USER], **asked)
+    assert (whole.content, whole.completion.finish_reason) == ("", "stop")
+    assert whole.tool_calls == (ToolCall(name="f", arguments={"n": 1}, id="call00000"),)
+    with model.serve() as service:
+        for missing in (1, len("</tool_call>"), 20):
+            count = len(whole.completion.tokens) - missing
+            cut = model.chat([USER], max_new_tokens=count, **asked)
+            assert (cut.content, cut.tool_calls) == (cut.completion.text, ())
+            assert cut.completion.finish_reason == "length"
+            served = service.chat([USER], max_new_tokens=count, **asked).reply()
+            assert (served.content, served.tool_calls) == (cut.content, ())
 
 
 def test_options_are_those_of_generate(model: Decoder) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runtime.chat.families import source
 
 from ortolan.runtime.chat.call_bodies import ToolCall
 from ortolan.runtime.chat.formats import Format, format_of
@@ -115,6 +116,7 @@ def test_calls_are_read(family: str) -> None:
     assert (content, reasoning) == ("", "")
     ids = {"functions.f:0": ONE.id, "g.h": TWO.id}  # Kimi's say which tool
     assert tuple(replace(call, id=ids.get(call.id, call.id)) for call in calls) == (ONE, TWO)
+    assert taken([*CALLS[family]], form(family)) == ("", "", calls)
 
 
 @pytest.mark.parametrize("family", SOURCES)
@@ -425,6 +427,18 @@ def test_arguments_are_json() -> None:
         for family in SOURCES:
             for call in taken([text], form(family))[2]:
                 assert json.loads(json.dumps(call.arguments)) == call.arguments
+
+
+def test_the_format_is_seen_in_the_template() -> None:
+    opens = {
+        "gpt-oss": "<|channel|>commentary to=functions.", "kimi": "<|tool_call_begin|>",
+        "nemotron": "<TOOLCALL>", "seed": "<seed:tool_call>", "qwen2": "<tool_call>",
+        "mistral": "[TOOL_CALLS]",
+    }  # fmt: skip
+    for family, mark in opens.items():
+        calls = format_of(source(family), with_tools=True).calls
+        assert calls is not None
+        assert calls.open == mark
 
 
 def test_the_most_special_format_of_a_template_counts() -> None:

@@ -99,7 +99,7 @@ def test_prompts_are_those_of_transformers(family: str, conversation: str) -> No
     read = ours(family)._templates["default"].names
     if any(more.get(name) and name not in read for name in ("tools", "documents")):
         expected = None  # the template ignores them, and transformers says nothing
-    if conversation == "think_in_content" and family in {"qwen3", "deepseek"}:
+    if conversation == "think_in_content" and family in {"qwen3", "deepseek", "nemotron"}:
         expected = None  # these take the text apart: only a refusal is safe
     if conversation == "think_in_content" and family == "smollm3":
         return  # it writes <think> itself, so that in a text it is text
@@ -234,6 +234,7 @@ def test_the_end_of_a_turn_is_the_control_token_after_an_answer(family: str) -> 
         "smollm3": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>",
         "phi": "<|end|>", "deepseek": "<｜end▁of▁sentence｜>",
         "granite": "<|end_of_text|>", "command-r": "<|END_OF_TURN_TOKEN|>",
+        "kimi": "<|im_end|>",
     }  # fmt: skip
     found = ours(family).end_of_turn
     end = library(family).token_to_id(ends.get(family, "</s>"))
