@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-__all__ = ["JSON", "MAX_PYTHON", "as_json", "typed"]
+__all__ = ["JSON", "MAX_PYTHON", "as_json", "kinds_of", "typed"]
 
 MAX_PYTHON = 16_384
 """Characters of Python; its parser is not made for hostile ones."""
@@ -50,7 +50,7 @@ def typed(text: str, schema: Any, key: str) -> Any:
     """
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     own = properties.get(key) if isinstance(properties, Mapping) else None
-    kinds = _kinds(own, schema)
+    kinds = kinds_of(own, schema)
     if not kinds - {"string"}:
         return text
     try:
@@ -87,7 +87,7 @@ def _value(text: str) -> Any:
         raise ValueError("neither JSON nor Python") from error
 
 
-def _kinds(schema: Any, root: Any) -> set[str]:
+def kinds_of(schema: Any, root: Any) -> set[str]:
     """The types that a schema allows; empty where it says nothing."""
     kinds: set[str] = set()
     rest, seen = [schema], 0

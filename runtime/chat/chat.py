@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.chat.call_frame import Frame, frame_of
 from ortolan.runtime.chat.chat_options import ChatOptions, split
 from ortolan.runtime.chat.formats import Format, format_of
 from ortolan.runtime.chat.messages import Message
@@ -12,8 +13,11 @@ from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.chat.reply import Reply, reply_of
 from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.chat.template_file import read_chat_template
+from ortolan.runtime.chat.tool_choice import checked_choice, offered, with_grammar
+from ortolan.runtime.chat.tool_grammar import call_grammar, no_call_grammar
 from ortolan.runtime.errors import ChatError
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
@@ -70,9 +74,11 @@ class Chat:
             ChatTemplateError: as there.
         """
         own, request = split(options)
+        chosen = own.pop("tool_choice", None)
         prompt = self.template.prompt(messages, **own)
         request = {"sampling": "model", **request}
         tools = own.get("tools") or ()
+        choice = checked_choice(chosen, tools)
         form = format_of(self.template.source, with_tools=bool(tools))
         if tools and form.calls is None:
             raise ChatError(
@@ -82,6 +88,12 @@ class Chat:
         if not prompt.text.endswith(form.begun):
             form = replace(form, begun="")
         opened = form.reasoning is not None and prompt.text.rstrip().endswith(form.reasoning.open)
+        is_reasoning = prompt.continues == "reasoning_content" or (opened and not prompt.continues)
+        if tools and choice != "auto":
+            grammar = self._grammar(choice, tools, form, is_reasoning=is_reasoning)
+            request = with_grammar(request, grammar)
+        if choice == "none":
+            form = replace(form, calls=None)
         return Question(
             prompt=prompt.ids,
             options=self._ended(request, form),
@@ -90,12 +102,30 @@ class Chat:
                 ReplyParser,
                 form,
                 tools=tools,
-                is_reasoning=prompt.continues == "reasoning_content"
-                or (opened and not prompt.continues),
+                is_reasoning=is_reasoning,
                 is_continued=prompt.continues != "",
                 calls_before=sum(len(each.get("tool_calls") or ()) for each in messages),
             ),
         )
+
+    def _grammar(
+        self, choice: str, tools: Sequence[Message], form: Format, *, is_reasoning: bool
+    ) -> Grammar:
+        """What a reply may be by a choice of tools."""
+        if choice == "none":
+            return no_call_grammar(form, self.template.control)
+        return call_grammar(
+            self._frame,
+            form,
+            [each for each in offered(tools) if choice in ("required", each["name"])],
+            self.template.control,
+            is_reasoning=is_reasoning,
+            several=choice == "required",
+        )
+
+    @cached_property
+    def _frame(self) -> Frame:
+        return frame_of(self.template, format_of(self.template.source, with_tools=True))
 
     def _ended(self, options: Options, form: Format) -> Options:
         """Options that end the answer where the turn ends, whatever the manifest says."""

@@ -14,6 +14,10 @@ class ChatOptions(Options, total=False):
 
     Attributes:
         tools: what the model may call: `{"type": "function", "function": {...}}`.
+        tool_choice: `"auto"`, the default, lets the model decide; `"required"` makes it call one
+            of the tools or several; a name, or OpenAI's `{"type": "function", "function": {"name":
+            ...}}`, makes it call that tool once; with `"none"` it calls none, though it sees them.
+            All but `"auto"` need `ortolan[grammar]`.
         documents: for templates that take some.
         variables: more of what the template takes, such as `enable_thinking`.
         continue_final_message: go on with the last message, an answer: the reply is what comes
@@ -21,6 +25,7 @@ class ChatOptions(Options, total=False):
     """
 
     tools: Sequence[Message] | None
+    tool_choice: str | Mapping[str, Any] | None
     documents: Sequence[Message] | None
     variables: Mapping[str, Any] | None
     continue_final_message: bool

@@ -55,6 +55,7 @@ class ChatTemplate:
     Attributes:
         source: of all its templates.
         tokenizer: of the bundle.
+        control: control tokens, each with its text.
 
     Args:
         source: the template, in Jinja; or several by name: `default`, and `tool_use` for tools.
@@ -80,7 +81,7 @@ class ChatTemplate:
         self._templates = {name: Template(each) for name, each in sources.items()}
         self.tokenizer = tokenizer
         self._special_tokens = dict(special_tokens)
-        self._control = tokenizer.control_tokens(self.source)
+        self.control = tokenizer.control_tokens(self.source)
 
     def prompt(
         self,
@@ -135,7 +136,7 @@ class ChatTemplate:
             tag = f"{Marks.absent_from([*_strings(given), *_strings(more), self.source]).start} "
             continues = _tagged(given["messages"], tag)
         own = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
-        _check_keys(given, list(self._control.values()))
+        _check_keys(given, list(self.control.values()))
         found = self._fitted(own, {**given, **more}, tag)
         return replace(found, continues=continues)
 
@@ -154,12 +155,12 @@ class ChatTemplate:
             return None
         _, found, rest = text.rpartition(_PROBE)
         ids = self.tokenizer.encode(rest.lstrip(), add_special_tokens=False) if found else []
-        return ids[0] if ids and ids[0] in self._control else None
+        return ids[0] if ids and ids[0] in self.control else None
 
     def tokens(self, texts: Iterable[str]) -> list[int]:
         """The control tokens that have some texts; those without one are left out."""
         wanted = frozenset(texts)
-        return [token for token, text in self._control.items() if text in wanted]
+        return [token for token, text in self.control.items() if text in wanted]
 
     def _template(self, given: Mapping[str, Any]) -> Template:
         name = "tool_use" if given["tools"] and "tool_use" in self._templates else "default"
@@ -236,7 +237,7 @@ class ChatTemplate:
         if found is not None and self._written(*found) == self._written(text, []):
             return []
         joined = "".join(strings)
-        suspect = next((each for each in self._control.values() if each in joined), None)
+        suspect = next((each for each in self.control.values() if each in joined), None)
         if suspect is None:
             return []
         raise ChatError(
@@ -249,7 +250,7 @@ class ChatTemplate:
         ids, offsets = self.tokenizer.encode_with_offsets(text)
         touches = _toucher(spans)
         pairs = zip(ids, offsets, strict=True)
-        return [token for token, at in pairs if token in self._control and not touches(at)]
+        return [token for token, at in pairs if token in self.control and not touches(at)]
 
     def _cut(self, text: str, spans: list[Span]) -> list[int]:
         """The ids of a text, where a control token that touches a span is cut in two.
@@ -265,7 +266,7 @@ class ChatTemplate:
             for start, end in pairwise(sorted(cuts)):
                 for token, at in self._piece(text, start, end):
                     ids.append(token)
-                    if token in self._control and touches(at):
+                    if token in self.control and touches(at):
                         cuts.add(_middle(text, at))
             if len(cuts) == before:
                 return ids

@@ -1,0 +1,240 @@
+"""A choice of tools: forced calls are calls of an offered tool, whatever the model would say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.chat.test_chat import made
+
+from ortolan.runtime import Decoder, Grammar, Sampling
+from ortolan.runtime.chat.formats import format_of
+from ortolan.runtime.chat.parser import Piece
+from ortolan.runtime.chat.reply import Reply
+from ortolan.runtime.chat.tool_grammar import no_call_grammar
+from ortolan.runtime.errors import ChatError
+from ortolan.runtime.generation.grammar import GrammarCompiler, GrammarMatcher
+
+SHORT = {"type": "string", "pattern": "^[a-z]{1,6}$"}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "unit": {"type": "string", "enum": ["C", "F"], "description": "unit"},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 9, "description": "n"},
+                    "now": {"type": "boolean", "description": "whether"},
+                },
+                "required": ["unit"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "time", "description": "The time."}},
+]
+USER = {"role": "user", "content": "Hi."}
+
+# the tokenizer knows no line end
+_TURN = (
+    "{{ tools }}{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{% set f = call.function %}BODY{% endfor %}"
+    "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<bos>a:{% endif %}"
+)
+_ITEMS = "{% for key, value in f.arguments | items %}ITEM{% endfor %}"
+_XML = _ITEMS.replace("ITEM", "<parameter={{ key }}>{{ value }}</parameter>")
+_PAIRS = _ITEMS.replace("ITEM", "<arg_key>{{ key }}</arg_key><arg_value>{{ value }}</arg_value>")
+_PYTHON = _ITEMS.replace(
+    "ITEM",
+    "{{ ', ' if not loop.first }}{{ key }}={{ value | tojson if value is string else value }}",
+)
+_LIST = _TURN.replace(
+    "{% for call in m.tool_calls or [] %}{% set f = call.function %}BODY{% endfor %}",
+    "{% if m.tool_calls %}[TOOL_CALLS][{% for call in m.tool_calls %}{{ ', ' if not loop.first }}"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, '
+    '"id": "{{ call.id }}"}{% endfor %}]{% endif %}',
+)
+BODIES = {
+    "json": '<tool_call>{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+    "</tool_call>",
+    "xml": f"<tool_call><function={{{{ f.name }}}}>{_XML}</function></tool_call>",
+    "pairs": f"<tool_call>{{{{ f.name }}}}{_PAIRS}</tool_call>",
+    "python": f"<|tool_call_start|>[{{{{ f.name }}}}({_PYTHON})]<|tool_call_end|>"
+    "{# List of tools: #}",
+    "bare": '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
+    "{# dictionary of argument name and its value #}",
+    "headed": "<|tool_call_begin|>functions.{{ f.name }}:0<|tool_call_argument_begin|>"
+    "{{ f.arguments | tojson }}<|tool_call_end|>{# tool_declare #}",
+    "reasoning": '<think></think><tool_call>{"name": "{{ f.name }}", "arguments": '
+    "{{ f.arguments | tojson }}}</tool_call>",
+    "not shown": "{# <|tool_call|> #}",
+}
+TEMPLATES = {
+    **{name: _TURN.replace("BODY", body) for name, body in BODIES.items()},
+    "list": _LIST,
+}
+
+RANDOM = [name for name in TEMPLATES if name != "reasoning"]
+"""A random model does not end its reasoning."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
+    folder = tmp_path_factory.mktemp("choices")
+    return {
+        name: made(
+            folder / name.replace(" ", "-"),
+            {
+                "chat_template.jinja": template.encode(),
+                "tokenizer_config.json": json.dumps({"eos_token": "<eos>"}).encode(),
+            },
+            context_length=2048,
+        )
+        for name, template in TEMPLATES.items()
+    }
+
+
+def drawn(seed: int, **more: Any) -> Any:
+    return {
+        "tools": TOOLS, "sampling": Sampling(temperature=20.0, seed=seed), "max_new_tokens": 500,
+        **more,
+    }  # fmt: skip
+
+
+def check(reply: Reply, names: tuple[str, ...] = ("weather", "time")) -> None:
+    assert reply.tool_calls, reply.completion.text
+    assert not reply.content
+    for call in reply.tool_calls:
+        assert call.name in names
+        if call.name == "time":
+            assert call.arguments == {}
+            continue
+        assert call.arguments["unit"] in ("C", "F")
+        assert set(call.arguments) <= {"unit", "days", "now"}
+        assert call.arguments.get("days", 1) in range(1, 10)
+        assert isinstance(call.arguments.get("now", True), bool)
+
+
+def matcher_of(model: Decoder, grammar: Grammar) -> GrammarMatcher:
+    return GrammarCompiler(model.manifest, model._chat.template.tokenizer).matcher(grammar)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_random_model_calls_an_offered_tool(models: dict[str, Decoder], name: str) -> None:
+    called: set[str] = set()
+    for seed in range(4):
+        reply = models[name].chat([USER], **drawn(seed, tool_choice="required"))
+        if reply.completion.finish_reason == "stop":
+            check(reply)
+        else:  # calls until there is no room
+            assert len(reply.tool_calls) > 1
+        called.update(call.name for call in reply.tool_calls)
+    assert called <= {"weather", "time"}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_name_makes_it_call_that_tool_once(models: dict[str, Decoder], name: str) -> None:
+    for choice in ("weather", {"type": "function", "function": {"name": "weather"}}):
+        reply = models[name].chat([USER], **drawn(1, tool_choice=choice))
+        check(reply, ("weather",))
+        assert len(reply.tool_calls) == 1
+        assert reply.completion.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_none_makes_it_call_none_though_it_sees_them(models: dict[str, Decoder], name: str) -> None:
+    model = models[name]
+    chat = model._chat
+    asked = chat.question([USER], {"tools": TOOLS, "tool_choice": "none"})
+    assert asked.prompt == chat.question([USER], {"tools": TOOLS}).prompt
+    reply = model.chat([USER], **drawn(1, tool_choice="none", max_new_tokens=60))
+    assert not reply.tool_calls
+    form = chat.question([USER], {"tools": TOOLS}).parser()
+    assert not [piece for piece in form.feed(reply.completion.text) if piece.tool_call]
+
+
+def test_the_mark_of_a_call_cannot_come_with_none(models: dict[str, Decoder]) -> None:
+    model = models["json"]
+    chat = model._chat
+    form = format_of(chat.template.source, with_tools=True)
+    grammar = no_call_grammar(form, chat.template.control)
+    matcher = matcher_of(model, grammar)
+    for token in chat.template.tokenizer.encode("a <tool_call", add_special_tokens=False):
+        matcher.accept(token)
+    assert matcher.may_end
+    logits = np.zeros(model.manifest.vocab_size, np.float32)
+    matcher.rule_out(logits, [])
+    assert logits[ord(">") - 0x20] == -np.inf
+    assert logits[ord("x") - 0x20] == 0
+
+
+def test_reasoning_that_has_begun_ends_before_the_call(tmp_path: Path) -> None:
+    template = TEMPLATES["reasoning"].replace(
+        "{% if add_generation_prompt %}<bos>a:", "{% if add_generation_prompt %}<bos>a:<think>"
+    )
+    model = made(tmp_path, {"chat_template.jinja": template.encode()})
+    asked = model._chat.question([USER], {"tools": TOOLS, "tool_choice": "time"})
+    grammar = asked.options["grammar"]
+    assert grammar is not None
+    matcher = matcher_of(model, grammar)
+    written = ""
+    for text in ("Hm, <", "/think>", " ", "<"):
+        assert not matcher.forced
+        for token in model._chat.template.tokenizer.encode(text, add_special_tokens=False):
+            matcher.accept(token)
+        written += text
+    while matcher.forced:
+        written += asked.tokenizer.decode(matcher.forced[:1])
+        matcher.accept(matcher.forced[0])
+    assert written.endswith('</think> <tool_call>{"name": "time", "arguments": {')
+    parser = asked.parser()
+    pieces = [*parser.feed(written + "}}</tool_call>"), *parser.finish()]
+    assert pieces[0].reasoning
+    assert [piece.tool_call.name for piece in pieces if piece.tool_call] == ["time"]
+
+
+def test_a_choice_holds_for_conversations_and_services(models: dict[str, Decoder]) -> None:
+    model = models["json"]
+    conversation = model.conversation(tools=TOOLS)
+    options = drawn(2, tool_choice="weather")
+    del options["tools"]
+    reply = conversation.ask("Hi.", **options)
+    check(reply, ("weather",))
+    answer = conversation.answer_tools({reply.tool_calls[0].id: "7"}, max_new_tokens=4)
+    assert len(answer.completion.tokens) == 4, "the choice was for one turn"
+    (alone,) = model.chat([USER], n=1, **drawn(2, tool_choice="required"))
+    with model.serve() as service:
+        served = service.chat([USER], **drawn(2, tool_choice="required")).reply()
+    assert served.tool_calls == alone.tool_calls
+    stream = model.chat_stream([USER], **drawn(2, tool_choice="required"))
+    pieces: list[Piece] = list(stream)
+    assert [piece.tool_call for piece in pieces] == [*stream.reply.tool_calls]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tool_choice": "required"}, "needs tools"),
+        ({"tool_choice": "weather"}, "there are none"),
+        ({"tools": TOOLS, "tool_choice": "rain"}, r"one of the tools \(weather, time\)"),
+        ({"tools": TOOLS, "tool_choice": 3}, "expected 'none'"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "auto"}}}, "one of the tools"),
+        ({"tools": TOOLS, "tool_choice": "none", "grammar": Grammar("")}, "`grammar` says"),
+    ],
+)
+def test_choices_that_cannot_be_made(
+    models: dict[str, Decoder], options: Any, message: str
+) -> None:
+    with pytest.raises(ChatError, match=message):
+        models["json"].chat([USER], **options)
+
+
+def test_a_format_that_is_not_shown_is_refused(tmp_path: Path) -> None:
+    template = _TURN.replace("BODY", "{# <arg_key> #}")
+    model = made(tmp_path, {"chat_template.jinja": template.encode()}, context_length=2048)
+    with pytest.raises(ChatError, match="does not show how it writes a call"):
+        model.chat([USER], tools=TOOLS, tool_choice="required")
+    assert model.chat([USER], tools=TOOLS, tool_choice="auto", max_new_tokens=1)
