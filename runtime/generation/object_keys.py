@@ -74,6 +74,7 @@ class DistinctKeys:
     def __init__(self, bytes_of: Callable[[int], bytes], quoting: Mapping[int, bytes]) -> None:
         self._bytes_of = bytes_of
         self._quoting = quoting
+        self._quoting_ids = np.fromiter(quoting, np.intp, len(quoting))
         self._keys = ObjectKeys()
 
     def rule_out(self, ruled_out_V: NDArray[np.bool_]) -> None:
@@ -82,9 +83,8 @@ class DistinctKeys:
         Args:
             ruled_out_V: `(V,)`, true for tokens that may not come anyway.
         """
-        for token, text in self._quoting.items():
-            if not ruled_out_V[token]:
-                ruled_out_V[token] = self._keys.follow(text) is None
+        for token in self._quoting_ids[~ruled_out_V[self._quoting_ids]].tolist():
+            ruled_out_V[token] = self._keys.follow(self._quoting[token]) is None
 
     def accept(self, token: int) -> None:
         """Follow a token.
