@@ -90,9 +90,10 @@ class Decoder(ChatModel, Model):
         Lists, of one prompt too, and every `n` are exact: prompt `b` of a list with seed `s` gets
         the same tokens and log-probabilities, to the bit, as in any other list with seed `s + b`
         and as from `serve`. A plain prompt skips what that costs (docs/adr/0021). With low-bit
-        weights its logits differ in the last bits, so it may continue differently where two
-        tokens are nearly equally likely. A mixture of experts cannot be exact: prompts in one
-        list change the last bits of each other's logits.
+        weights its logits differ in the last bits: a greedy text may continue differently where
+        two tokens are nearly equally likely, and a sampled one mostly does after a while. A
+        mixture of experts cannot be exact: prompts in one list change the last bits of each
+        other's logits.
 
         Args:
             prompt: text, token ids, or a list of these, of any lengths. Empty text stands for the
