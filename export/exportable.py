@@ -42,6 +42,11 @@ Cached = Callable[[Tensor], Sequence[LayerCache]]
 """Keys and values `(1, K, S, D)` of every layer that has some, as a cache holds them after ids
 `(S,)`."""
 
+
+def _accept() -> None:
+    """Code that is known needs no check."""
+
+
 NO_KEYS = ConfigKeys(read=(), ignored=(), accepted=())
 """Of a model without a config.json."""
 
@@ -80,6 +85,7 @@ class Exportable:
             is known.
         switches_after: tokens of the longest text before the trained model takes other rotary
             frequencies; None where they are the same for texts of all lengths.
+        check: refuses, before any work, a module that cannot be what its states say.
     """
 
     kind: str
@@ -108,6 +114,7 @@ class Exportable:
     is_own: bool = False
     reach: int | None = None
     switches_after: int | None = None
+    check: Callable[[], object] = _accept
 
     @property
     def output(self) -> str:

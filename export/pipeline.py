@@ -111,6 +111,7 @@ def export(
     )
     if warn is not None:
         _warn(warn, model, settings)
+    model.check()
     data = _calibration(model, settings, file, is_given=calibration is not None)
     inputs = _inputs(model, settings, data)
     with staged_bundle(Path(out).absolute(), force=force) as folder:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.passes.simplify import simplify
+from ortolan.export.reach.check import check_reach
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.special_tokens import special_tokens
@@ -72,8 +73,9 @@ def open_module(
             f"{type(module).__name__}, got {context}. Give max_context."
         )
     given = None if tokenizer is None else Path(tokenizer)
+    empty = without_memory(module)
     opened = open_empty(
-        without_memory(module),
+        empty,
         ModuleWeights(module),
         Described(
             model_type=type(module).__name__,
@@ -84,7 +86,8 @@ def open_module(
         ),
         tokenizer=None if given is None or given.is_dir() else given,
     )
-    return replace(opened, is_own=True)
+    check = partial(check_reach, empty, context=context, takes_one=opened.takes_one)
+    return replace(opened, is_own=True, check=check)
 
 
 def open_empty(

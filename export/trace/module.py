@@ -128,7 +128,7 @@ def find_carried(module: nn.Module) -> Carried:
         ConfigError: it does not compute logits from ids and a state.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
-        twin, state = _twin(module, None), WholeState()
+        twin, state = twin_of(module, None), WholeState()
         logits = _call(twin, torch.zeros(1, TOKENS, dtype=torch.int64), state)
     expected = f"logits of shape (1, {TOKENS}, V) for {TOKENS} ids"
     if not isinstance(logits, Tensor) or logits.shape[:-1] != (1, TOKENS):
@@ -175,7 +175,7 @@ def trace_module(
         ConfigError: torch cannot trace it.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
-        entry = _ModuleGraph(_twin(module, dtype), carried)
+        entry = _ModuleGraph(twin_of(module, dtype), carried)
         io = _signature(carried, dtype, sequence)
         try:
             return trace_entry(entry, io, tied)
@@ -237,7 +237,7 @@ def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Si
     )
 
 
-def _twin(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+def twin_of(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """The same module with parameters and buffers of the trace; call it in its mode.
 
     Args:

@@ -1,0 +1,104 @@
+"""What each operator of a traced graph makes of the tokens and texts that its inputs come from.
+
+An operator is known by what it does along which axes. One that is in no table keeps its axes where
+its sizes allow that, and is joined along all of them where not.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ortolan.export.reach import alone, indexing, together
+from ortolan.export.reach.operators import Arguments, Rule, name_of, values_in
+from ortolan.export.reach.spans import Shape, Value, changed, differs, joined
+
+
+def apply(operator: Any, arguments: Arguments, shape: Shape) -> Value | list[Value]:
+    """What an operator gives.
+
+    Args:
+        operator: of PyTorch.
+        arguments: by name.
+        shape: of what it gives; of several, of the first.
+    """
+    name = name_of(operator)
+    values = values_in(arguments)
+    if not values:
+        return Value(shape=shape, places=differs(shape))
+    if name in _RULES:
+        return _RULES[name](operator, arguments, shape)
+    if torch.Tag.pointwise in getattr(operator, "tags", ()) or name in _POINTWISE:
+        return joined(values, shape)
+    if name in _UNIFORM:
+        return Value(shape=shape, places=differs(shape, ()))
+    if "dim" in arguments and isinstance(arguments["dim"], (int, list, tuple, type(None))):
+        return alone.over_axes(operator, arguments, shape)
+    return _unknown(values, shape)
+
+
+def _unknown(values: Sequence[Value], shape: Shape) -> Value:
+    """As the inputs are, where they have the axes of what an operator gives."""
+    return joined([changed(value, shape, lambda span: span) for value in values], shape)
+
+
+WITH_BIAS = ("addmm", "baddbmm", "addbmm", "addmv")
+_POINTWISE = (
+    *("clone", "_to_copy", "contiguous", "to", "native_dropout", "_prelu_kernel"),
+    *("lift_fresh_copy", "_adaptive_avg_pool2d_backward", "fill", "masked_fill", "tril", "triu"),
+)
+_UNIFORM = (
+    *("full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full"),
+    *("new_empty", "new_empty_strided"),
+)
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten"), alone.viewed),
+    **dict.fromkeys(
+        (
+            *("permute", "transpose", "t", "slice", "select", "unsqueeze", "squeeze", "expand"),
+            *("split", "split_with_sizes", "unbind", "diagonal", "alias", "detach", "narrow"),
+            *("unfold", "chunk", "squeeze_copy", "split_with_sizes_copy", "unbind_copy"),
+        ),
+        alone.moved,
+    ),
+    **dict.fromkeys(("flip", "roll"), alone.rearranged),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), alone.running),
+    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", *WITH_BIAS), together.product),
+    **dict.fromkeys(
+        ("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm"), alone.normed
+    ),
+    **dict.fromkeys(("native_group_norm", "group_norm"), alone.group_normed),
+    **dict.fromkeys(
+        (
+            *("_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
+            *("_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm"),
+        ),
+        alone.batch_normed,
+    ),
+    **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce", "index_add"), indexing.scattered),
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), indexing.put),
+    **dict.fromkeys(("index", "_unsafe_index"), indexing.indexed),
+    **dict.fromkeys(
+        (
+            *("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention"),
+            *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention"),
+        ),
+        together.attended,
+    ),
+    **dict.fromkeys(("slice_scatter", "select_scatter"), together.slice_written),
+    **dict.fromkeys(
+        (
+            *("avg_pool1d", "avg_pool2d", "max_pool2d_with_indices", "_adaptive_avg_pool2d"),
+            *("avg_pool3d", "max_pool3d_with_indices", "upsample_linear1d", "upsample_nearest1d"),
+        ),
+        alone.pooled,
+    ),
+    "copy": together.copied,
+    "cat": together.laid_out,
+    "repeat": alone.repeated,
+    "constant_pad_nd": alone.padded,
+    "convolution": alone.convolved,
+    "embedding": indexing.embedded,
+    "gather": indexing.gathered,
+    "any": alone.over_axes,
+}

@@ -1,0 +1,227 @@
+"""A module's graph with every call of its state cut out: what a call gives is an input.
+
+Shape letters: B batch, S new tokens, T tokens so far.
+"""
+
+import contextlib
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.traceback import annotate, preserve_node_meta
+from torch.overrides import TorchFunctionMode
+
+from ortolan import modeling
+from ortolan.modeling.config import AttentionConfig
+from ortolan.modeling.layers.ops import Heads, Rotary
+from ortolan.modeling.state import State
+
+BEFORE = 5
+"""Tokens before the new ones: what reaches over all so far has another length than the new."""
+
+PLACE = "place"
+"""Of what is noted on a node: file, line and function."""
+
+_LIBRARIES = [
+    *(Path(str(package.__file__)).parent.resolve() for package in (torch, modeling)),
+    Path(__file__).parents[1].resolve(),
+]
+
+NAMESPACE = "ortolan"
+
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "state_call(Tensor[] taken, SymInt[] shape, ScalarType dtype, str call) -> Tensor"
+)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::state_call", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _given(taken: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str) -> Tensor:
+    return taken[0].new_empty(tuple(shape), dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Where texts and tokens lie in what a call of a state takes and gives.
+
+    Attributes:
+        taken: the axes of texts and of tokens, of every tensor that is taken.
+        given: the same of what is given; None where it has no such axis.
+    """
+
+    taken: tuple[int, int | None]
+    given: tuple[int, int | None]
+
+
+CALLS = {
+    "positions": Call((0, 1), (0, 1)),
+    "attend": Call((0, 1), (0, 1)),
+    "convolve": Call((0, 2), (0, 2)),
+    "recur": Call((0, 2), (0, 2)),
+    "extend": Call((0, 1), (0, None)),
+    "seen": Call((0, 1), (0, 1)),
+    "recall": Call((0, None), (0, None)),
+    "keep": Call((0, None), (0, None)),
+    "logits": Call((0, 1), (0, 1)),
+}
+"""By name; a call has its own name after a space, such as that of its state."""
+
+
+def state_call(
+    taken: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str
+) -> Tensor:
+    """A node of the graph that takes tensors and gives one nobody knows more of than its shape."""
+    out: Tensor = torch.ops.ortolan.state_call(list(taken), list(shape), dtype, call)
+    return out
+
+
+@dataclass(slots=True)
+class _Ends:
+    """What would otherwise be left out of the graph, because nothing reads it."""
+
+    found: list[Tensor] = field(default_factory=list)
+
+
+class StubState(State):
+    """A state whose calls are nodes that compute nothing."""
+
+    def __init__(self, ids: Tensor) -> None:
+        super().__init__()
+        self._ids = ids
+        self.ends = _Ends()
+
+    def positions(self, ids: Tensor) -> Tensor:
+        """Anything: they differ from token to token."""
+        return state_call([ids], ids.shape, torch.int64, "positions")
+
+    def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Anything of each text."""
+        return state_call([like], [like.shape[0], *shape], like.dtype, f"recall {name}")
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """An end of the graph."""
+        self.ends.found.append(state_call([value], [1], value.dtype, f"keep {name}"))
+
+    def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors of more tokens than the new ones, and which of them each may see."""
+        texts, tokens, width = x.shape
+        reach = tokens + BEFORE
+        vectors = state_call([x], [texts, reach, width], x.dtype, f"extend {name}")
+        return vectors, state_call([x], [texts, tokens, reach], torch.bool, "seen")
+
+    def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What it takes, by channel."""
+        return state_call([x], x.shape, x.dtype, "convolve")
+
+    def recur(
+        self,
+        name: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        decay: Tensor | None = None,
+        rate: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """As many vectors as there are values."""
+        others = [part for part in (decay, rate) if part is not None]
+        return state_call([query, key, value, *others], value.shape, value.dtype, "recur")
+
+    def _attend(
+        self,
+        layer: int,
+        heads: Heads,
+        rotary: Rotary | None,
+        sinks: Tensor | None,
+        spec: AttentionConfig,
+    ) -> Tensor:
+        query = heads.query
+        return state_call([*heads], query.shape, query.dtype, "attend")
+
+    def _attend_shared(
+        self,
+        layer: int,
+        query_BSX: Tensor,
+        rotary: Rotary | None,
+        sinks: Tensor | None,
+        spec: AttentionConfig,
+    ) -> Tensor:
+        return state_call([query_BSX], query_BSX.shape, query_BSX.dtype, "attend")
+
+
+class _Places(TorchFunctionMode):
+    """Notes the user's line on every node; torch keeps the lines of `forward` alone."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and is_of_library(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return func(*args, **(kwargs or {}))
+        with annotate({PLACE: (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)}):
+            return func(*args, **(kwargs or {}))
+
+
+@cache
+def is_of_library(file: str) -> bool:
+    """Whether a file is torch's or ours, and no user's."""
+    path = Path(file).resolve()
+    return any(path.is_relative_to(root) for root in _LIBRARIES)
+
+
+class _Entry(nn.Module):
+    """A module between stubs, from ids to every end."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> list[Tensor]:
+        state = StubState(ids)
+        with _Places():
+            logits = self.model(ids, state)
+        return [state_call([logits], [1], logits.dtype, "logits"), *state.ends.found]
+
+
+def cut_graph(module: nn.Module, *, tokens: int | None) -> ExportedProgram:
+    """Trace a module whose parameters and buffers are fake; call it in their mode.
+
+    Args:
+        module: with a `forward(ids, state)`.
+        tokens: new ones, if their number is fixed.
+
+    Raises:
+        Exception: torch cannot trace it.
+    """
+    axes = {0: Dim.DYNAMIC} | ({} if tokens else {1: Dim.DYNAMIC})
+    ids = torch.zeros(3, tokens or 4, dtype=torch.int64)
+    with _quiet(), torch.no_grad(), preserve_node_meta():
+        program = torch.export.export(
+            _Entry(module).eval(), (ids,), dynamic_shapes={"ids": axes}, strict=False
+        )
+        decomposed: ExportedProgram = program.run_decompositions()
+        return decomposed
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,56 @@
+"""Own modules that reach past their state are refused before any work; others are not."""
+
+import re
+
+import pytest
+from tests.export.reach.own_modules import (
+    DISHONEST,
+    HONEST,
+    Base,
+    Dishonest,
+    FlagBesideAState,
+)
+from torch import nn
+
+from ortolan.export.reach.check import check_reach
+from ortolan.export.source.module import without_memory
+from ortolan.export.trace.module import find_carried
+from ortolan.modeling.errors import ConfigError
+
+QUICK = ("600 tokens back", "a mean over the batch")
+
+
+def check(module: nn.Module) -> bool:
+    empty = without_memory(module)
+    return check_reach(empty, context=Base.context_length, takes_one=find_carried(empty).takes_one)
+
+
+def slow_but(few: tuple[str, ...], names: list[str]) -> list[object]:
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_but(("Linear",), [module.__name__ for module in HONEST]))
+def test_an_honest_module_is_not_refused(name: str) -> None:
+    module = next(each for each in HONEST if each.__name__ == name)
+    assert check(module()) == (name in ("Summed", "Looped", "Linear"))
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, list(DISHONEST)))
+def test_a_module_that_reaches_past_its_state_is_refused(name: str) -> None:
+    change, expected = DISHONEST[name]
+    with pytest.raises(ConfigError) as refused:
+        check(Dishonest(change))
+    assert re.search(expected, str(refused.value))
+    assert "own_modules.py, line " in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DISHONEST)
+def test_it_is_refused_after_its_attention_too(name: str) -> None:
+    with pytest.raises(ConfigError, match=DISHONEST[name][1]):
+        check(Dishonest(DISHONEST[name][0], late=True))
+
+
+def test_a_flag_that_no_state_continues_is_refused_beside_one_that_does() -> None:
+    with pytest.raises(ConfigError, match=r"cumsum in `return x \+ \(x.*` .*line \d+, in after"):
+        check(FlagBesideAState())
