@@ -16,13 +16,16 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from torch import nn
 
 from ortolan.errors import OrtolanError
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
 from ortolan.export.inputs.writer import let_write
 from ortolan.export.manifest import describe
+from ortolan.export.reach.check import check_reach
 from ortolan.export.source import family
+from ortolan.export.source import module as own
 from ortolan.export.source.family import trace_graph
 from ortolan.modeling.config import ModelConfig
 from ortolan.runtime.bundle.manifest import Graph, Manifest
@@ -45,9 +48,20 @@ def install(folder: Path) -> None:
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     setattr(pipeline, "write", let_write)  # noqa: B010 - as above
     setattr(pipeline, "describe", _describe_known)  # noqa: B010 - as above
+    setattr(own, "check_reach", _check_once)  # noqa: B010 - as above
     if GRAPHS in os.environ:
         keep_graphs(Path(os.environ[GRAPHS]))
     _hasten_traces()
+
+
+_CHECKED: set[type] = set()
+
+
+def _check_once(module: nn.Module, *, context: int, takes_one: bool) -> None:
+    """The check of an own module, once for each class."""
+    if type(module) not in _CHECKED:
+        check_reach(module, context=context, takes_one=takes_one)
+        _CHECKED.add(type(module))
 
 
 def keep_graphs(folder: Path) -> None:

@@ -138,7 +138,7 @@ class GatheredExperts(Experts):
         best = self.router(flat).argmax(-1)
         share = self.router(flat).softmax(-1)[torch.arange(flat.shape[0]), best]
         out = torch.einsum("nw,nwv->nv", flat, self.experts[best])
-        hot = F.one_hot(best, 4).to(x.dtype) @ self.router.weight
+        hot: Tensor = F.one_hot(best, 4).to(x.dtype) @ self.router.weight
         return x + (out * share[:, None] + hot).view_as(x)
 
 
