@@ -139,7 +139,8 @@ class GatheredExperts(Experts):
         share = self.router(flat).softmax(-1)[torch.arange(flat.shape[0]), best]
         out = torch.einsum("nw,nwv->nv", flat, self.experts[best])
         hot: Tensor = F.one_hot(best, 4).to(x.dtype) @ self.router.weight
-        return x + (out * share[:, None] + hot).view_as(x)
+        mixed: Tensor = out * share[:, None] + hot
+        return x + mixed.view_as(x)
 
 
 class Convolved(Base):
