@@ -196,8 +196,13 @@ class Runner:
         most = min(self._chunk, chunk_tokens(self._engine.heads, length))
         if self._engine.manifest.takes_one:
             most = min(most, TOGETHER)
+        if not self._exact:
+            return most
+        most -= most % 2
+        if not self._engine.parts_matter and not self._engine.mixes_rows:
+            return most
         # by place alone: never by what was asked for, or by how many texts there are
-        return min(most - most % 2, self._chunk - length % self._chunk) if self._exact else most
+        return min(most, self._chunk - length % self._chunk)
 
     def prefill(self, row: int, ids: Sequence[int], *, most: int = GRID) -> NDArray[np.float32]:
         """Append tokens to a row, a chunk of at most `most` at a time.

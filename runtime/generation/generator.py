@@ -30,7 +30,7 @@ from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.generation.completion import FinishReason
-from ortolan.runtime.generation.prefixes import Prefixes
+from ortolan.runtime.generation.prefixes import Ends, Prefixes
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.scheduler import Scheduler
 from ortolan.runtime.generation.speculation import Speculation
@@ -96,6 +96,7 @@ class Generator:
         reserved: see `Slots`.
         memory: a text waits until there is memory for all of its tokens; `None` never looks.
         prefixes: what was computed for earlier prompts, of decoders alone.
+        ends: what was computed for the ends of prompts of conversations; needs `prefixes`.
         states: of an earlier generator with as many slots, to go on with; `None` for new ones. A
             row that holds tokens already holds those that the prompt of its text begins with.
     """
@@ -113,6 +114,7 @@ class Generator:
         reserved: bool = False,
         memory: RequestMemory | None = None,
         prefixes: Prefixes | None = None,
+        ends: Ends | None = None,
         states: Slots | None = None,
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
@@ -125,6 +127,7 @@ class Generator:
         self._encode = encode
         self._memory = memory
         self._prefixes = prefixes
+        self._ends = ends
         self._cancellable: list[Text] = []
         self._suspended: dict[Text, Snapshot] = {}
         self._speculations: dict[Text, Speculation] = {}
@@ -285,10 +288,14 @@ class Generator:
         """Compute the next part of the prompt whose turn it is."""
         slot, text = self._scheduler.next_prompt()
         begun_at, prompt = time.monotonic(), text.request.prompt
+        conversation = text.request.conversation
         start = self._runner.slots.lengths[slot]
         if start == 0 and self._prefixes is not None:
             # only now: what it shares with the text before it may have been computed meanwhile
-            start = text.cached_tokens = self._prefixes.fetch(prompt, self._runner.slots, slot)
+            start = self._prefixes.fetch(prompt, self._runner.slots, slot)
+            if self._ends is not None and conversation is not None:
+                start = self._ends.fetch_end(conversation, prompt, self._runner.slots, slot)
+            text.cached_tokens = start
         end = min(len(prompt), start + self._runner.chunk_tokens(slot))
         part = prompt[start:end]
         logits_RV = self._runner.chunk(slot, part, positions=[len(part) - 1])
@@ -302,6 +309,8 @@ class Generator:
             self._scheduler.start(slot)
             self._running = None
             self._advance(text, logits_RV[0])
+            if self._ends is not None and conversation is not None:
+                self._ends.offer_end(conversation, prompt, self._runner.slots, slot)
             if text.finish_reason is not None:
                 self._leave(text)
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ortolan.runtime.engine.slots import Slots
 
-__all__ = ["Prefixes"]
+__all__ = ["Ends", "Prefixes"]
 
 
 class Prefixes(Protocol):
@@ -42,3 +42,17 @@ class Prefixes(Protocol):
             row: holds at least `tokens` tokens.
             tokens: a multiple of `grid`, and more than at the last call for this row.
         """
+
+
+class Ends(Protocol):
+    """Keeps what follows the last whole block of a conversation's prompt, for its next one."""
+
+    def fetch_end(self, conversation: bytes, ids: Sequence[int], slots: Slots, row: int) -> int:
+        """Put what is kept and shared after the tokens of a row, which `Prefixes.fetch` filled.
+
+        Returns:
+            Tokens that the row has now, fewer than `len(ids)`.
+        """
+
+    def offer_end(self, conversation: bytes, ids: Sequence[int], slots: Slots, row: int) -> None:
+        """Keep, or not, what follows the last whole block of a prompt, all of it in a row."""

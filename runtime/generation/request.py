@@ -33,6 +33,7 @@ class Request:
         grammar: what the text may be.
         constraints: tokens that are forced or ruled out.
         draft: where guesses at the next tokens come from; `None` steps token by token.
+        conversation: whose last prompt is kept to its end, by a service; `None` for no one's.
         cancelled: checked between any two calls of the model; `None` where nobody cancels.
     """
 
@@ -48,6 +49,7 @@ class Request:
     grammar: "Grammar | None" = None
     constraints: Constraints = _UNCONSTRAINED
     draft: "Draft | None" = None
+    conversation: bytes | None = None
     cancelled: Callable[[], bool] | None = None
 
 

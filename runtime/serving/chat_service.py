@@ -1,5 +1,6 @@
 """A service that answers messages: what `Service` has for chats."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -124,8 +125,9 @@ class ChatService(ABC):
         *,
         n: int = 1,
         priority: int,
+        conversation: bytes | None = None,
     ) -> "tuple[list[Ticket], Question]":
-        """Tickets for `n` answers to a question."""
+        """Tickets for `n` answers to a question, of a conversation where it has a name."""
 
 
 class _Turns:
@@ -134,6 +136,7 @@ class _Turns:
     def __init__(self, service: ChatService, priority: int) -> None:
         self._service = service
         self._priority = priority
+        self._name = os.urandom(16)
 
     def chat_stream(
         self,
@@ -143,7 +146,7 @@ class _Turns:
         **options: "Unpack[ChatOptions]",
     ) -> ReplyStream:
         (ticket,), question = self._service._asked(
-            messages, options, draft, priority=self._priority
+            messages, options, draft, priority=self._priority, conversation=self._name
         )
         return reply_stream(ticket, question)
 

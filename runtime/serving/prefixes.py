@@ -8,6 +8,10 @@ has the states of its tokens; of states that are replaced, what they are after t
 Blocks are copied into a row, not shared, since the states of a row lie in one piece. A copy takes a
 small part of the time that computing takes.
 
+The next prompt of a conversation mostly goes on where the last one ended, in the middle of a
+block. So the tokens after the last whole block of its last prompt are kept, too, where the parts of
+prompts do not matter (docs/adr/0031).
+
 A chain is used from its first block on. So the least recent block goes first, and a block always
 counts as more recent than those that follow it: none loses what it follows.
 """
@@ -91,6 +95,7 @@ class PrefixCache:
         computed_by = (engine.identity, onnxruntime_version(), *processor_features(), exact, GRID)
         self._root = _hash(repr(computed_by).encode())
         self._most_bytes = most_bytes
+        self._keeps_ends = not engine.parts_matter and not engine.mixes_rows
         self._files = None
         if folder is not None:
             self._files = PrefixFiles(Path(folder), most_bytes=most_file_bytes)
@@ -146,6 +151,44 @@ class PrefixCache:
             known.append(link.key)
         self._touch(known)
 
+    def fetch_end(self, conversation: bytes, ids: Sequence[int], slots: Slots, row: int) -> int:
+        """Add the end of a conversation's last prompt to a row, as far as a prompt shares it.
+
+        Returns:
+            Tokens of the row now, fewer than those of the prompt.
+        """
+        held = slots.lengths[row]
+        link = self._end(conversation, ids, held)
+        block = self._blocks.get(link.key)
+        if block is None or not block.ids.startswith(link.after):
+            return held
+        if held + block.states.length > len(ids):  # there may be no room for all of it
+            return held
+        known = np.frombuffer(block.ids[len(link.after) :], "<i4")
+        wanted = np.array(ids[held:-1], "<i4")[: len(known)]
+        differ = np.flatnonzero(known[: len(wanted)] != wanted)
+        shared = int(differ[0]) if len(differ) else len(wanted)
+        if shared:
+            slots.extend(block.states, row=row)
+            slots.rewind(held + shared, row=row)
+            self._touch([link.key])
+            self._count(tokens=shared)
+        return held + shared
+
+    def offer_end(self, conversation: bytes, ids: Sequence[int], slots: Slots, row: int) -> None:
+        """Keep the end of a prompt that a row holds, in place of that of the one before."""
+        held = len(ids) - len(ids) % GRID
+        link = self._end(conversation, ids, held)
+        if link.key in self._blocks:
+            self._drop(link.key)
+        if not self._keeps_ends or held == len(ids):
+            return
+        view = slots.view(row=row, start=held, end=len(ids))
+        blocks = [each.key for each in self._chain(ids, held // GRID)]
+        if self._make_room(_size(view), blocks):
+            self._put(link, view.copy())
+            self._touch(blocks)
+
     def clear(self) -> None:
         """Forget what is in memory."""
         self._blocks.clear()
@@ -165,6 +208,14 @@ class PrefixCache:
             key = _hash(after + part)
             yield _Link(key, after, part)
             after = key
+
+    def _end(self, conversation: bytes, ids: Sequence[int], held: int) -> _Link:
+        """The key of the end of a conversation's prompt, whose first `held` tokens are blocks."""
+        after = self._root
+        for link in self._chain(ids, held // GRID):
+            after = link.key
+        part = np.array(ids[held:], "<i4").tobytes()
+        return _Link(_hash(b"end" + self._root + conversation), after, after + part)
 
     def _find(self, link: _Link, known: list[bytes], slots: Slots) -> Snapshot | None:
         block = self._blocks.get(link.key)

@@ -128,6 +128,7 @@ class Service(ChatService):
             reserved=True,
             memory=self._memory,
             prefixes=prefixes,
+            ends=prefixes,
         )
         self._worker = Worker(generator, engine=engine, slots=slots, queue=queue, prefixes=prefixes)
         self._dropped = weakref.finalize(self, self._worker.close_later)
@@ -229,12 +230,18 @@ class Service(ChatService):
         *,
         n: int = 1,
         priority: int,
+        conversation: bytes | None = None,
     ) -> "tuple[list[Ticket], Question]":
         with self._counting_refusals():
             question = self._chat().question(messages, options)
             prompts = [question.prompt] * n
             tickets = self._submitted(
-                prompts, question.options, question.tokenizer, draft=draft, priority=priority
+                prompts,
+                question.options,
+                question.tokenizer,
+                draft=draft,
+                priority=priority,
+                conversation=conversation,
             )
         return tickets, question
 
@@ -246,10 +253,14 @@ class Service(ChatService):
         *,
         draft: Draft | None,
         priority: int,
+        conversation: bytes | None = None,
     ) -> list[Ticket]:
         priority = checked_integer("priority", priority)
         reader = self._reader(tokenizer)
-        requests = reader.requests(prompts, options, draft=draft)
+        requests = [
+            replace(request, conversation=conversation)
+            for request in reader.requests(prompts, options, draft=draft)
+        ]
         for request in requests:
             self._memory.check(
                 tokens=len(request.prompt) + request.limit,
