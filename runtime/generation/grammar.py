@@ -319,7 +319,15 @@ def _valid(grammar: Grammar) -> Grammar:
     return grammar
 
 
+_ADVICE = (
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+    "Use anyOf, or alternatives of which at most one can hold",
+)
+"""What llguidance advises for `oneOf` would let through what the schema excludes."""
+
+
 def _invalid(complaint: str) -> GrammarError:
+    complaint = complaint.replace(*_ADVICE)
     return GrammarError(
         f"grammar: expected one that can be followed, got: {complaint.strip():.500}"
     )

@@ -151,6 +151,12 @@ def test_a_schema_that_would_not_hold_is_refused(schema: dict[str, Any], said: s
         Grammar.lark(f"start: %json {json.dumps(schema)}")
 
 
+def test_alternatives_that_overlap_are_refused_with_advice_that_helps() -> None:
+    with pytest.raises(GrammarError, match="oneOf .* Use anyOf, or alternatives") as refused:
+        Grammar.json_schema({"oneOf": [COUNT, {"type": "number"}]})
+    assert "coerce" not in str(refused.value)
+
+
 def test_an_embedded_schema_that_counts_keys_is_refused() -> None:
     with pytest.raises(GrammarError, match="%json cannot hold minProperties above 1"):
         Grammar.lark(f"start: /x*/ %json {json.dumps(TWO)}")
