@@ -152,7 +152,7 @@ def test_a_schema_that_would_not_hold_is_refused(schema: dict[str, Any], said: s
 
 
 def test_alternatives_that_overlap_are_refused_with_advice_that_helps() -> None:
-    with pytest.raises(GrammarError, match="oneOf .* Use anyOf, or alternatives") as refused:
+    with pytest.raises(GrammarError, match=r"oneOf .* Use anyOf, or alternatives") as refused:
         Grammar.json_schema({"oneOf": [COUNT, {"type": "number"}]})
     assert "coerce" not in str(refused.value)
 
