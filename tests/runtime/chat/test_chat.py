@@ -18,7 +18,8 @@ from ortolan.runtime.generation.grammar import Grammar
 
 TEMPLATE = (
     "{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<bos>a:{% endif %}{% if tools %}{# <tool_call> </think> #}{% endif %}"
+    "{% if add_generation_prompt %}<bos>a:{% endif %}"
+    "{% if tools %}{# <tool_call> </think> #}{% endif %}"
 )
 USER = {"role": "user", "content": "Hi."}
 BOS, EOS = 95, 96
