@@ -184,7 +184,7 @@ def _sampling(
     recommended: Callable[[], Sampling],
 ) -> Sampling:
     """The options of sampling, of which `temperature` is short for one."""
-    if sampling == "model":
+    if isinstance(sampling, str) and sampling == "model":
         own = recommended()
         return own if temperature is None else replace(own, temperature=temperature)
     if sampling is not None and not isinstance(sampling, Sampling):

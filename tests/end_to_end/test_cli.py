@@ -68,7 +68,7 @@ def test_verify_passes_and_gives_every_figure(ortolan: Run, bundle: Path) -> Non
     assert done.returncode == 0
     report = json.loads(done.stdout)
     assert report["verdict"] == "PASS"
-    assert set(report["phases"]) == {"prefill", "decode", "chunked"}
+    assert set(report["phases"]) == {"prefill", "decode", "chunked", "batch"}
 
 
 def test_verify_of_a_wrong_reference_exits_with_1(

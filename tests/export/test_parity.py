@@ -138,7 +138,7 @@ def test_verify_replays_every_phase_of_an_exported_bundle(exported: Export) -> N
     bundle = exported("qwen2-long").bundle
     report = verify(bundle.path, threads=1)
     assert report.verdict == "PASS"
-    assert set(report.phases) == {"prefill", "decode", "chunked"}
+    assert set(report.phases) == {"prefill", "decode", "chunked", "batch"}
 
 
 def test_context_length_is_the_one_that_was_asked_for(exported: Export) -> None:

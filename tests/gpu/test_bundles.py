@@ -121,7 +121,7 @@ def test_verify_passes(bundle: Bundle, device: str) -> None:
     assert (report.verdict, report.device, report.non_finite) == ("PASS", device, 0)
     assert report.mean_kl is not None
     assert report.mean_kl <= MEAN_KL
-    assert set(report.phases) == {"prefill", "decode", "chunked"}
+    assert set(report.phases) == {"prefill", "decode", "chunked", "batch"}
 
 
 def test_a_damaged_weight_fails(bundle: Bundle, device: str, tmp_path: Path) -> None:

@@ -41,10 +41,10 @@ def test_rows_take_the_groups_that_make_them_shortest(columns: int, group: int) 
         ("encoder-decoder", Int4(), 512, NARROW_GROUP_SIZE),
         ("decoder", Int4(group_size=64), 512, 64),
         ("decoder", Int8(), 512, 128),
-        ("encoder", Int4(), 512, 128),
+        ("encoder", Int4(), 512, NARROW_GROUP_SIZE),
     ],
 )
-def test_short_rows_of_a_decoder_take_small_groups_in_4_bits(
+def test_short_rows_take_small_groups_in_4_bits(
     kind: str, precision: Int4 | Int8, columns: int, group: int
 ) -> None:
     found = resolve(kind, precision=precision).quantization
