@@ -133,8 +133,8 @@ def tagged(*, function: str, parameter: str, opened: str, closed: str, after: st
                 if end is None:
                     raise UnfinishedError("a value is not closed")
                 value = text[begun.end() : end.start()]
-                if name in arguments or value.count(opened) > value.count(closed):
-                    raise ValueError("a value within another")
+                if name in arguments or _takes_in(value, opened, closed):
+                    raise ValueError("an argument twice, or within the value of another")
                 value = value.removeprefix("\n").removesuffix("\n")
                 arguments[name] = typed(value, schema, name)
                 at = end.end()
@@ -146,6 +146,11 @@ def tagged(*, function: str, parameter: str, opened: str, closed: str, after: st
         return _checked(calls)
 
     return tagged_calls
+
+
+def _takes_in(value: str, opened: str, closed: str) -> bool:
+    """Whether a value holds the tags of another one, since its own was not closed."""
+    return value.count(opened) > value.count(closed) or 0 <= value.find(closed) < value.find(opened)
 
 
 xml_calls = tagged(

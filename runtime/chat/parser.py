@@ -60,6 +60,7 @@ class ReplyParser:
         self._begun = "" if is_continued else form.begun
         self._held = self._begun
         self._space = ""
+        # "marker" or "call" until more is shown: white space after them means nothing
         self._after = "marker" if is_reasoning and not is_continued else ""
         self._is_empty = not is_continued
         self._body: list[str] = []
@@ -160,8 +161,8 @@ class ReplyParser:
         if self._state == "call":
             self._body.append(text)
             return
-        if text:
-            text, self._begun = text.removeprefix(self._begun), ""
+        own = min(len(text), len(self._begun))
+        text, self._begun = text[own:], self._begun[own:]
         if self._after:
             text = text.lstrip()
         shown = text.rstrip()
