@@ -90,6 +90,12 @@ class Chat:
         opened = form.reasoning is not None and prompt.text.rstrip().endswith(form.reasoning.open)
         is_reasoning = prompt.continues == "reasoning_content" or (opened and not prompt.continues)
         if tools and choice != "auto":
+            is_begun = prompt.continues == "content"
+            if choice != "none" and is_begun and form.calls is not None and form.calls.bare:
+                raise ChatError(
+                    "tool_choice: an answer of this model that has begun can hold no call. Let a "
+                    "new answer begin."
+                )
             grammar = self._grammar(choice, tools, form, is_reasoning=is_reasoning)
             request = with_grammar(request, grammar)
         if choice == "none":

@@ -13,13 +13,16 @@ from ortolan.runtime.chat.argument_types import kinds_of
 from ortolan.runtime.chat.call_bodies import python_calls
 from ortolan.runtime.chat.call_frame import ID, Frame, Pairs, common_start
 from ortolan.runtime.chat.formats import CallFormat, Format
-from ortolan.runtime.errors import ChatError
+from ortolan.runtime.errors import ChatError, shown
 from ortolan.runtime.generation.grammar import Grammar
 
 __all__ = ["call_grammar", "no_call_grammar"]
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
 """Between the parts of a JSON text: bounded, since models run on in it."""
+
+_OPEN = ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")
+"""Keys of a schema that may bring in further properties."""
 
 _PYTHON = r"""
 py_string: /"([^"\\\x00-\x1f]|\\["\\nrt])*"/
@@ -53,6 +56,7 @@ def call_grammar(
         several: whether there may be more than one call.
 
     Raises:
+        ChatError: a schema describes no arguments by name.
         GrammarError: a schema is not supported.
         MissingExtraError: llguidance is not installed.
     """
@@ -67,11 +71,10 @@ def call_grammar(
     keyed: _Keyed | None = None
     bodies = []
     for number, function in enumerate(functions):
-        schema = function.get("parameters")
-        schema = {"properties": {}} if schema is None else schema
+        schema = _parameters(function)
         name, arguments = rules.text(function["name"]), f"arguments_{number}"
         if frame.pairs is None:
-            rules.json(arguments, _closed(schema))
+            rules.json(arguments, schema)
             bodies.append(f"{name} {rules.text(frame.head)} {arguments}")
         else:
             keyed = keyed or _Keyed(rules, frame.pairs, calls)
@@ -182,14 +185,15 @@ class _Keyed:
         """Rules for the arguments of one function, in the order of its schema.
 
         Raises:
-            ChatError: a parameter is required and not described.
+            ChatError: they are described by more than `properties`.
         """
         rules, pairs = self._rules, self._pairs
-        keys, required = [*(schema.get("properties") or {})], {*(schema.get("required") or ())}
-        unknown = sorted(required - {*keys})
-        if unknown:
+        keys, required = [*schema.get("properties", ())], {*schema.get("required", ())}
+        others = [*(key for key in _OPEN if key in schema), *sorted(required - {*keys})]
+        if others:
             raise ChatError(
-                f"tools: the required parameter {unknown[0]!r} is not in properties. Describe it."
+                f"tools: this model writes arguments one by one, so a forced call needs them all "
+                f"in `properties`, got {others[0]!r}. Use tool_choice='auto'."
             )
         last = max((n for n, key in enumerate(keys) if key in required), default=-1)
         for n, key in enumerate(keys):
@@ -244,13 +248,28 @@ def _reasoning(rules: _Rules, form: Format, is_begun: bool) -> str:
     return f"({rules.text(reasoning.open)} thought SPACE?)?"
 
 
-def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema of parameters without others than those it describes, unless it says otherwise."""
-    if "properties" not in schema or "additionalProperties" in schema:
-        return schema
-    if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")):
-        return schema
-    return {"type": "object", **schema, "additionalProperties": False}
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a function's arguments: an object.
+
+    It has none but those that are described, unless the schema says otherwise.
+
+    Raises:
+        ChatError: it is no schema of an object.
+        GrammarError: it is not supported.
+    """
+    schema = function.get("parameters")
+    schema = {"properties": {}} if schema is None else dict(schema)
+    kinds = schema.setdefault("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise ChatError(
+            f"tools: the parameters of {function['name']} must be a schema of type 'object', got "
+            f"{shown(kinds)}."
+        )
+    schema["type"] = "object"
+    if "properties" in schema and not any(key in schema for key in _OPEN):
+        schema.setdefault("additionalProperties", False)
+    Grammar.json_schema(schema)
+    return schema
 
 
 def _choices(schema: Any) -> list[Any]:

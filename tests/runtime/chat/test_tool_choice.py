@@ -13,7 +13,7 @@ from ortolan.runtime.chat.formats import format_of
 from ortolan.runtime.chat.parser import Piece
 from ortolan.runtime.chat.reply import Reply
 from ortolan.runtime.chat.tool_grammar import no_call_grammar
-from ortolan.runtime.errors import ChatError
+from ortolan.runtime.errors import ChatError, GrammarError
 from ortolan.runtime.generation.grammar import GrammarCompiler, GrammarMatcher
 
 SHORT = {"type": "string", "pattern": "^[a-z]{1,6}$"}
@@ -230,6 +230,40 @@ def test_choices_that_cannot_be_made(
 ) -> None:
     with pytest.raises(ChatError, match=message):
         models["json"].chat([USER], **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "error"),
+    [
+        ("json", {"type": "string"}, "must be a schema of type 'object'"),
+        ("json", {"properties": {}, "required": ["x"]}, "'x' is unsatisfiable"),
+        ("xml", {"required": ["x"]}, "got 'x'"),
+        ("xml", {"required": True}, "grammar: expected"),
+        ("xml", {"anyOf": [{"properties": {"x": {}}}]}, "writes arguments one by one"),
+        ("python", {"properties": {"x": {"type": "strong"}}}, "grammar: expected"),
+    ],
+)
+def test_schemas_without_a_grammar(
+    models: dict[str, Decoder], name: str, schema: Any, error: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with pytest.raises((ChatError, GrammarError), match=error):
+        models[name].chat([USER], tools=tools, tool_choice="f", max_new_tokens=4)
+
+
+def test_a_call_without_room_is_text(models: dict[str, Decoder]) -> None:
+    reply = models["json"].chat([USER], **drawn(1, tool_choice="weather", max_new_tokens=30))
+    assert reply.completion.finish_reason == "length"
+    assert reply.content.startswith("<tool_call>")
+    assert not reply.tool_calls
+
+
+def test_an_answer_that_has_begun_goes_on_with_a_call(models: dict[str, Decoder]) -> None:
+    messages = [USER, {"role": "assistant", "content": "Let me see."}]
+    options = drawn(1, tool_choice="time", continue_final_message=True)
+    check(models["json"].chat(messages, **options))
+    with pytest.raises(ChatError, match="can hold no call"):
+        models["bare"].chat(messages, **options)
 
 
 def test_a_format_that_is_not_shown_is_refused(tmp_path: Path) -> None:
