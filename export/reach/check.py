@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from traceback import FrameSummary
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -27,6 +28,9 @@ DOCUMENTS = sorted(
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+
+STAND_INS = REPOSITORY / "tests/end_to_end/stand_ins"
+"""Packages that a guide is about and no test installs, as far as the guide meets them."""
 
 NOT_RUN = {
     "pip install": "installs; tests/end_to_end/test_install.py does it in a venv of its own",
@@ -130,7 +134,7 @@ def run(arguments: list[str], workspace: Path) -> None:
         arguments,
         cwd=workspace,
         env={
-            "PYTHONPATH": str(REPOSITORY / "src"),
+            "PYTHONPATH": f"{REPOSITORY / 'src'}:{STAND_INS}",
             "PATH": "/usr/bin:/bin",
             "XDG_STATE_HOME": str(workspace / "state"),  # not the user's own
         },
@@ -153,3 +157,43 @@ def test_everything_that_the_document_shows_runs_as_it_stands(
     for program in blocks(document, "python"):
         shutil.rmtree(workspace / "build", ignore_errors=True)
         run([sys.executable, "-c", program], workspace)
+
+
+@pytest.mark.parametrize(
+    ("package", "original"),
+    [
+        (
+            "model",
+            "GPT(GPTConfig(block_size=64, vocab_size=96, n_layer=2, n_head=2, n_embd=32))",
+        ),
+        ("litgpt", "GPT(Config())"),
+        (
+            "x_transformers",
+            "TransformerWrapper(num_tokens=96, max_seq_len=64, "
+            "attn_layers=Decoder(dim=32, depth=2, heads=2, rotary_pos_emb=True))",
+        ),
+    ],
+)
+def test_a_port_of_the_guide_computes_what_the_model_does(
+    package: str, original: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    import ortolan
+
+    ported: list[torch.nn.Module] = []
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    monkeypatch.setattr(ortolan, "export", lambda module, *_, **__: ported.append(module))
+    programs = blocks("docs/guides/own-modules.md", "python")
+    (program,) = [each for each in programs if f"\nfrom {package} import" in f"\n{each}"]
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(program, names)
+    torch.manual_seed(0)
+    model = eval(original, names)
+    ids = torch.randint(96, (2, 20))
+    with torch.no_grad():
+        want = model.eval()(ids)
+        got = ported[0].eval()(ids, ortolan.State.whole())
+    want = want[0] if isinstance(want, tuple) else want
+    torch.testing.assert_close(got[:, -want.shape[1] :], want)
