@@ -47,7 +47,7 @@ def test_a_hostile_body_is_text(family: str, body: str) -> None:
     [
         "<tool_call><function=f><parameter=n>1</parameter>" + "<parameter=a>" * 8_000,
         "<tool_call>" * 8_000,
-        '<tool_call><function=f><parameter=a>"' * 4_000,
+        '<tool_call><function=f><parameter=a>"' * 1_000,
         ("<tool_call>" + "<function=f><parameter=a>" * 40 + "</tool_call>" * 40) * 15,
         "<tool_call><function=f>" + "</parameter> " * 8_000 + " " * 20_000 + "</tool_call>",
     ],
