@@ -54,14 +54,14 @@ def install(folder: Path) -> None:
     _hasten_traces()
 
 
-_CHECKED: set[type] = set()
+_CHECKED: dict[type, bool] = {}
 
 
-def _check_once(module: nn.Module, *, context: int, takes_one: bool) -> None:
+def _check_once(module: nn.Module, *, context: int, takes_one: bool) -> bool:
     """The check of an own module, once for each class."""
     if type(module) not in _CHECKED:
-        check_reach(module, context=context, takes_one=takes_one)
-        _CHECKED.add(type(module))
+        _CHECKED[type(module)] = check_reach(module, context=context, takes_one=takes_one)
+    return _CHECKED[type(module)]
 
 
 def keep_graphs(folder: Path) -> None:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.passes.simplify import simplify
-from ortolan.export.reach.check import check_reach
+from ortolan.export.reach.check import FEW, check_reach
+from ortolan.export.reach.perturb import check_perturbed
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.special_tokens import special_tokens
@@ -86,8 +87,24 @@ def open_module(
         ),
         tokenizer=None if given is None or given.is_dir() else given,
     )
-    check = partial(check_reach, empty, context=context, takes_one=opened.takes_one)
-    return replace(opened, is_own=True, check=check)
+    return replace(opened, is_own=True, check=partial(_check, module, opened))
+
+
+def _check(live: nn.Module, opened: Exportable) -> None:
+    """Refuse a module that reaches past its state.
+
+    Raises:
+        ConfigError: see `check_reach` and `check_perturbed`.
+    """
+    context, empty = opened.context_length, opened.module
+    joins = check_reach(empty, context=context, takes_one=opened.takes_one)
+    check_perturbed(
+        live,
+        empty,
+        vocab_size=opened.vocab_size,
+        context=min(context, FEW) if opened.takes_one else context,
+        joins=joins or opened.takes_one,
+    )
 
 
 def open_empty(

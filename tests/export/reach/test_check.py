@@ -6,6 +6,7 @@ import pytest
 from tests.export.reach.own_modules import (
     DISHONEST,
     HONEST,
+    VOCAB,
     Base,
     Dishonest,
     FlagBesideAState,
@@ -13,9 +14,15 @@ from tests.export.reach.own_modules import (
 from torch import nn
 
 from ortolan.export.reach.check import check_reach
+from ortolan.export.reach.perturb import check_perturbed
 from ortolan.export.source.module import without_memory
 from ortolan.export.trace.module import find_carried
 from ortolan.modeling.errors import ConfigError
+
+
+def slow_but_first(modules: tuple[type[Base], ...]) -> list[object]:
+    return [modules[0], *(pytest.param(each, marks=pytest.mark.slow) for each in modules[1:])]
+
 
 QUICK = ("600 tokens back", "a mean over the batch")
 
@@ -54,3 +61,30 @@ def test_it_is_refused_after_its_attention_too(name: str) -> None:
 def test_a_flag_that_no_state_continues_is_refused_beside_one_that_does() -> None:
     with pytest.raises(ConfigError, match=r"cumsum in `return x \+ \(x.*` .*line \d+, in after"):
         check(FlagBesideAState())
+
+
+def perturb(module: nn.Module, *, joins: bool = False) -> None:
+    check_perturbed(
+        module, without_memory(module), vocab_size=VOCAB, context=Base.context_length, joins=joins
+    )
+
+
+@pytest.mark.parametrize("module", slow_but_first(HONEST))
+def test_numbers_of_an_honest_module_say_the_same(module: type[Base]) -> None:
+    name = module.__name__
+    if name != "Looped":  # it takes hundreds of tokens one by one
+        perturb(module(), joins=name in ("Summed", "Linear"))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("a flag once token 7 was seen", "tokens"),
+        ("600 tokens back", "tokens"),
+        ("sorted over the text", "tokens"),
+        ("a mean over the batch", "texts"),
+    ],
+)
+def test_changed_numbers_are_found_without_the_graph(name: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"after other {what} were changed"):
+        perturb(Dishonest(DISHONEST[name][0], late=True))
