@@ -22,7 +22,11 @@ _SWITCHES = {
 """Options of llguidance in a schema, `x-guidance`, by which it excludes less than it says."""
 
 _SPELLED_WITH_U = re.compile(r"\\u00(?:[01][0-9a-f]|7f)|\x7f")
-_LARK = re.compile(r'//[^\n]*|#[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/|%json\s*')
+_COMMENT = r"(?://|#)[^\n]*"
+_LARK = re.compile(
+    rf'{_COMMENT}|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\]|\\.)+/|<[^<>\s]+>|%json(?:\s|{_COMMENT})*'
+)
+"""What may hold a `%json` or a quote in llguidance's syntax, and `%json` up to its schema."""
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:

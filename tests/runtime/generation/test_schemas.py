@@ -16,6 +16,7 @@ from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler, GrammarMatcher
 from ortolan.runtime.generation.object_keys import ObjectKeys
 from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.generation.schemas import close_schemas
 from ortolan.runtime.loading import load
 
 TEXT, COUNT = {"type": "string"}, {"type": "integer"}
@@ -86,6 +87,24 @@ def test_an_embedded_schema_holds_to_one_spelling_too() -> None:
     grammar = Grammar.lark(f'start: "%json {{}}" a // %json {{\na: %json {json.dumps(OPEN)}\n')
     assert passes(grammar, '%json {}{"a":"x","b":1}')
     assert not passes(grammar, r'%json {}{"a":"x","\u0061":1}')
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        '/"/ a',
+        '/[^\n"x]/ a',
+        '/a\\/"\n/ a',
+        '"\\"" a  # it\'s "quoted',
+        'a // a "comment',
+        'a | <[5]> | <"x> "',
+    ],
+)
+def test_an_embedded_schema_is_found_among_quotes(rule: str) -> None:
+    schema = json.dumps(OPEN)
+    closed = close_schemas(f"start: {rule}\na: %json // {{}}\n {schema}\n")
+    assert "json_allowed_escapes" in closed
+    assert closed.startswith(f"start: {rule}\na: %json // {{}}\n {{")
 
 
 def test_texts_with_every_kind_of_character_still_pass() -> None:
