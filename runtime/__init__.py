@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
     from ortolan.runtime.serving.prefix_counts import PrefixCounts
+    from ortolan.runtime.serving.chat_ticket import ChatTicket
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
@@ -90,6 +91,7 @@ __all__ = [
     "CertificateError",
     "ChatError",
     "ChatTemplateError",
+    "ChatTicket",
     "Classification",
     "Completion",
     "ContextLengthError",
@@ -154,6 +156,7 @@ _HOMES = {
     "PromptLookup": "generation.drafts",
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
+    "ChatTicket": "serving.chat_ticket",
     "PrefixCounts": "serving.prefix_counts",
     "Report": "certificate",
     "Sampling": "generation.sampling",
