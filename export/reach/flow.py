@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from ortolan.export.reach.operators import name_of, values_in
 from ortolan.export.reach.rules import apply
 from ortolan.export.reach.spans import (
+    OPAQUE,
     PLACE,
     Shape,
     Span,
@@ -22,14 +23,12 @@ from ortolan.export.reach.spans import (
     differs,
     fitted,
     joined,
+    unknown,
 )
 from ortolan.export.reach.stub import CALLS
 
 FOLDED = 1 << 22
 """Most numbers of a constant that is computed."""
-
-_OPAQUE = "\0opaque"
-"""The mark of a tensor whose size depends on the texts."""
 
 Fault = str
 
@@ -121,10 +120,10 @@ class Flow:
             return constant(known)
         is_open = _is_open(first) or name_of(node.target) == "nonzero"
         values = values_in(arguments)
-        if is_open or any(_OPAQUE in each.spent for each in values):
-            rest = [each for each in values if _OPAQUE not in each.spent]
+        if is_open or any(OPAQUE in each.spent for each in values):
+            rest = [each for each in values if OPAQUE not in each.spent]
             if is_open or not rest:
-                return Value(shape=shape, spent=frozenset([_OPAQUE]))
+                return unknown(shape)
             return joined(rest, shape)
         made = apply(node.target, arguments, shape)
         if isinstance(made, list):
@@ -240,7 +239,7 @@ class Flow:
     # --- faults -----------------------------------------------------------------------------------
 
     def _fault(self, value: Value, text_axis: int, token_axis: int | None) -> Fault | None:
-        if _OPAQUE in value.spent:
+        if OPAQUE in value.spent:
             return None
         if not _is_at(value.texts, text_axis, value.shape, causal=False):
             return "texts"

@@ -1,7 +1,7 @@
 """What each operator of a traced graph makes of the tokens and texts that its inputs come from.
 
 An operator is known by what it does along which axes. One that is in no table keeps its axes where
-its sizes allow that, and is joined along all of them where not.
+its sizes allow that, and hides what it takes where not: numbers have to show it (`perturb`).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,16 @@ import torch
 
 from ortolan.export.reach import alone, indexing, together
 from ortolan.export.reach.operators import Arguments, Rule, name_of, values_in
-from ortolan.export.reach.spans import Shape, Value, changed, differs, joined
+from ortolan.export.reach.spans import (
+    Shape,
+    Span,
+    Value,
+    changed,
+    differs,
+    joined,
+    reduced,
+    unknown,
+)
 
 
 def apply(operator: Any, arguments: Arguments, shape: Shape) -> Value | list[Value]:
@@ -38,8 +47,33 @@ def apply(operator: Any, arguments: Arguments, shape: Shape) -> Value | list[Val
 
 
 def _unknown(values: Sequence[Value], shape: Shape) -> Value:
-    """As the inputs are, where they have the axes of what an operator gives."""
-    return joined([changed(value, shape, lambda span: span) for value in values], shape)
+    """As the inputs are, where what an operator gives has their axes; else nothing is known of it.
+
+    Axes are counted from the first: an operator without a rule works on the last.
+    """
+    made = [_aligned(value, shape) for value in values]
+    known = [value for value in made if value is not None]
+    return joined(known, shape) if len(known) == len(made) else unknown(shape)
+
+
+def _aligned(value: Value, shape: Shape) -> Value | None:
+    """A value with axes added or joined at the end; None where the first ones differ."""
+    count = len(shape)
+    same = [a == b for a, b in zip(value.shape, shape, strict=False)]
+    spans = [span for span in (value.texts, value.tokens, value.places) if span is not None]
+    if not all(
+        is_same or all(span.first.shape[axis] == 1 for span in spans)
+        for axis, is_same in enumerate(same)
+    ):
+        return None
+
+    def align(span: Span) -> Span:
+        ends = list(range(count, span.first.dim()))
+        span = reduced(span, ends, keeps=False) if ends else span
+        more = [1] * (count - span.first.dim())
+        return Span(*(part.reshape(*part.shape, *more) for part in span))
+
+    return changed(value, shape, align)
 
 
 WITH_BIAS = ("addmm", "baddbmm", "addbmm", "addmv")

@@ -18,6 +18,9 @@ NEVER = 2**30
 PLACE = -1
 """The first of a number that depends on its place in what a step is shown."""
 
+OPAQUE = "\0opaque"
+"""The mark of a tensor of which nothing is known."""
+
 Shape = tuple[int, ...]
 
 
@@ -74,6 +77,11 @@ class Value:
     def is_constant(self) -> bool:
         """Whether it is the same whatever the texts are."""
         return self.texts is None and self.tokens is None
+
+
+def unknown(shape: Shape) -> Value:
+    """A tensor of which nothing is known, such as one whose size depends on the texts."""
+    return Value(shape=shape, spent=frozenset([OPAQUE]))
 
 
 def constant(numbers: Tensor) -> Value:

@@ -18,11 +18,11 @@ def command(bundle: Path, device: str, threads: int | None, isolate: bool, as_js
     """Prove that this machine computes BUNDLE as it was exported, and say how good that is.
 
     Every file is hashed. Each weight is computed with by itself, and the model from end to end: a
-    decoder in one call, in chunks, and token by token; an encoder with one input at a time and in
-    padded batches. A decoder also has to give each text the same, to the bit, alone and among
-    others. The exit status is 0 for PASS, and for AMBIGUOUS, where only nearly tied tokens or
-    labels changed places; 1 for FAIL. Quality is how far the exported model is from the trained
-    one, and no part of the verdict.
+    decoder in one call, in chunks, token by token, and two texts together; an encoder with one
+    input at a time and in padded batches. A decoder also has to give each text the same, to the
+    bit, alone and among others. The exit status is 0 for PASS, and for AMBIGUOUS, where only nearly
+    tied tokens or labels changed places; 1 for FAIL. Quality is how far the exported model is from
+    the trained one, and no part of the verdict.
 
     Before all that, a process of its own loads the bundle and runs a step, in limited memory and
     time. What passes is remembered for these files and this onnxruntime, and needs no such process

@@ -236,9 +236,41 @@ class Normed(Base):
         return torch.where(place > 200, x * 2, x) + torch.zeros(x.shape[1], WIDTH)
 
 
+class Rare(Base):
+    """Operators that few models have, along channels; the token before by its id."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        last = state.recall("last", (1,), self.embed.weight[:1].expand(ids.shape[0], -1))
+        before = torch.cat([last.long(), ids[:, :-1]], 1)
+        state.keep("last", ids[:, -1:].to(last.dtype))
+        pair: Tensor = self.embed(ids) + self.embed((ids * 31 + before * 7) % VOCAB)
+        return pair
+
+    def after(self, x: Tensor) -> Tensor:
+        x = F.normalize(x, dim=-1) + x.logsumexp(-1, keepdim=True)
+        x = x + x.unfold(-1, 2, 2).sum(-1).repeat(1, 1, 2)
+        x = x + F.glu(torch.cat([x, x], -1)).repeat(1, 1, 2)[..., :WIDTH]
+        with torch.no_grad():
+            return torch.stack([self.mlp(x), x, x.argsort(-1).float()], -1).mean(-1)
+
+
+class Dispatched(Experts):
+    """Tokens gathered for each expert, and added back to their places."""
+
+    def after(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, WIDTH)
+        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(flat)
+        for number in range(4):
+            token, place = torch.where(chosen == number)
+            share = weights[token, place][:, None]
+            out = out.index_add(0, token, (flat[token] @ self.experts[number]) * share)
+        return x + out.view_as(x)
+
+
 HONEST: tuple[type[Base], ...] = (
     *(Base, LearnedPositions, OwnRotary, TableRotary, Alibi, Experts, GatheredExperts),
-    *(Convolved, Summed, Looped, Linear, Shared, Normed),
+    *(Convolved, Summed, Looped, Linear, Shared, Normed, Rare),
 )
 
 # --- dishonest ----------------------------------------------------------------------------------
