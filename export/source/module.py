@@ -23,7 +23,7 @@ from ortolan.export.reach.perturb import check_perturbed
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.special_tokens import special_tokens
-from ortolan.export.trace.module import Carried, find_carried, trace_module
+from ortolan.export.trace.module import Carried, find_carried, loose_tensors, trace_module
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.state import CachedState, State
@@ -164,6 +164,7 @@ def without_memory(module: nn.Module) -> nn.Module:
         for parameter in module.parameters()
     }
     memo |= {id(buffer): buffer for buffer in module.buffers()}
+    memo |= {id(tensor): tensor.detach() for tensor in loose_tensors(module)}
     return copy.deepcopy(module, memo).eval()
 
 

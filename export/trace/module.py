@@ -4,7 +4,7 @@ Shape letters: B batch, S new tokens, R requested positions, V vocabulary.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -250,7 +250,14 @@ def twin_of(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(made, requires_grad=False)
     for buffer in module.buffers():
         memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    memo |= {id(tensor): tensor for tensor in loose_tensors(module)}
     return copy.deepcopy(module, memo)
+
+
+def loose_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Tensors that are plain attributes: a constant, or what a forward noted, such as a loss."""
+    for part in module.modules():
+        yield from (each for each in vars(part).values() if isinstance(each, Tensor))
 
 
 def _call(module: nn.Module, ids: Tensor, state: WholeState) -> object:

@@ -205,6 +205,28 @@ class Differential(nn.Module):
         return torch.nn.functional.linear(x, self.embed.weight)
 
 
+class Noting(Differential):
+    """It has a constant that is no buffer, and notes a loss of its training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.tensor(0.5)
+
+    def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
+        logits = super().forward(ids, state) * self.scale
+        self.loss = logits.mean()
+        return logits
+
+
+def test_tensors_that_a_module_notes_are_no_part_of_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, ids = Noting(), torch.tensor([[1, 2, 3]])
+    want = module(ids, ortolan.State.whole())[0]  # its loss belongs to a graph
+    ortolan.export(module, tmp_path / "bundle")
+    got = ortolan.load(tmp_path / "bundle", ortolan.Decoder).logits([1, 2, 3])
+    np.testing.assert_allclose(got, want.detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_values_wider_than_keys_are_exported(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Differential().eval()
