@@ -215,7 +215,8 @@ def test_steps_behind_sources_equal_hugging_face(
     assert_close(np.concatenate(got, 1), wanted, delta=1e-4)
 
 
-@pytest.mark.parametrize("name", ["marian", T5])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["marian", "t5"])
 def test_beams_that_share_a_source_equal_rows_with_one_each(
     name: str, exported: Callable[[str], Exported]
 ) -> None:

@@ -33,7 +33,7 @@ def checkpoint(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory)
 @pytest.mark.parametrize(
     ("context", "via"),
     [
-        (None, "family"),
+        pytest.param(None, "family", marks=pytest.mark.slow),
         pytest.param(None, "transformers", marks=pytest.mark.slow),
         (LONGEST, "family"),
         pytest.param(LONGEST, "transformers", marks=pytest.mark.slow),

@@ -152,7 +152,13 @@ def test_excluded_weights_stay_in_float32(exported: Callable[[str], Bundle]) -> 
     assert "encoder.blocks.0.feed_forward.down.weight" in quantized
 
 
-@pytest.mark.parametrize(("name", "layers"), [("encoder-products", 8), ("seq2seq-products", 5)])
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("encoder-products", 8),
+        pytest.param("seq2seq-products", 5, marks=pytest.mark.slow),
+    ],
+)
 def test_products_of_integers_are_all_that_an_encoder_reads(
     name: str, layers: int, exported: Callable[[str], Bundle]
 ) -> None:

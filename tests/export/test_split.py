@@ -88,7 +88,10 @@ class Attentive(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize(("one_by_one", "graphs"), [(True, "unified"), (False, "split")])
+@pytest.mark.parametrize(
+    ("one_by_one", "graphs"),
+    [pytest.param(True, "unified", marks=pytest.mark.slow), (False, "split")],
+)
 def test_an_own_module_attends_in_steps_of_one_token(
     tmp_path: Path, one_by_one: bool, graphs: Graphs
 ) -> None:
