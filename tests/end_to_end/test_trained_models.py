@@ -39,7 +39,8 @@ def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
     assert right.mean() >= 0.97
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_sentences_with_unseen_numbers_are_translated(precision: Precision, tmp_path: Path) -> None:
     held_out = numerals.data.read(pairs=1, held_out=100).held_out["numbers"]
     ortolan.export(MODELS / "numerals", tmp_path / "bundle", precision=precision)

@@ -127,6 +127,7 @@ def test_trust_has_nothing_to_say_of_other_bundles(tmp_path: Path) -> None:
     assert not (tmp_path / "bundle" / "operators.seal").exists()
 
 
+@pytest.mark.slow
 def test_what_modules_are_commonly_made_of_needs_no_trust(tmp_path: Path) -> None:
     bundle = ortolan.export(ordinary(), tmp_path / "bundle")
 
