@@ -8,7 +8,7 @@ from ortolan.cli.export import command
 from ortolan.export import pipeline
 from ortolan.export.errors import OptionError
 from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Auto, Int4, Int8
+from ortolan.export.options import Auto, Int4, Int8
 
 
 class CalledError(Exception):

@@ -30,9 +30,9 @@ from torch import Tensor
 import ortolan
 from ortolan.export.errors import ExportError, PlacementError
 from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4
+from ortolan.export.options import Int4
 from ortolan.export.proof.placement import check_placement
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.scheme import Scheme
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.quantize.rtn import quantize
 from ortolan.export.settings import resolve

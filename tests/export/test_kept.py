@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ortolan.export.options import ExportOptions
 from ortolan.export.pipeline import export
-from ortolan.export.precision import HeadBits, Int4, Int8
-from ortolan.export.quantize.plan import scheme_of
+from ortolan.export.options import HeadBits, Int4, Int8
+from ortolan.export.quantize.schemes import scheme_of
 from ortolan.export.settings import resolve
 from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle

@@ -17,11 +17,12 @@ import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.options import ExportOptions
-from ortolan.export.precision import GroupSize, Int4
+from ortolan.export.options import GroupSize, Int4
 from ortolan.export.quantize import rounding
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.scheme import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
-from ortolan.export.quantize.plan import Quantization, plan
+from ortolan.export.settings import Quantization
+from ortolan.export.quantize.schemes import plan
 from ortolan.export.quantize.rounding import row_chunks
 from ortolan.export.source import open_exportable
 from ortolan.modeling import DecoderModel

@@ -17,7 +17,7 @@ from ortolan.export import pipeline
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
 from ortolan.export.options import ExportOptions
 from ortolan.export.passes import tidy
-from ortolan.export.precision import Int4
+from ortolan.export.options import Int4
 from ortolan.export.proof.certificate import thresholds
 from ortolan.export.proof.replay import replay
 from ortolan.export.source import family

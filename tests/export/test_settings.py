@@ -4,7 +4,7 @@ import pytest
 
 from ortolan.export.errors import OptionError
 from ortolan.export.options import Device, ExportOptions
-from ortolan.export.precision import Auto, Int4, Int8
+from ortolan.export.options import Auto, Int4, Int8
 from ortolan.export.settings import resolve
 
 

@@ -256,7 +256,7 @@ def _weights_of(precision: str, options: dict[str, Any]) -> Any:
 def _auto(given: dict[str, Any], max_kl: float | None, target: float | None) -> Any:
     """Bits that are chosen: what they are chosen by, and the options that go with it."""
     from ortolan.export.errors import OptionError
-    from ortolan.export.precision import Auto
+    from ortolan.export.options import Auto
 
     chosen = _given(given)
     for option in ("method", "group_size", "head_bits", "tune"):
@@ -291,7 +291,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _precision(name: str, given: dict[str, Any]) -> Any:
     """The value for a name and the options that only weights of integers have."""
     from ortolan.export.errors import OptionError
-    from ortolan.export.precision import Int4, Int8
+    from ortolan.export.options import Int4, Int8
 
     chosen = _given(given)
     if name == "int4":

@@ -16,7 +16,7 @@ from ortolan.export.errors import ExportError
 from ortolan.export.inputs import writer
 from ortolan.export.inputs.written import noise, own_inputs
 from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4
+from ortolan.export.options import Int4
 from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import ImageSource

@@ -26,7 +26,6 @@ from tests.export.quantize.low_bit import (
 from ortolan.export.errors import ExportError, OptionError
 from ortolan.export.quantize.blocks import (
     Codes,
-    Scheme,
     check_finite,
     dequantize,
     from_groups,
@@ -37,6 +36,7 @@ from ortolan.export.quantize.blocks import (
     pack_zeros,
     relative_error,
 )
+from ortolan.export.scheme import Scheme
 
 ROWS = 7
 """Odd, so that columns of 4-bit codes end within a byte."""

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ortolan.export.derived import DerivedWeights, Recipe
 from ortolan.export.inputs.tensors import Inputs
-from ortolan.export.precision import StoredMethod
+from ortolan.export.options import StoredMethod
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Codes, Scheme
+from ortolan.export.quantize.blocks import Codes
+from ortolan.export.scheme import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.refine import refine
 from ortolan.export.source import open_exportable

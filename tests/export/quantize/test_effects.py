@@ -12,7 +12,8 @@ from torch import Tensor
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.quantize import effects
-from ortolan.export.quantize.blocks import Scheme, dequantize
+from ortolan.export.scheme import Scheme
+from ortolan.export.quantize.blocks import dequantize
 from ortolan.export.quantize.candidates import Candidates
 from ortolan.export.quantize.effects import Reference, distances, some_of
 from ortolan.export.quantize.rounding import QuantizedWeight, round_rows

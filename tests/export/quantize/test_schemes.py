@@ -4,10 +4,11 @@ import onnx_ir as ir
 import pytest
 from torch import Tensor
 
-from ortolan.export.precision import Auto, Int4, Int8
-from ortolan.export.quantization import NARROW_GROUP_SIZE
-from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.plan import NARROW, Quantization, choices, plan, scheme_of
+from ortolan.export.options import Auto, Int4, Int8
+from ortolan.export.options import NARROW_GROUP_SIZE
+from ortolan.export.scheme import Scheme
+from ortolan.export.quantize.schemes import NARROW, choices, plan, scheme_of
+from ortolan.export.settings import Quantization
 from ortolan.export.settings import resolve
 from ortolan.modeling.weights import CodedRows, CodeFormat
 
