@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import nonsense
 from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
 
@@ -23,25 +24,6 @@ from ortolan.runtime.certificate import verify
 from ortolan.runtime.errors import ComputeError, InputError, shown
 
 Call = Callable[[Any, Any], object]
-
-NUMBERS: tuple[object, ...] = (True, -1, 1.0, 1.5, float("nan"), 2**80, 10**5000)
-"""The last one has more digits than Python writes out."""
-
-ARRAYS: tuple[object, ...] = (np.array([1.5]), np.array([1, 2]), np.array([object()]))
-NONSENSE: tuple[object, ...] = (
-    None,
-    *NUMBERS,
-    "",
-    "/",
-    "x",
-    "\ud800",
-    b"x",
-    [],
-    [None],
-    {},
-    object(),
-    *ARRAYS,
-)
 
 USER = [{"role": "user", "content": "a"}]
 
@@ -124,7 +106,7 @@ def test_nonsense_is_taken_or_a_typed_error_and_changes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # "x" is a path
     expected = model.generate([1, 2, 3], max_new_tokens=4).tokens
-    for value in NONSENSE:
+    for value in nonsense.ARGUMENTS:
         try:
             CALLS[name](model, value)
         except OrtolanError as error:
@@ -147,7 +129,7 @@ def test_nonsense_for_an_encoder_is_taken_or_a_typed_error(name: str, tmp_path: 
     tiny_encoder.write_bundle(tmp_path / "bundle", kind="embedding")
     encoder = ortolan.load(tmp_path / "bundle", threads=1)
     expected = encoder.embed("a b")
-    for value in NONSENSE:
+    for value in nonsense.ARGUMENTS:
         try:
             ENCODER_CALLS[name](encoder, value)
         except OrtolanError as error:
