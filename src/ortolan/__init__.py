@@ -20,9 +20,8 @@ from ortolan.errors import OrtolanError
 
 if TYPE_CHECKING:
     from ortolan import modeling, runtime
-    from ortolan.export.options import ExportOptions
+    from ortolan.export.options import Auto, ExportOptions, Int4, Int8
     from ortolan.export.pipeline import export
-    from ortolan.export.options import Auto, Int4, Int8
     from ortolan.modeling.state import State
     from ortolan.runtime import (
         BundleError,

@@ -14,8 +14,8 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from torch import Tensor
 
 from ortolan.export.options import GROUP_SIZES
-from ortolan.export.scheme import BITS, Scheme
 from ortolan.export.quantize.blocks import Codes, pack, pack_zeros
+from ortolan.export.scheme import BITS, Scheme
 
 Array = NDArray[Any]
 

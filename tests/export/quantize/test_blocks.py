@@ -218,17 +218,10 @@ def test_portable_product_means_the_same_in_the_reference(scheme: Scheme, width:
     np.testing.assert_allclose(got[0], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize(
-    ("bits", "group", "text"),
-    [
-        (2, 32, r"bits: expected one of 4, 8, got 2\."),
-        (5, 32, r"bits: expected one of 4, 8, got 5\."),
-        (4, 16, r"group: expected one of 32, 64, 128, 256, got 16\."),
-        (8, 0, r"group: expected one of 32, 64, 128, 256, got 0\."),
-    ],
-)
-def test_format_without_kernels_is_refused(bits: int, group: int, text: str) -> None:
-    with pytest.raises(OptionError, match=text):
+@pytest.mark.parametrize(("bits", "group"), [(2, 32), (5, 32), (4, 16), (8, 0)])
+def test_scheme_without_kernels_is_rejected(bits: int, group: int) -> None:
+    wrong = group if bits in (4, 8) else bits
+    with pytest.raises(OptionError, match=rf"\(got {wrong}\)"):
         Scheme(bits=bits, group=group)  # type: ignore[arg-type]
 
 
