@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
+    from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.completion import (
         Completion,
         Hypothesis,
@@ -77,7 +78,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
     from ortolan.runtime.serving.chat_ticket import ChatTicket
-    from ortolan.runtime.serving.prefix_counts import PrefixCounts
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
@@ -157,7 +157,7 @@ _HOMES = {
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
     "ChatTicket": "serving.chat_ticket",
-    "PrefixCounts": "serving.prefix_counts",
+    "PrefixCounts": "engine.prefix_cache",
     "Report": "certificate",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",

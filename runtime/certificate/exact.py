@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.certificate.fields import Certificate, ExactReport, Rule
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import GRID, Runner
-from ortolan.runtime.engine.session import Engine
 
 __all__ = ["check_exact"]
 

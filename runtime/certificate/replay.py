@@ -22,8 +22,9 @@ from ortolan.runtime.certificate.runs import compute, total_positions
 from ortolan.runtime.certificate.surroundings import SurroundingsReport, check_surroundings
 from ortolan.runtime.certificate.weights import check_weights
 from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.session import Engine, available_providers, onnxruntime_version
+from ortolan.runtime.engine.ort_session import available_providers, onnxruntime_version
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer

@@ -30,8 +30,8 @@ from ortolan.runtime.certificate.fields import (
     kept_positions,
 )
 from ortolan.runtime.certificate.figures import Numbers, Rows
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.images import read_pixels
 

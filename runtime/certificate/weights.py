@@ -25,7 +25,7 @@ from ortolan.runtime.certificate.sums import (
     block_sums,
     probe_vectors,
 )
-from ortolan.runtime.engine.session import run_alone
+from ortolan.runtime.engine.ort_session import open_part
 from ortolan.runtime.graph.products import PRODUCT_INPUT, PRODUCT_OUTPUT, Product, products
 from ortolan.runtime.graph.summary import ExternalTensor
 
@@ -124,7 +124,7 @@ def _error(
 ) -> float:
     """The largest error of a weight, relative to the size of what was summed."""
     x_RK = probe_vectors(product.inputs, whole_range=product.whole_range)
-    run = run_alone(bundle, product.graph, threads=threads)
+    run = open_part(bundle, product.graph, threads=threads)
     largest = 0.0
     for rows, outputs_RN in _outputs(product, x_RK, run):
         if outputs_RN.shape[1] != product.outputs or not np.isfinite(outputs_RN).all():

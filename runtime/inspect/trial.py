@@ -8,7 +8,7 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.memory_plan import check_load
-from ortolan.runtime.engine.session import onnxruntime_version
+from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.errors import FirstLoadError
 from ortolan.runtime.isolation.first_load import first_load
 

@@ -38,7 +38,7 @@ from ortolan.modeling.weights import Weights
 from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.certificate import Report, replay, verify
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.slots import Encoded
 
 NORM = NormConfig(kind="layer", eps=1e-5)

@@ -18,8 +18,8 @@ from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, replay, verify
 from ortolan.runtime.certificate.figures import divergence
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import BundleFileError, DeviceError, MemoryPlanError
 
 POISON = 13

@@ -10,7 +10,7 @@ from ortolan.runtime.certificate import verify
 from ortolan.runtime.certificate.exact import check_exact
 from ortolan.runtime.certificate.fields import ExactReport, Rule
 from ortolan.runtime.certificate.files import read
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 
 
 def tried(path: Path, kind: str) -> ExactReport | None:

@@ -21,7 +21,7 @@ from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import File
 from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.certificate import Certificate, Logits, replay
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import CertificateError
 
 TOTAL = sum(PROBES)

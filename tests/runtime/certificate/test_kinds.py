@@ -35,7 +35,7 @@ from ortolan.runtime.certificate import (
 from ortolan.runtime.certificate.fields import kept_positions
 from ortolan.runtime.certificate.figures import compare, summarize, widened
 from ortolan.runtime.certificate.runs import groups
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import CertificateError
 
 LENGTHS = (1, 3, 9, 24)

@@ -10,7 +10,7 @@ from tests.runtime.isolation.stand_ins import replace_step
 from ortolan.runtime import FirstLoadError, load, open_bundle, verify
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.engine.session import onnxruntime_version
+from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.isolation import verified
 from ortolan.runtime.isolation.verified import is_verified, marks, remember
 
