@@ -9,11 +9,12 @@ from tests.runtime.damaged_bundles import damage
 from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime import open_bundle
-from ortolan.runtime.certificate import read, verify
-from ortolan.runtime.certificate.sums import block_sums, probe_vectors
-from ortolan.runtime.certificate.weights import check_weights
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.graph.products import products
+from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.replay import verify
+from ortolan.runtime.verification.weight_sums import block_sums, probe_vectors
+from ortolan.runtime.verification.weights import check_weights
 
 
 @pytest.mark.parametrize("width", [1, 16, 100, 576])
@@ -50,7 +51,9 @@ def test_sound_weights_are_far_within_the_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["embedding", "1.q", "head", "no product reads it"])
 def test_a_damaged_tensor_is_named(tmp_path: Path, name: str) -> None:
     path = write_bundle(tmp_path / "bundle").path
-    found = name if " " not in name else next(iter(read(open_bundle(path)).weights.stored))
+    found = (
+        name if " " not in name else next(iter(read_certificate(open_bundle(path)).weights.stored))
+    )
 
     def change(values: NDArray[np.float32]) -> None:
         values.reshape(-1)[5:9] *= 1.1
@@ -65,7 +68,7 @@ def test_a_damaged_tensor_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_certificate_without_one_of_the_weights_is_refused(tmp_path: Path) -> None:
     bundle = open_bundle(write_bundle(tmp_path / "bundle").path)
-    expected = read(bundle).weights
+    expected = read_certificate(bundle).weights
     fewer = {name: outputs for name, outputs in expected.outputs.items() if name != "head"}
     with pytest.raises(CertificateError, match="sums of all weights"):
         check_weights(bundle, type(expected)(outputs=fewer), threads=1)

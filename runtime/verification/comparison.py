@@ -13,15 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.kinds import OUTPUTS, ScoreFunction
-from ortolan.runtime.certificate.fields import (
-    Certificate,
-    Divergence,
-    Logits,
-    Phase,
-    PhaseName,
-    Report,
-    Vectors,
-)
+from ortolan.runtime.verification.certificate import Certificate, Logits, Vectors
+from ortolan.runtime.verification.report import Divergence, Phase, PhaseName, Report
 
 __all__ = [
     "Comparison",

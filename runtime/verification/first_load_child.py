@@ -1,7 +1,7 @@
-"""What the process of a first load does: it limits itself, opens the bundle, and runs a step.
+"""The subprocess of a first load: limits itself, opens the bundle and runs a step.
 
-`ortolan.runtime.isolation.first_load` starts it and reads what it says. What is imported here is
-in memory before the limits hold and before the bundle is looked at.
+Started by `first_load`. The imports below are in memory before the limits hold and before the
+bundle is read.
 """
 
 import os
@@ -16,33 +16,33 @@ from ortolan.runtime.bundle.packed import open_packed
 from ortolan.runtime.engine.sample_outputs import sample_outputs
 from ortolan.runtime.engine.session import Engine, onnxruntime_version
 from ortolan.runtime.errors import FirstLoadError
-from ortolan.runtime.isolation.first_load import Answer, Task
 from ortolan.runtime.machine.control_groups import read_small
+from ortolan.runtime.verification.first_load import Answer, Task
 
 __all__ = ["main"]
 
 _NO_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
-"""In what onnxruntime says of an allocation that was refused."""
+"""Parts of onnxruntime's messages about a failed allocation."""
 
 _TEXT = 4096
-"""Letters of an error: many times those of the longest."""
+"""Characters of an error message, many times the longest."""
 
 _GRACE_S = 5
-"""Between the signal that ends the process, by which it is known why, and the one that must."""
+"""Seconds from SIGXCPU, which tells the parent the reason, to the SIGKILL that cannot be caught."""
 
 
 def main() -> None:
-    """Do the task of the command line, print the answer, and end."""
+    """Do the task on the command line, print the answer and exit."""
     task = msgspec.json.decode(sys.argv[1], type=Task)
     answers = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is no answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of libraries is not an answer
     set_limits(memory=task.memory, seconds=task.seconds)
     os.write(answers, msgspec.json.encode(_answer(task)))
-    os._exit(0)  # nothing is worth tidying up
+    os._exit(0)  # skip all cleanup
 
 
 def set_limits(*, memory: int, seconds: int) -> None:
-    """Limit this process, as far as the system can: on Windows it cannot."""
+    """Limit this process. Windows has no such limits."""
     try:
         import resource
     except ImportError:
@@ -55,7 +55,7 @@ def set_limits(*, memory: int, seconds: int) -> None:
         resource.RLIMIT_CORE: (0, 0),
     }
     pages = read_small(Path("/proc/self/statm")).split()
-    if pages:  # Linux; other systems do not hold to this limit, or refuse it
+    if pages:  # Linux only: others ignore or reject RLIMIT_AS
         total = int(pages[0]) * resource.getpagesize() + memory
         limits[resource.RLIMIT_AS] = (total, total)
     for kind, (soft, hard) in limits.items():
@@ -66,12 +66,12 @@ def set_limits(*, memory: int, seconds: int) -> None:
 
 
 def first_step(task: Task) -> None:
-    """Open a bundle with all its graphs, and run a step or two."""
-    # its parent has asked whether it is trusted
+    """Open a bundle with all its graphs and run a step or two."""
+    # trust: the parent has checked
     bundle, packed = open_bundle(task.folder, trust=True), None
     if task.packed is not None:
         packed = open_packed(bundle, task.packed, onnxruntime=onnxruntime_version())
-    # One thread: the processor is limited for all of them, and each takes address space.
+    # One thread: the time limit covers all threads, and each costs address space.
     engine = Engine(bundle, device=task.device, threads=1, packed=packed)
     sample_outputs(engine)
     engine.open_maps()

@@ -13,19 +13,19 @@ from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
 from tests.runtime.tiny_encoder import LABELS
 
-from ortolan.runtime import certificate as certificates
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Tokens
-from ortolan.runtime.certificate import JSON_NAME, verify
-from ortolan.runtime.certificate.surroundings import (
+from ortolan.runtime.errors import CertificateError
+from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
+from ortolan.runtime.verification.certificate_files import JSON_NAME, read_certificate
+from ortolan.runtime.verification.replay import verify
+from ortolan.runtime.verification.surroundings import (
     PROBE_TEXTS,
     Surroundings,
     meanings_of,
     read_probes,
 )
-from ortolan.runtime.errors import CertificateError
-from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
 
 Json = dict[str, Any]
 
@@ -132,7 +132,7 @@ def test_bounds_that_hold_nothing_back_are_refused(bundle: Path, name: str, valu
     change(bundle, JSON_NAME, lambda said: said["thresholds"].update({name: value}))
 
     with pytest.raises(CertificateError, match=name):
-        certificates.read(open_bundle(bundle))
+        read_certificate(open_bundle(bundle))
 
 
 def test_library_that_reads_otherwise_fails(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

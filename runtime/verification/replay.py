@@ -14,21 +14,22 @@ from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
-from ortolan.runtime.certificate.exact import check_exact
-from ortolan.runtime.certificate.fields import Certificate, Report
-from ortolan.runtime.certificate.figures import Comparison
-from ortolan.runtime.certificate.files import read
-from ortolan.runtime.certificate.runs import compute, total_positions
-from ortolan.runtime.certificate.surroundings import SurroundingsReport, check_surroundings
-from ortolan.runtime.certificate.weights import check_weights
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.session import Engine, available_providers, onnxruntime_version
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
-from ortolan.runtime.isolation.first_load import first_load
-from ortolan.runtime.isolation.verified import marks, remember
+from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.comparison import Comparison
+from ortolan.runtime.verification.exactness import check_exact
+from ortolan.runtime.verification.first_load import first_load
+from ortolan.runtime.verification.probe_runs import compute, total_positions
+from ortolan.runtime.verification.report import Report
+from ortolan.runtime.verification.surroundings import SurroundingsReport, check_surroundings
+from ortolan.runtime.verification.verified import remember, stamps
+from ortolan.runtime.verification.weights import check_weights
 
 __all__ = ["replay", "verify"]
 
@@ -65,9 +66,9 @@ def verify(
         InputError: it is no path.
         MemoryPlanError: there is not the memory for its longest probe.
     """
-    started, seen = time.monotonic(), marks(checked_path("path", path))
+    started, before = time.monotonic(), stamps(checked_path("path", path))
     bundle = open_bundle(path, full_check=True, trust=trust)
-    certificate = read(bundle)
+    certificate = read_certificate(bundle)
     choose_device(device, bundle.manifest.devices, available_providers())
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
@@ -89,7 +90,7 @@ def verify(
         seconds=time.monotonic() - started,
     )
     if isolate and report.verdict == "PASS":
-        remember(bundle, seen, onnxruntime=report.onnxruntime)
+        remember(bundle, before, onnxruntime=report.onnxruntime)
     return report
 
 

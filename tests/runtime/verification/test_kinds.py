@@ -15,28 +15,30 @@ from onnx import numpy_helper
 from tests.runtime import tiny_encoder
 from tests.runtime.tiny_encoder import CHANNELS, HEIGHT, IMAGE, VOCABULARY, WIDTH_PIXELS
 
-from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.bundle.manifest import File, Manifest
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.certificate import (
-    Certificate,
-    Divergence,
-    Logits,
-    Probe,
-    Report,
-    Thresholds,
-    Vectors,
-    replay,
-    verify,
-)
-from ortolan.runtime.certificate.fields import kept_positions
-from ortolan.runtime.certificate.figures import compare, summarize, widened
-from ortolan.runtime.certificate.runs import groups
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import CertificateError
+from ortolan.runtime.verification.certificate import (
+    Certificate,
+    Logits,
+    Probe,
+    Vectors,
+    kept_positions,
+)
+from ortolan.runtime.verification.certificate_files import (
+    ARRAYS_NAME,
+    JSON_NAME,
+    read_certificate,
+    write_certificate,
+)
+from ortolan.runtime.verification.comparison import compare, summarize, widened
+from ortolan.runtime.verification.probe_runs import groups
+from ortolan.runtime.verification.replay import replay, verify
+from ortolan.runtime.verification.report import Divergence, Report, Thresholds
 
 LENGTHS = (1, 3, 9, 24)
 
@@ -116,7 +118,7 @@ def write_bundle(folder: Path, kind: Any, *, is_image: bool) -> Certificate:
     image = IMAGE if is_image else None
     tiny = tiny_encoder.write_bundle(folder, kind=kind, image=image)
     certificate = certified(tiny, is_image=is_image)
-    certificates.write(folder, certificate)
+    write_certificate(folder, certificate)
     listed(folder)
     return certificate
 
@@ -140,7 +142,7 @@ def change_weight(path: Path, name: str, delta: float) -> None:
 def test_a_sound_encoder_passes(kind: Any, is_image: bool, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     certificate = write_bundle(path, kind, is_image=is_image)
-    again = certificates.read(open_bundle(path))
+    again = read_certificate(open_bundle(path))
     assert (again.probes, again.thresholds) == (certificate.probes, certificate.thresholds)
     report = verify(path, isolate=False)
     assert (report.verdict, report.first_divergence, report.non_finite) == ("PASS", None, 0)
@@ -281,14 +283,14 @@ def test_a_document_that_does_not_fit_is_refused(
 ) -> None:
     folder = tmp_path / "bundle"
     write_bundle(folder, kind, is_image=is_image)
-    document = msgspec.json.decode((folder / certificates.JSON_NAME).read_bytes())
+    document = msgspec.json.decode((folder / JSON_NAME).read_bytes())
     place = document
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    (folder / certificates.JSON_NAME).write_bytes(msgspec.json.encode(document))
+    (folder / JSON_NAME).write_bytes(msgspec.json.encode(document))
     with pytest.raises(CertificateError, match="certificate: expected"):
-        certificates.read(listed(folder))
+        read_certificate(listed(folder))
 
 
 @pytest.mark.parametrize(
@@ -313,12 +315,12 @@ def test_arrays_that_do_not_fit_are_refused(
 ) -> None:
     folder = tmp_path / "bundle"
     write_bundle(folder, kind, is_image=is_image)
-    with np.load(folder / certificates.ARRAYS_NAME) as archive:
+    with np.load(folder / ARRAYS_NAME) as archive:
         arrays = {**archive, **changes}
     given = {name: array for name, array in arrays.items() if array is not None}
-    np.savez(folder / certificates.ARRAYS_NAME, allow_pickle=False, **given)
+    np.savez(folder / ARRAYS_NAME, allow_pickle=False, **given)
     with pytest.raises(CertificateError, match="certificate: expected"):
-        certificates.read(listed(folder))
+        read_certificate(listed(folder))
 
 
 # --- parts ------------------------------------------------------------------------------------

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from tests.runtime import packed_bundles
 
-from ortolan.runtime.certificate import verify
-from ortolan.runtime.certificate.exact import check_exact
-from ortolan.runtime.certificate.fields import ExactReport, Rule
-from ortolan.runtime.certificate.files import read
 from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.exactness import check_exact
+from ortolan.runtime.verification.replay import verify
+from ortolan.runtime.verification.report import ExactReport, Rule
 
 
 def tried(path: Path, kind: str) -> ExactReport | None:
     bundle = packed_bundles.write(path / kind, kind, group=64)
-    return check_exact(Engine(bundle, threads=1), read(bundle))
+    return check_exact(Engine(bundle, threads=1), read_certificate(bundle))
 
 
 @pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
@@ -60,7 +60,7 @@ def test_what_differs_is_said_and_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = packed_bundles.write(tmp_path / "bundle", "fp32").path
-    replay = import_module("ortolan.runtime.certificate.replay")
+    replay = import_module("ortolan.runtime.verification.replay")
     different = ExactReport(comparisons=1, different=("rows",))
     monkeypatch.setattr(replay, "check_exact", lambda *_: different)
     report = verify(path, isolate=False)

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.runtime.tiny_decoder import PROBES, TinyDecoder, write_bundle
 
-from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, replay, verify
-from ortolan.runtime.certificate.figures import divergence
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import BundleFileError, DeviceError, MemoryPlanError
+from ortolan.runtime.verification.certificate import Certificate, Logits
+from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.comparison import divergence, summarize
+from ortolan.runtime.verification.replay import replay, verify
+from ortolan.runtime.verification.report import Divergence, Report, Thresholds
 
 POISON = 13
 TOTAL = sum(PROBES)
@@ -38,7 +40,7 @@ def engine(tiny: TinyDecoder) -> Engine:
 
 @pytest.fixture(scope="module")
 def certificate(tiny: TinyDecoder) -> Certificate:
-    return certificates.read(open_bundle(tiny.path))
+    return read_certificate(open_bundle(tiny.path))
 
 
 # --- verdicts ---------------------------------------------------------------------------------
@@ -105,8 +107,8 @@ def test_logits_of_more_than_a_block_are_never_in_memory_at_once(
         return logits
 
     monkeypatch.setattr(Runner, "chunk", note)
-    monkeypatch.setattr("ortolan.runtime.certificate.runs.BLOCK", 64)
-    monkeypatch.setattr("ortolan.runtime.certificate.runs.BLOCK_LOGITS", 64)
+    monkeypatch.setattr("ortolan.runtime.verification.probe_runs.BLOCK", 64)
+    monkeypatch.setattr("ortolan.runtime.verification.probe_runs.BLOCK_LOGITS", 64)
     replay(engine, certificate)
     assert max(rows) == 64
 
@@ -129,9 +131,7 @@ def test_a_logit_beyond_its_threshold_fails_and_is_found(
     report = replay(engine, changed(certificate, 5 + 7, 0.5))
     assert report.verdict == "FAIL"
     assert report.max_abs_delta == pytest.approx(0.5, rel=1e-3)
-    assert report.first_divergence == certificates.Divergence(
-        probe="tokens 40", position=7, phase="prefill"
-    )
+    assert report.first_divergence == Divergence(probe="tokens 40", position=7, phase="prefill")
 
 
 def test_the_threshold_of_logits_grows_with_the_largest_of_them(
@@ -183,9 +183,7 @@ def test_the_two_best_tokens_may_change_places_only_when_nearly_tied(
     words = "PASS with 3 near ties: " if near_ties else "FAIL: "
     assert report.device_summary.startswith(words)
     assert report.top1_agreement == pytest.approx(1 - 3 / 462)
-    assert report.first_divergence == certificates.Divergence(
-        probe="tokens 150", position=149, phase="prefill"
-    )
+    assert report.first_divergence == Divergence(probe="tokens 150", position=149, phase="prefill")
 
 
 def test_logits_that_are_not_finite_fail(tmp_path: Path) -> None:
@@ -216,9 +214,7 @@ def test_a_fault_of_decoding_alone_is_found_there(
     assert report.phases["prefill"].max_abs_delta < 1e-3
     assert report.phases["chunked"].max_abs_delta < 1e-3
     assert report.phases["decode"].max_abs_delta > 0.1
-    assert report.first_divergence == certificates.Divergence(
-        probe="tokens 5", position=3, phase="decode"
-    )
+    assert report.first_divergence == Divergence(probe="tokens 5", position=3, phase="decode")
 
 
 def test_an_altered_weight_is_found_before_anything_runs(tmp_path: Path) -> None:
@@ -294,9 +290,7 @@ def test_the_rounding_of_the_stored_numbers_is_no_divergence() -> None:
 
 
 def test_a_summary_keeps_the_highest_and_the_lower_id_of_equals() -> None:
-    top_ids, top_logits, sums = certificates.summarize(
-        np.array([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 3
-    )
+    top_ids, top_logits, sums = summarize(np.array([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 3)
     assert top_ids.tolist() == [[1, 2, 3], [0, 1, 2]]
     assert top_logits.tolist() == [[3, 3, 2], [0, 0, 0]]
     assert sums.tolist() == pytest.approx([np.log(np.exp([1, 3, 3, 2]).sum()), np.log(4)])

@@ -1,9 +1,8 @@
-"""Whether a device computes with the weights that were exported: each by itself, by its kernel.
+"""Checks each weight of a bundle alone, by the kernel that uses it.
 
-A weight of a product gets vectors of numbers for which float32 is nearly exact, and its outputs
-are summed (`ortolan.runtime.certificate.sums`). What the sums have to be was computed in float64
-from the values that were meant to be written. Everything else in the file of weights is compared
-bit by bit.
+Each weight multiplies vectors whose numbers are nearly exact in float32, and its outputs are summed
+(`weight_sums`). The expected sums were computed in float64 from the values meant to be written. All
+other tensors are compared bit by bit.
 
 Shape letters: N outputs, K inputs, R vectors, S sums.
 """
@@ -16,8 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle, chunks
-from ortolan.runtime.certificate.arrays import damaged
-from ortolan.runtime.certificate.sums import (
+from ortolan.runtime.engine.session import run_alone
+from ortolan.runtime.graph.products import PRODUCT_INPUT, PRODUCT_OUTPUT, Product, products
+from ortolan.runtime.graph.summary import ExternalTensor
+from ortolan.runtime.verification.certificate_arrays import damaged
+from ortolan.runtime.verification.weight_sums import (
     VECTORS,
     ExpectedWeights,
     Sums,
@@ -25,9 +27,6 @@ from ortolan.runtime.certificate.sums import (
     block_sums,
     probe_vectors,
 )
-from ortolan.runtime.engine.session import run_alone
-from ortolan.runtime.graph.products import PRODUCT_INPUT, PRODUCT_OUTPUT, Product, products
-from ortolan.runtime.graph.summary import ExternalTensor
 
 __all__ = ["BOUNDS", "check_weights"]
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.certificate.fields import Certificate, ExactReport, Rule
 from ortolan.runtime.engine.runner import GRID, Runner
 from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.report import ExactReport, Rule
 
 __all__ = ["check_exact"]
 

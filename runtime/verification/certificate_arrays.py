@@ -1,6 +1,6 @@
 """certificate.npz: arrays whose types and shapes are known before they are read.
 
-Does not know what they mean (`ortolan.runtime.certificate.fields`).
+Does not know what they mean (`ortolan.runtime.verification.certificate`).
 """
 
 import io

@@ -15,14 +15,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.runtime.tiny_decoder import PROBES, TOP_K, VOCABULARY, TinyDecoder, write_bundle
 
-from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import File
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.certificate import Certificate, Logits, replay
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import CertificateError
+from ortolan.runtime.verification.certificate import Certificate, Logits
+from ortolan.runtime.verification.certificate_files import (
+    ARRAYS_NAME,
+    JSON_NAME,
+    read_certificate,
+    write_certificate,
+)
+from ortolan.runtime.verification.replay import replay
 
 TOTAL = sum(PROBES)
 
@@ -34,7 +40,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
 
 @pytest.fixture(scope="module")
 def certificate(tiny: TinyDecoder) -> Certificate:
-    return certificates.read(open_bundle(tiny.path))
+    return read_certificate(open_bundle(tiny.path))
 
 
 def test_what_is_written_is_read_and_written_again(
@@ -43,11 +49,11 @@ def test_what_is_written_is_read_and_written_again(
     measured = replay(Engine(open_bundle(tiny.path)), certificate)
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        certificates.write(tmp_path / folder, replace(certificate, measured=measured))
-    for name in (certificates.JSON_NAME, certificates.ARRAYS_NAME):
+        write_certificate(tmp_path / folder, replace(certificate, measured=measured))
+    for name in (JSON_NAME, ARRAYS_NAME):
         one, two = ((tmp_path / folder / name).read_bytes() for folder in ("one", "two"))
         assert one == two
-    again = certificates.read(rewritten(tiny, tmp_path, replace(certificate, measured=measured)))
+    again = read_certificate(rewritten(tiny, tmp_path, replace(certificate, measured=measured)))
     assert again.measured == msgspec.structs.replace(measured, seconds=0.0)
     assert again.probes == certificate.probes
     assert again.thresholds == certificate.thresholds
@@ -72,11 +78,11 @@ def rewritten(
     for file in tiny.path.iterdir():
         (path / file.name).write_bytes(file.read_bytes())
     if certificate is not None:
-        certificates.write(path, certificate)
+        write_certificate(path, certificate)
     if document is not None:
-        (path / certificates.JSON_NAME).write_bytes(document)
+        (path / JSON_NAME).write_bytes(document)
     if arrays is not None:
-        (path / certificates.ARRAYS_NAME).write_bytes(arrays)
+        (path / ARRAYS_NAME).write_bytes(arrays)
     manifest = open_bundle(tiny.path).manifest
     files = tuple(described(path / file.name) for file in manifest.files)
     (path / "manifest.json").write_bytes(encode(msgspec.structs.replace(manifest, files=files)))
@@ -109,14 +115,14 @@ def described(path: Path) -> File:
 def test_a_document_that_does_not_fit_is_refused(
     tiny: TinyDecoder, tmp_path: Path, path: tuple[str | int, ...], value: object
 ) -> None:
-    document = msgspec.json.decode((tiny.path / certificates.JSON_NAME).read_bytes())
+    document = msgspec.json.decode((tiny.path / JSON_NAME).read_bytes())
     place = document
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
     bundle = rewritten(tiny, tmp_path, document=msgspec.json.encode(document))
     with pytest.raises(CertificateError, match="certificate: expected"):
-        certificates.read(bundle)
+        read_certificate(bundle)
 
 
 def test_a_certificate_of_an_earlier_version_says_to_export_again(
@@ -124,7 +130,7 @@ def test_a_certificate_of_an_earlier_version_says_to_export_again(
 ) -> None:
     bundle = rewritten(tiny, tmp_path, document=b'{"schema": 1, "probes": []}')
     with pytest.raises(CertificateError, match=r"got 1.*export the checkpoint again"):
-        certificates.read(bundle)
+        read_certificate(bundle)
 
 
 @pytest.mark.parametrize("document", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
@@ -133,7 +139,7 @@ def test_a_document_that_is_none_is_refused(
 ) -> None:
     bundle = rewritten(tiny, tmp_path, document=document)
     with pytest.raises(CertificateError, match=r"certificate\.json"):
-        certificates.read(bundle)
+        read_certificate(bundle)
 
 
 def logits_of(certificate: Certificate) -> Logits:
@@ -194,7 +200,7 @@ def test_arrays_that_do_not_fit_are_refused(
 ) -> None:
     arrays = saved(np.savez, packed(certificate, **changes))
     with pytest.raises(CertificateError, match="certificate: expected"):
-        certificates.read(rewritten(tiny, tmp_path, arrays=arrays))
+        read_certificate(rewritten(tiny, tmp_path, arrays=arrays))
 
 
 class Trap:
@@ -214,7 +220,7 @@ def test_a_pickle_is_not_opened(
     trap = np.array([Trap()] * 3, object)
     arrays = saved(np.savez, packed(certificate, lengths=trap))
     with pytest.raises(CertificateError, match="lengths as int32"):
-        certificates.read(rewritten(tiny, tmp_path, arrays=arrays))
+        read_certificate(rewritten(tiny, tmp_path, arrays=arrays))
     assert not (tmp_path / "unpickled").exists()
 
 
@@ -223,7 +229,7 @@ def test_compressed_arrays_are_refused(
 ) -> None:
     arrays = saved(np.savez_compressed, packed(certificate))
     with pytest.raises(CertificateError, match="not compressed"):
-        certificates.read(rewritten(tiny, tmp_path, arrays=arrays))
+        read_certificate(rewritten(tiny, tmp_path, arrays=arrays))
 
 
 def test_a_header_that_promises_more_than_there_is_takes_no_memory(
@@ -240,7 +246,7 @@ def test_a_header_that_promises_more_than_there_is_takes_no_memory(
                 assert b"3000000000000000" in text
             archive.writestr(f"{name}.npy", text)
     with pytest.raises(CertificateError, match="lengths as int32"):
-        certificates.read(rewritten(tiny, tmp_path, arrays=stream.getvalue()))
+        read_certificate(rewritten(tiny, tmp_path, arrays=stream.getvalue()))
 
 
 @pytest.mark.parametrize("text", [b"\0", b"[", b"(" * 12, b"'", b"9" * 12, b"\xff", b"\\\n"])
@@ -256,7 +262,7 @@ def test_a_header_that_python_cannot_parse_is_refused(
             place = good.index(b"'shape': ") + len(b"'shape': ")
             archive.writestr(f"{name}.npy", good[:place] + text + good[place + len(text) :])
     with pytest.raises(CertificateError, match=" as "):
-        certificates.read(rewritten(tiny, tmp_path, arrays=stream.getvalue()))
+        read_certificate(rewritten(tiny, tmp_path, arrays=stream.getvalue()))
 
 
 @settings(max_examples=40, deadline=None)
@@ -272,7 +278,7 @@ def test_a_damaged_archive_is_refused_or_read_as_it_was(
         arrays[data.draw(st.integers(0, len(arrays) - 1))] = data.draw(st.integers(0, 255))
     bundle = rewritten(tiny, tmp_path_factory.mktemp("damaged"), arrays=bytes(arrays))
     try:
-        again = certificates.read(bundle)
+        again = read_certificate(bundle)
     except CertificateError:
         return
     np.testing.assert_array_equal(logits_of(again).top_logits, logits_of(certificate).top_logits)
@@ -282,5 +288,5 @@ def test_parts_that_do_not_agree_are_not_written(certificate: Certificate, tmp_p
     reference = logits_of(certificate)
     short = replace(certificate, reference=replace(reference, top_ids=reference.top_ids[:-1]))
     with pytest.raises(CertificateError, match="top_ids as int32"):
-        certificates.write(tmp_path, short)
+        write_certificate(tmp_path, short)
     assert list(tmp_path.iterdir()) == []

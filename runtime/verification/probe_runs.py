@@ -24,16 +24,13 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource
-from ortolan.runtime.certificate.fields import (
-    Certificate,
-    PhaseName,
-    kept_positions,
-)
-from ortolan.runtime.certificate.figures import Numbers, Rows
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.images import read_pixels
+from ortolan.runtime.verification.certificate import Certificate, kept_positions
+from ortolan.runtime.verification.comparison import Numbers, Rows
+from ortolan.runtime.verification.report import PhaseName
 
 __all__ = ["BLOCK", "compute", "groups", "total_positions"]
 

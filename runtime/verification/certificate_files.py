@@ -25,21 +25,20 @@ from ortolan.runtime.bundle.manifest import (
     Sha256,
     TextSource,
 )
-from ortolan.runtime.certificate.arrays import Shapes, damaged, pack, unpack
-from ortolan.runtime.certificate.fields import (
+from ortolan.runtime.errors import CertificateError
+from ortolan.runtime.verification.certificate import (
     Certificate,
     Logits,
     Probe,
-    Report,
-    Thresholds,
     Vectors,
     kept_positions,
 )
-from ortolan.runtime.certificate.sums import VECTORS, ExpectedWeights, blocks
-from ortolan.runtime.certificate.surroundings import Surroundings
-from ortolan.runtime.errors import CertificateError
+from ortolan.runtime.verification.certificate_arrays import Shapes, damaged, pack, unpack
+from ortolan.runtime.verification.report import Report, Thresholds
+from ortolan.runtime.verification.surroundings import Surroundings
+from ortolan.runtime.verification.weight_sums import VECTORS, ExpectedWeights, blocks
 
-__all__ = ["ARRAYS_NAME", "JSON_NAME", "read", "write"]
+__all__ = ["ARRAYS_NAME", "JSON_NAME", "read_certificate", "write_certificate"]
 
 JSON_NAME = "certificate.json"
 ARRAYS_NAME = "certificate.npz"
@@ -99,7 +98,7 @@ class _Schema(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
 
 
-def write(folder: Path, certificate: Certificate) -> None:
+def write_certificate(folder: Path, certificate: Certificate) -> None:
     """Write both files: the same bytes for the same certificate.
 
     The seconds of `measured` are written as 0, since they differ from run to run.
@@ -133,7 +132,7 @@ def write(folder: Path, certificate: Certificate) -> None:
     files.write(folder / JSON_NAME, msgspec.json.format(compact, indent=2) + b"\n")
 
 
-def read(bundle: Bundle) -> Certificate:
+def read_certificate(bundle: Bundle) -> Certificate:
     """Read the certificate of a bundle and check that it belongs to its model.
 
     Raises:
