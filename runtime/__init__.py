@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.generation.drafts import DraftModel, PromptLookup
     from ortolan.runtime.generation.grammar import Grammar
     from ortolan.runtime.generation.sampling import Sampling
-    from ortolan.runtime.generation.sequence import Sequence
+    from ortolan.runtime.generation.session import Session
     from ortolan.runtime.generation.text_stream import TextStream
     from ortolan.runtime.inputs.tokenizer import Tokenizer
     from ortolan.runtime.loading import load
@@ -123,11 +123,11 @@ __all__ = [
     "Sampling",
     "SamplingError",
     "Seq2Seq",
-    "Sequence",
     "Service",
     "ServiceClosedError",
     "ServiceError",
     "ServiceStats",
+    "Session",
     "StateFileError",
     "TextStream",
     "Ticket",
@@ -162,7 +162,7 @@ _HOMES = {
     "Report": "verification.report",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
-    "Sequence": "generation.sequence",
+    "Session": "generation.session",
     "Service": "serving.service",
     "ServiceStats": "serving.stats",
     "TextStream": "generation.text_stream",

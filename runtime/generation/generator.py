@@ -39,7 +39,7 @@ __all__ = ["Generator", "Text"]
 
 
 class Text(Protocol):
-    """A text while it is generated: `SampledText` or `SearchedText`.
+    """A text while it is generated: `SampledSequence` or `BeamSequence`.
 
     Attributes:
         prefill_s: seconds that its prompt took so far.

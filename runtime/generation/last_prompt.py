@@ -21,7 +21,7 @@ from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
 __all__ = ["LastPrompt"]
 
@@ -57,7 +57,7 @@ class LastPrompt:
         self.slots.keeps = True
         self._ids: list[int] = []  # of the first row, computed as a prompt
         self._replaced: dict[int, Snapshot] = {}  # at these lengths, in order
-        self._text: weakref.ref[SampledText] | None = None
+        self._text: weakref.ref[SampledSequence] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -76,7 +76,7 @@ class LastPrompt:
         text = None if self._text is None else self._text()
         return text is not None and text.finish_reason is None
 
-    def begin(self, text: SampledText) -> None:
+    def begin(self, text: SampledSequence) -> None:
         """Let the first row hold what the prompt of a text begins with.
 
         Raises:

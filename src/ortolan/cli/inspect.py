@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
-from ortolan.cli.checkpoint import print_preview
 from ortolan.cli.output import print_json, print_table, quality_rows, size
+from ortolan.cli.preview import print_preview
 from ortolan.runtime.bundle.kinds import KINDS
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs

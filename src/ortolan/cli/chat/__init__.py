@@ -6,13 +6,14 @@ from pathlib import Path
 import click
 
 from ortolan.cli import options
-from ortolan.cli.chat_commands import obey
-from ortolan.cli.chat_input import questions
-from ortolan.cli.chat_session import ChatSession, tell
+from ortolan.cli.chat.commands import obey
+from ortolan.cli.chat.questions import question_reader
+from ortolan.cli.chat.session import ChatSession, tell
+from ortolan.cli.help import LongCommand
 from ortolan.errors import OrtolanError
 
 
-@click.command()
+@click.command(cls=LongCommand)
 @options.bundle
 @click.option("--system", metavar="TEXT", help="What the model is to be, in place of its default.")
 @options.max_new_tokens
@@ -47,7 +48,7 @@ def command(
     session = ChatSession(
         model=model,
         conversation=model.conversation(system=system),
-        sampling=sampling.of(model) or Sampling(),
+        sampling=sampling.resolve(model) or Sampling(),
         options={"max_new_tokens": max_new_tokens, "stop": stop},
         is_terminal=sys.stdin.isatty(),
     )
@@ -61,7 +62,7 @@ def _talk(session: ChatSession, *, keeps_history: bool) -> None:
 
     An error ends the program in a pipe. At a terminal it is one line, and the chat goes on.
     """
-    read = questions(keeps_history=keeps_history, tell=tell)
+    read = question_reader(keeps_history=keeps_history, tell=tell)
     while True:
         try:
             text = read()

@@ -14,7 +14,7 @@ INTERVAL_S = 0.2
 """Seconds between two updates of the line."""
 
 
-class Waiting:
+class PromptProgress:
     """Draws the progress of a prompt on stderr, from a thread of its own, and removes it.
 
     A part of a prompt may take seconds; the clock goes on meanwhile. Nothing is drawn where stderr
@@ -51,7 +51,7 @@ class Waiting:
             _write("\r" + line.ljust(len(self._drawn)))
             self._drawn, delay = line, INTERVAL_S
 
-    def __enter__(self) -> "Waiting":
+    def __enter__(self) -> "PromptProgress":
         if sys.stderr.isatty():
             self._thread = threading.Thread(target=self._draw, name="ortolan-waiting", daemon=True)
             self._thread.start()

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ortolan.cli.chat_session import ChatSession, tell
+from ortolan.cli.chat.session import ChatSession, tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

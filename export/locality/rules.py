@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 
-from ortolan.export.reach import alone, indexing, together
-from ortolan.export.reach.operators import Arguments, Rule, name_of, values_in
-from ortolan.export.reach.spans import (
+from ortolan.export.locality import indexing, joining, unary
+from ortolan.export.locality.spans import (
+    Arguments,
+    Rule,
     Shape,
     Span,
     Value,
     changed,
     differs,
     joined,
+    name_of,
     reduced,
     unknown,
+    values_in,
 )
 
 
@@ -42,7 +45,7 @@ def apply(operator: Any, arguments: Arguments, shape: Shape) -> Value | list[Val
     if name in _UNIFORM:
         return Value(shape=shape, places=differs(shape, ()))
     if "dim" in arguments and isinstance(arguments["dim"], (int, list, tuple, type(None))):
-        return alone.over_axes(operator, arguments, shape)
+        return unary.over_axes(operator, arguments, shape)
     return _unknown(values, shape)
 
 
@@ -86,28 +89,28 @@ _UNIFORM = (
     *("new_empty", "new_empty_strided"),
 )
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten"), alone.viewed),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten"), unary.viewed),
     **dict.fromkeys(
         (
             *("permute", "transpose", "t", "slice", "select", "unsqueeze", "squeeze", "expand"),
             *("split", "split_with_sizes", "unbind", "diagonal", "alias", "detach", "narrow"),
             *("unfold", "chunk", "squeeze_copy", "split_with_sizes_copy", "unbind_copy"),
         ),
-        alone.moved,
+        unary.moved,
     ),
-    **dict.fromkeys(("flip", "roll"), alone.rearranged),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), alone.running),
-    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", *WITH_BIAS), together.product),
+    **dict.fromkeys(("flip", "roll"), unary.rearranged),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), unary.running),
+    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", *WITH_BIAS), joining.product),
     **dict.fromkeys(
-        ("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm"), alone.normed
+        ("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm"), unary.normed
     ),
-    **dict.fromkeys(("native_group_norm", "group_norm"), alone.group_normed),
+    **dict.fromkeys(("native_group_norm", "group_norm"), unary.group_normed),
     **dict.fromkeys(
         (
             *("_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
             *("_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm"),
         ),
-        alone.batch_normed,
+        unary.batch_normed,
     ),
     **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce", "index_add"), indexing.scattered),
     **dict.fromkeys(("index_put", "_unsafe_index_put"), indexing.put),
@@ -117,22 +120,22 @@ _RULES: dict[str, Rule] = {
             *("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention"),
             *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention"),
         ),
-        together.attended,
+        joining.attended,
     ),
-    **dict.fromkeys(("slice_scatter", "select_scatter"), together.slice_written),
+    **dict.fromkeys(("slice_scatter", "select_scatter"), joining.slice_written),
     **dict.fromkeys(
         (
             *("avg_pool1d", "avg_pool2d", "max_pool2d_with_indices", "_adaptive_avg_pool2d"),
             *("avg_pool3d", "max_pool3d_with_indices", "upsample_linear1d", "upsample_nearest1d"),
         ),
-        alone.pooled,
+        unary.pooled,
     ),
-    "copy": together.copied,
-    "cat": together.laid_out,
-    "repeat": alone.repeated,
-    "constant_pad_nd": alone.padded,
-    "convolution": alone.convolved,
+    "copy": joining.copied,
+    "cat": joining.laid_out,
+    "repeat": unary.repeated,
+    "constant_pad_nd": unary.padded,
+    "convolution": unary.convolved,
     "embedding": indexing.embedded,
     "gather": indexing.gathered,
-    "any": alone.over_axes,
+    "any": unary.over_axes,
 }

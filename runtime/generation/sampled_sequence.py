@@ -24,10 +24,10 @@ from ortolan.runtime.generation.sampling import Sampler
 from ortolan.runtime.generation.stop import StopMatcher
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["SampledText"]
+__all__ = ["SampledSequence"]
 
 
-class SampledText:
+class SampledSequence:
     """One request and what was generated for it so far.
 
     Args:

@@ -22,7 +22,7 @@ from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.state_file import write_states
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, StateFileError
-from ortolan.runtime.generation.sequence import Sequence
+from ortolan.runtime.generation.session import Session
 from ortolan.runtime.loading import load
 
 POISON = 13
@@ -32,7 +32,7 @@ ids = st.integers(0, VOCABULARY - 1)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
-    return write_bundle(tmp_path_factory.mktemp("sequence") / "bundle")
+    return write_bundle(tmp_path_factory.mktemp("session") / "bundle")
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,13 @@ def model(tiny: TinyDecoder) -> Decoder:
 
 @pytest.fixture(scope="module")
 def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    folder = tmp_path_factory.mktemp("sequence") / "recurrent"
+    folder = tmp_path_factory.mktemp("session") / "recurrent"
     return load(write_bundle(folder, recurrent=True).path, Decoder)
 
 
 @pytest.fixture(scope="module")
 def by_token(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    folder = tmp_path_factory.mktemp("sequence") / "by-token"
+    folder = tmp_path_factory.mktemp("session") / "by-token"
     return load(write_bundle(folder, recurrent=True, takes_one=True).path, Decoder)
 
 
@@ -57,13 +57,13 @@ def by_token(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 def test_parts_give_what_the_reference_gives_for_the_whole(
     tiny: TinyDecoder, model: Decoder, parts: list[list[int]]
 ) -> None:
-    sequence, whole = model.sequence(), []
+    session, whole = model.session(), []
     for part in parts:
         whole += part
-        logits = sequence.append(part)
+        logits = session.append(part)
         assert_close(logits, tiny.reference(whole)[-1])
-        assert sequence.tokens == tuple(whole)
-        assert len(sequence) == len(whole)
+        assert session.tokens == tuple(whole)
+        assert len(session) == len(whole)
 
 
 @settings(max_examples=10, deadline=None)
@@ -72,7 +72,7 @@ def test_a_rewound_sequence_gives_what_a_fresh_one_gives(
     model: Decoder, tokens: list[int], token: int, data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(0, len(tokens)))
-    rewound, fresh = model.sequence(), model.sequence()
+    rewound, fresh = model.session(), model.session()
     rewound.append(tokens)
     rewound.rewind(length)
     assert rewound.tokens == tuple(tokens[:length])
@@ -80,10 +80,10 @@ def test_a_rewound_sequence_gives_what_a_fresh_one_gives(
 
 
 def test_the_logits_belong_to_the_caller(model: Decoder) -> None:
-    sequence = model.sequence()
-    first = sequence.append([1])
+    session = model.session()
+    first = session.append([1])
     kept = first.copy()
-    sequence.append([2])
+    session.append([2])
     np.testing.assert_array_equal(first, kept)
 
 
@@ -92,20 +92,20 @@ def test_appending_across_a_growth_of_the_cache_keeps_the_context(
 ) -> None:
     tokens = [index * 7 % VOCABULARY for index in range(620)]
     expected = tiny.reference(tokens)
-    sequence = model.sequence()
-    sequence.append(tokens[:255])
+    session = model.session()
+    session.append(tokens[:255])
     for position in range(255, 260):
-        assert_close(sequence.append([tokens[position]]), expected[position])
-    assert_close(sequence.append(tokens[260:]), expected[-1])
+        assert_close(session.append([tokens[position]]), expected[position])
+    assert_close(session.append(tokens[260:]), expected[-1])
 
 
 def test_a_sequence_holds_exactly_the_context(model: Decoder) -> None:
-    sequence = model.sequence()
-    sequence.append([1] * CONTEXT)
+    session = model.session()
+    session.append([1] * CONTEXT)
     for more in ([1], [1, 2]):
         with pytest.raises(ContextLengthError, match=f"at most {CONTEXT} tokens, got {CONTEXT}"):
-            sequence.append(more)
-    assert len(sequence) == CONTEXT
+            session.append(more)
+    assert len(session) == CONTEXT
 
 
 @pytest.mark.parametrize(
@@ -114,20 +114,20 @@ def test_a_sequence_holds_exactly_the_context(model: Decoder) -> None:
 def test_what_is_no_list_of_ids_is_refused_and_changes_nothing(
     model: Decoder, wrong: object
 ) -> None:
-    sequence = model.sequence()
-    sequence.append([1, 2])
+    session = model.session()
+    session.append([1, 2])
     with pytest.raises(InputError, match="append: expected"):
-        sequence.append(wrong)  # type: ignore[arg-type]
-    assert sequence.tokens == (1, 2)
+        session.append(wrong)  # type: ignore[arg-type]
+    assert session.tokens == (1, 2)
 
 
 def test_no_ids_are_refused(model: Decoder) -> None:
     with pytest.raises(InputError, match="at least one token id"):
-        model.sequence().append([])
+        model.session().append([])
 
 
 def test_arrays_of_ids_are_taken(model: Decoder) -> None:
-    one, other = model.sequence(), model.sequence()
+    one, other = model.session(), model.session()
     np.testing.assert_array_equal(one.append(np.array([3, 4], np.uint8)), other.append([3, 4]))
     assert one.tokens == (3, 4)
 
@@ -138,8 +138,8 @@ def test_an_error_inside_leaves_the_sequence_as_it_was(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:
     model: Decoder = request.getfixturevalue(kind)
-    sequence, other = model.sequence(), model.sequence()
-    for each in (sequence, other):
+    session, other = model.session(), model.session()
+    for each in (session, other):
         each.append([5, 6, 7])
     method = "step" if count == 1 else "chunk"
     run: Callable[..., Any] = getattr(Runner, method)
@@ -156,40 +156,40 @@ def test_an_error_inside_leaves_the_sequence_as_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(Runner, method, fail_after_the_last)
         with pytest.raises(MemoryError):
-            sequence.append([9] * count)
-    assert sequence.tokens == (5, 6, 7)
-    assert_close(sequence.append([8]), other.append([8]))
-    assert_close(sequence.append([1, 2]), other.append([1, 2]))
+            session.append([9] * count)
+    assert session.tokens == (5, 6, 7)
+    assert_close(session.append([8]), other.append([8]))
+    assert_close(session.append([1, 2]), other.append([1, 2]))
 
 
 def test_logits_that_are_not_finite_are_an_error_and_change_nothing(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    folder = tmp_path_factory.mktemp("sequence") / "poisoned"
+    folder = tmp_path_factory.mktemp("session") / "poisoned"
     model = load(write_bundle(folder, poisoned=POISON).path)
-    sequence, other = model.sequence(), model.sequence()
-    for each in (sequence, other):
+    session, other = model.session(), model.session()
+    for each in (session, other):
         each.append([1, 2])
     for poisoned in ([POISON], [3, POISON, 4]):
         with pytest.raises(NumericError, match="append: expected finite logits"):
-            sequence.append(poisoned)
-    np.testing.assert_array_equal(sequence.append([3]), other.append([3]))
+            session.append(poisoned)
+    np.testing.assert_array_equal(session.append([3]), other.append([3]))
 
 
 def test_a_state_of_fixed_size_can_only_be_rewound_to_the_start(recurrent: Decoder) -> None:
-    sequence, fresh = recurrent.sequence(), recurrent.sequence()
-    sequence.append([1, 2, 3])
+    session, fresh = recurrent.session(), recurrent.session()
+    session.append([1, 2, 3])
     with pytest.raises(InputError, match="'sum'"):
-        sequence.rewind(2)
-    assert sequence.tokens == (1, 2, 3)
-    sequence.rewind(0)
-    np.testing.assert_array_equal(sequence.append([4]), fresh.append([4]))
+        session.rewind(2)
+    assert session.tokens == (1, 2, 3)
+    session.rewind(0)
+    np.testing.assert_array_equal(session.append([4]), fresh.append([4]))
 
 
 def test_a_second_thread_on_one_sequence_is_refused(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sequence = model.sequence()
+    session = model.session()
     inside, leave = threading.Event(), threading.Event()
     run: Callable[..., Any] = Runner.chunk
 
@@ -199,31 +199,31 @@ def test_a_second_thread_on_one_sequence_is_refused(
         return run(runner, *given, **options)
 
     monkeypatch.setattr(Runner, "chunk", wait)
-    worker = threading.Thread(target=sequence.append, args=([1, 2],))
+    worker = threading.Thread(target=session.append, args=([1, 2],))
     worker.start()
     assert inside.wait(20)
     uses: list[Callable[[], object]] = [
-        lambda: sequence.append([3]),
-        lambda: sequence.rewind(0),
-        sequence.close,
+        lambda: session.append([3]),
+        lambda: session.rewind(0),
+        session.close,
     ]
     for use in uses:
         with pytest.raises(InputError, match="one thread at a time"):
             use()
     leave.set()
     worker.join()
-    assert sequence.tokens == (1, 2)
+    assert session.tokens == (1, 2)
 
 
 def test_two_sequences_in_two_threads_give_what_each_gives_alone(model: Decoder) -> None:
     chains = [[(start + index) % VOCABULARY for index in range(60)] for start in range(4)]
-    expected = [[model.sequence().append(chain[:60])] for chain in chains]
+    expected = [[model.session().append(chain[:60])] for chain in chains]
     got: list[np.ndarray | None] = [None] * len(chains)
 
     def work(index: int) -> None:
-        sequence = model.sequence()
+        session = model.session()
         for token in chains[index]:
-            got[index] = sequence.append([token])
+            got[index] = session.append([token])
 
     workers = [threading.Thread(target=work, args=(index,)) for index in range(len(chains))]
     for worker in workers:
@@ -236,11 +236,11 @@ def test_two_sequences_in_two_threads_give_what_each_gives_alone(model: Decoder)
 
 
 def test_a_closed_sequence_is_refused_and_closing_twice_is_not(model: Decoder) -> None:
-    with model.sequence() as sequence:
-        sequence.append([1])
-    sequence.close()
-    assert sequence.tokens == ()
-    for use in (lambda: sequence.append([1]), lambda: sequence.rewind(0)):
+    with model.session() as session:
+        session.append([1])
+    session.close()
+    assert session.tokens == ()
+    for use in (lambda: session.append([1]), lambda: session.rewind(0)):
         with pytest.raises(InputError, match="got a closed one"):
             use()
 
@@ -253,13 +253,13 @@ def test_a_restored_and_a_forked_sequence_go_on_as_the_first_one(
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     model: Decoder = request.getfixturevalue(kind)
-    sequence, fork = model.sequence(), model.sequence()
-    sequence.append([1, 2, 3])
-    sequence.append([4])
-    kept = sequence.snapshot()
-    expected = [sequence.append([token]) for token in (5, 6, 7)]
-    sequence.append([8, 9])
-    for each in (sequence, fork):
+    session, fork = model.session(), model.session()
+    session.append([1, 2, 3])
+    session.append([4])
+    kept = session.snapshot()
+    expected = [session.append([token]) for token in (5, 6, 7)]
+    session.append([8, 9])
+    for each in (session, fork):
         each.restore(kept)
         assert each.tokens == (1, 2, 3, 4)
         for token, logits in zip((5, 6, 7), expected, strict=True):
@@ -271,27 +271,27 @@ def test_a_snapshot_of_another_model_is_refused_and_changes_nothing(
 ) -> None:
     # the same states, other weights
     other = load(write_bundle(tmp_path_factory.mktemp("other") / "bundle", seed=1).path)
-    sequence, foreign = model.sequence(), other.sequence()
-    sequence.append([1, 2, 3])
+    session, foreign = model.session(), other.session()
+    session.append([1, 2, 3])
     foreign.append([4, 5])
     with pytest.raises(InputError, match="got one of another"):
-        sequence.restore(foreign.snapshot())
-    assert sequence.tokens == (1, 2, 3)
+        session.restore(foreign.snapshot())
+    assert session.tokens == (1, 2, 3)
 
 
 @pytest.mark.parametrize("way", ["close", "drop"])
 def test_the_memory_of_a_sequence_comes_back(model: Decoder, way: str) -> None:
-    sequence: Sequence | None = model.sequence()
-    assert sequence is not None
-    sequence.append([1])
-    sequence.append([1, 2])
-    slots = weakref.ref(sequence._runner.slots)
+    session: Session | None = model.session()
+    assert session is not None
+    session.append([1])
+    session.append([1, 2])
+    slots = weakref.ref(session._runner.slots)
     gc.disable()
     try:
         if way == "close":
-            sequence.close()
+            session.close()
         else:
-            sequence = None
+            session = None
         assert slots() is None
     finally:
         gc.enable()
@@ -301,7 +301,7 @@ def test_the_memory_of_a_sequence_comes_back(model: Decoder, way: str) -> None:
 def models(
     tmp_path_factory: pytest.TempPathFactory, model: Decoder, recurrent: Decoder
 ) -> dict[str, Decoder]:
-    folder = tmp_path_factory.mktemp("sequences")
+    folder = tmp_path_factory.mktemp("sessions")
     int4 = packed_bundles.write(folder / "int4", "int4", group=64).path
     return {"fp32": model, "recurrent": recurrent, "int4": load(int4, Decoder)}
 
@@ -320,10 +320,10 @@ def test_a_saved_and_a_forked_sequence_give_to_the_bit_what_the_kept_one_gives(
     after: list[list[int]],
 ) -> None:
     path = tmp_path_factory.getbasetemp() / f"saved {kind}"
-    kept = models[kind].sequence()
+    kept = models[kind].session()
     kept.append(before)
     kept.save(path)
-    loaded, forked = models[kind].load_sequence(path), kept.fork()
+    loaded, forked = models[kind].load_session(path), kept.fork()
     assert loaded.tokens == forked.tokens == kept.tokens == tuple(before)
     expected = [kept.append(part) for part in after]
     for other in (loaded, forked):
@@ -333,7 +333,7 @@ def test_a_saved_and_a_forked_sequence_give_to_the_bit_what_the_kept_one_gives(
 
 
 def test_forks_go_their_own_ways_and_outlive_their_parent(model: Decoder) -> None:
-    with model.sequence() as parent:
+    with model.session() as parent:
         parent.append([1, 2, 3])
         one, two = parent.fork(), parent.fork()
         first = one.append([4])
@@ -345,46 +345,46 @@ def test_forks_go_their_own_ways_and_outlive_their_parent(model: Decoder) -> Non
 
 def test_an_empty_sequence_is_saved_and_forked(models: dict[str, Decoder], tmp_path: Path) -> None:
     for model in models.values():
-        kept = model.sequence()
+        kept = model.session()
         kept.save(tmp_path / "empty")
-        for other in (model.load_sequence(tmp_path / "empty"), kept.fork()):
+        for other in (model.load_session(tmp_path / "empty"), kept.fork()):
             assert len(other) == 0
-            np.testing.assert_array_equal(other.append([1, 2]), model.sequence().append([1, 2]))
+            np.testing.assert_array_equal(other.append([1, 2]), model.session().append([1, 2]))
 
 
 def test_a_sequence_of_another_bundle_is_not_loaded(
     models: dict[str, Decoder], tmp_path: Path
 ) -> None:
-    models["fp32"].sequence().save(tmp_path / "saved")
+    models["fp32"].session().save(tmp_path / "saved")
     with pytest.raises(StateFileError, match="expected states of the bundle"):
-        models["recurrent"].load_sequence(tmp_path / "saved")
+        models["recurrent"].load_session(tmp_path / "saved")
 
 
 def test_places_that_cannot_be_read_or_written_are_named(model: Decoder, tmp_path: Path) -> None:
-    sequence = model.sequence()
-    sequence.append([1])
+    session = model.session()
+    session.append([1])
     with pytest.raises(StateFileError, match="cannot be saved there"):
-        sequence.save(tmp_path / "missing" / "saved")
+        session.save(tmp_path / "missing" / "saved")
     with pytest.raises(StateFileError, match="expected a file that can be read"):
-        model.load_sequence(tmp_path / "saved")
+        model.load_session(tmp_path / "saved")
     with pytest.raises(StateFileError, match="expected a file"):
-        model.load_sequence(tmp_path)
-    assert sequence.tokens == (1,)
+        model.load_session(tmp_path)
+    assert session.tokens == (1,)
 
 
 def test_ids_outside_the_vocabulary_are_not_loaded(model: Decoder, tmp_path: Path) -> None:
-    slots = model.sequence()._runner.slots
+    slots = model.session()._runner.slots
     slots.lengths[0] = 1
     write_states(tmp_path / "saved", [VOCABULARY], slots.view())
     with pytest.raises(InputError, match=f"{VOCABULARY}"):
-        model.load_sequence(tmp_path / "saved")
+        model.load_session(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("use", [Sequence.fork, lambda sequence: sequence.save("saved")])
+@pytest.mark.parametrize("use", [Session.fork, lambda session: session.save("saved")])
 def test_a_closed_sequence_is_neither_forked_nor_saved(
-    model: Decoder, use: Callable[[Sequence], object]
+    model: Decoder, use: Callable[[Session], object]
 ) -> None:
-    sequence = model.sequence()
-    sequence.close()
+    session = model.session()
+    session.close()
     with pytest.raises(InputError, match="closed"):
-        use(sequence)
+        use(session)

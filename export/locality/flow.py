@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from ortolan.export.reach.operators import name_of, values_in
-from ortolan.export.reach.rules import apply
-from ortolan.export.reach.spans import (
+from ortolan.export.locality.rules import apply
+from ortolan.export.locality.spans import (
     OPAQUE,
     PLACE,
     Shape,
@@ -23,9 +22,11 @@ from ortolan.export.reach.spans import (
     differs,
     fitted,
     joined,
+    name_of,
     unknown,
+    values_in,
 )
-from ortolan.export.reach.stub import CALLS
+from ortolan.export.locality.stub import CALLS
 
 FOLDED = 1 << 22
 """Most numbers of a constant that is computed."""

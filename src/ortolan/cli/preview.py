@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortolan.cli.extras import export_packages
+from ortolan.cli.extras import extra
 from ortolan.cli.output import print_json, print_table, size
+from ortolan.cli.progress import duration
 
 if TYPE_CHECKING:  # PyTorch is imported when the command runs
     from ortolan.export.coverage import Row
@@ -19,7 +20,7 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
     """Print what an export of a checkpoint would make, and what it takes."""
     import msgspec
 
-    with export_packages("inspect"):
+    with extra("export", command="inspect"):
         from ortolan.export.preview import preview
 
     about = preview(path, via=via)
@@ -72,9 +73,5 @@ def _cost(cost: Cost) -> str:
     method = "" if cost.method is None else f" by {cost.method}"
     return (
         f"weights of {size(cost.bundle_bytes)}{method}, memory {size(cost.memory_bytes)}, "
-        f"{_time(cost.seconds)} of one core"
+        f"{duration(cost.seconds)} of one core"
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tests.export.reach.own_modules import (
+from tests.export.locality.user_modules import (
     DISHONEST,
     HONEST,
     VOCAB,
@@ -14,8 +14,8 @@ from tests.export.reach.own_modules import (
 )
 from torch import nn
 
-from ortolan.export.reach.check import check_reach
-from ortolan.export.reach.perturb import check_perturbed
+from ortolan.export.locality.check import check_locality
+from ortolan.export.locality.perturbation import check_perturbed
 from ortolan.export.source.module import without_memory
 from ortolan.export.trace.module import find_carried
 from ortolan.modeling.errors import ConfigError
@@ -30,7 +30,9 @@ QUICK = ("600 tokens back", "a mean over the batch")
 
 def check(module: nn.Module) -> bool:
     empty = without_memory(module)
-    return check_reach(empty, context=Base.context_length, takes_one=find_carried(empty).takes_one)
+    return check_locality(
+        empty, context=Base.context_length, takes_one=find_carried(empty).takes_one
+    )
 
 
 def slow_but(few: tuple[str, ...], names: list[str]) -> list[object]:
@@ -49,7 +51,7 @@ def test_a_module_that_reaches_past_its_state_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check(Dishonest(change))
     assert re.search(expected, str(refused.value))
-    assert "own_modules.py, line " in str(refused.value)
+    assert "user_modules.py, line " in str(refused.value)
 
 
 @pytest.mark.slow
@@ -95,5 +97,5 @@ def test_changed_numbers_are_found_without_the_graph(name: str, what: str) -> No
 @pytest.mark.slow
 def test_tokens_that_are_sent_to_experts_and_back_are_left_to_the_numbers() -> None:
     module = without_memory(Dispatched())
-    assert not check_reach(module, context=Base.context_length, takes_one=False)
+    assert not check_locality(module, context=Base.context_length, takes_one=False)
     perturb(Dispatched())

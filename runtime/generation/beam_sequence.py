@@ -17,10 +17,10 @@ from ortolan.runtime.generation.completion import (
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["SearchedText"]
+__all__ = ["BeamSequence"]
 
 
-class SearchedText:
+class BeamSequence:
     """One request and the search for its best texts.
 
     Args:

@@ -6,27 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortolan.export.reach.operators import (
-    Arguments,
-    axes_of,
-    axis_of,
-    name_of,
-    values_in,
-    without_axes,
-)
-from ortolan.export.reach.spans import (
+from ortolan.export.locality.spans import (
     NEVER,
+    Arguments,
     Shape,
     Span,
     Value,
+    axes_of,
+    axis_of,
     changed,
     collapsed,
     fitted,
     joined,
+    name_of,
     prefixed,
     reduced,
     reshaped,
     spread,
+    values_in,
+    without_axes,
 )
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ortolan.cli import chat_history
-from ortolan.cli.chat_history import add_to_history, read_history
+from ortolan.cli.chat import history
+from ortolan.cli.chat.history import add_to_history, read_history
 from ortolan.errors import OrtolanError
 
 
@@ -32,8 +32,8 @@ def test_only_the_user_may_read_it(tmp_path: Path) -> None:
 
 def test_oldest_entries_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "history"
-    monkeypatch.setattr(chat_history, "MOST_ENTRIES", 3)
-    monkeypatch.setattr(chat_history, "MOST_BYTES", 40)
+    monkeypatch.setattr(history, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(history, "MOST_BYTES", 40)
     for number in range(5):
         add_to_history(path, f"{number}")
     assert read_history(path) == ["2", "3", "4"]

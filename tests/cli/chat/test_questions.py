@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ortolan.cli import chat_input
-from ortolan.cli.chat_history import add_to_history, read_history
+from ortolan.cli.chat import questions as module
+from ortolan.cli.chat.history import add_to_history, read_history
 
 
 class Tty(io.StringIO):
@@ -61,8 +61,8 @@ class Typist:
         self._patch.setattr(sys, "stdout", Tty())
         self._patch.setitem(sys.modules, "readline", self.readline)
         self._patch.setattr(builtins, "input", line)
-        self._patch.setattr(chat_input, "_typed_ahead", str)
-        read, questions = chat_input.questions(keeps_history=history, tell=self.said.append), []
+        self._patch.setattr(module, "_typed_ahead", str)
+        read, questions = module.question_reader(keeps_history=history, tell=self.said.append), []
         while True:
             try:
                 questions.append(read())

@@ -6,8 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortolan.export.reach.operators import Arguments, axis_of, values_in, without
-from ortolan.export.reach.spans import Shape, Span, Value, changed, joined, reduced
+from ortolan.export.locality.spans import (
+    Arguments,
+    Shape,
+    Span,
+    Value,
+    axis_of,
+    changed,
+    joined,
+    reduced,
+    values_in,
+    without,
+)
 
 
 def embedded(operator: Any, arguments: Arguments, shape: Shape) -> Value:

@@ -23,12 +23,12 @@ from ortolan.runtime.engine.state_file import read_states, write_states
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, StateFileError
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 
-__all__ = ["Sequence", "SequenceSnapshot"]
+__all__ = ["Session", "SessionSnapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceSnapshot:
-    """A sequence as it was.
+class SessionSnapshot:
+    """A session as it was.
 
     Attributes:
         tokens: its ids.
@@ -39,19 +39,19 @@ class SequenceSnapshot:
     states: Snapshot
 
 
-class Sequence:
+class Session:
     """Tokens appended one by one or many at once, each computed a single time.
 
-        with model.sequence() as sequence:
-            logits = sequence.append(model.tokenizer.encode("def main("))
-            logits = sequence.append([int(logits.argmax())])
-            sequence.rewind(len(sequence) - 1)  # take the last token back
+        with model.session() as session:
+            logits = session.append(model.tokenizer.encode("def main("))
+            logits = session.append([int(logits.argmax())])
+            session.rewind(len(session) - 1)  # take the last token back
 
-    Two sequences of one model may be used in two threads at once. One sequence belongs to one
+    Two sessions of one model may be used in two threads at once. One session belongs to one
     thread at a time: a second thread that comes in between gets an `InputError`, since waiting
     would only mix two conversations.
 
-    An error leaves a sequence as it was.
+    An error leaves a session as it was.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -81,8 +81,8 @@ class Sequence:
             Logits of the last position, `(vocab,)`; the caller's own.
 
         Raises:
-            ContextLengthError: the sequence would be longer than the context.
-            InputError: no ids, an id outside the vocabulary, a closed sequence, or another
+            ContextLengthError: the session would be longer than the context.
+            InputError: no ids, an id outside the vocabulary, a closed session, or another
                 thread is using it.
             NumericError: the logits are not finite.
             ForkedError: the process was forked after the model was loaded.
@@ -94,7 +94,7 @@ class Sequence:
             if length > manifest.context_length:
                 raise ContextLengthError(
                     f"append: expected at most {manifest.context_length} tokens, got "
-                    f"{len(self._tokens)} and {len(new)} more. Rewind, or begin a new sequence."
+                    f"{len(self._tokens)} and {len(new)} more. Rewind, or begin a new session."
                 )
             with self._runner.slots.unchanged_on_error():
                 logits = self._compute(new)
@@ -110,7 +110,7 @@ class Sequence:
         """Forget the tokens after the first `length`. Costs nothing.
 
         Raises:
-            InputError: not a whole number; the sequence is shorter or closed, another thread is
+            InputError: not a whole number; the session is shorter or closed, another thread is
                 using it, or a state of the model cannot go back.
         """
         length = checked_count("rewind", length, least=0)
@@ -118,40 +118,38 @@ class Sequence:
             self._runner.slots.rewind(length)
             del self._tokens[length:]
 
-    def snapshot(self) -> SequenceSnapshot:
-        """Keep the sequence as it is now: to go back to it, or to go on from it twice.
+    def snapshot(self) -> SessionSnapshot:
+        """Keep the session as it is now: to go back to it, or to go on from it twice.
 
         Raises:
-            InputError: the sequence is closed, or another thread is using it.
+            InputError: the session is closed, or another thread is using it.
         """
         with self._in_use():
-            return SequenceSnapshot(
-                tokens=tuple(self._tokens), states=self._runner.slots.snapshot()
-            )
+            return SessionSnapshot(tokens=tuple(self._tokens), states=self._runner.slots.snapshot())
 
-    def restore(self, snapshot: SequenceSnapshot) -> None:
-        """Become what a sequence of the same model was, this one or another.
+    def restore(self, snapshot: SessionSnapshot) -> None:
+        """Become what a session of the same model was, this one or another.
 
         Raises:
-            InputError: it is no snapshot, or one of another bundle; the sequence is closed, or
+            InputError: it is no snapshot, or one of another bundle; the session is closed, or
                 another thread is using it.
-            MemoryError: there is no memory; the sequence is as it was.
+            MemoryError: there is no memory; the session is as it was.
         """
-        if not isinstance(snapshot, SequenceSnapshot):
+        if not isinstance(snapshot, SessionSnapshot):
             raise InputError(
                 f"restore: expected what `snapshot` gave, got {type(snapshot).__name__}."
             )
         with self._in_use():
             self._become(snapshot.tokens, snapshot.states)
 
-    def fork(self) -> "Sequence":
-        """Another sequence with the same tokens; from there on each goes its own way.
+    def fork(self) -> "Session":
+        """Another session with the same tokens; from there on each goes its own way.
 
         Raises:
-            InputError: the sequence is closed, or another thread is using it.
+            InputError: the session is closed, or another thread is using it.
             MemoryError: there is no memory.
         """
-        other = Sequence(self._engine)
+        other = Session(self._engine)
         with self._in_use():
             other._become(self._tokens, self._runner.slots.view())
         return other
@@ -159,11 +157,11 @@ class Sequence:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokens, and what was computed for them, to a file.
 
-        `Decoder.load_sequence` goes on from there, in another process or on another day. A file
+        `Decoder.load_session` goes on from there, in another process or on another day. A file
         that is there is replaced.
 
         Raises:
-            InputError: the sequence is closed, or another thread is using it.
+            InputError: the session is closed, or another thread is using it.
             StateFileError: the place cannot be written to; what was there is as it was.
         """
         place = checked_path("save", path)
@@ -172,30 +170,30 @@ class Sequence:
                 write_states(place, self._tokens, self._runner.slots.view())
             except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
                 raise StateFileError(
-                    f"{path}: the sequence cannot be saved there: {error}. Choose another file."
+                    f"{path}: the session cannot be saved there: {error}. Choose another file."
                 ) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], engine: Engine) -> Self:
-        """What a sequence was when it was saved; see `Decoder.load_sequence`."""
-        sequence = cls(engine)
+        """What a session was when it was saved; see `Decoder.load_session`."""
+        session = cls(engine)
         try:
-            ids, states = read_states(checked_path("load_sequence", path), sequence._runner.slots)
+            ids, states = read_states(checked_path("load_session", path), session._runner.slots)
         except OSError as error:
             raise StateFileError(
-                f"load_sequence: expected a file that can be read, got {error}. "
+                f"load_session: expected a file that can be read, got {error}. "
                 "Give the path that `save` was given."
             ) from error
-        sequence._become(
+        session._become(
             checked_ids(ids, vocab_size=engine.manifest.vocab_size, what=f"{path}"), states
         )
-        return sequence
+        return session
 
     def close(self) -> None:
         """Give the memory back. Closing twice is no error.
 
         Raises:
-            InputError: another thread is using the sequence.
+            InputError: another thread is using the session.
         """
         if self._is_closed:
             return
@@ -230,12 +228,12 @@ class Sequence:
     def _in_use(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             raise InputError(
-                "sequence: expected one thread at a time, got a second one. "
-                "Give each thread a sequence of its own."
+                "session: expected one thread at a time, got a second one. "
+                "Give each thread a session of its own."
             )
         try:
             if self._is_closed:
-                raise InputError("sequence: expected an open one, got a closed one.")
+                raise InputError("session: expected an open one, got a closed one.")
             yield
         finally:
             self._lock.release()

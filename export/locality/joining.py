@@ -8,15 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortolan.export.reach.operators import (
+from ortolan.export.locality.spans import (
+    NEVER,
     Arguments,
+    Shape,
+    Span,
+    Value,
     axis_of,
+    changed,
+    joined,
     name_of,
+    reduced,
+    spread,
     values_in,
     without,
     without_axes,
 )
-from ortolan.export.reach.spans import NEVER, Shape, Span, Value, changed, joined, reduced, spread
 
 
 def laid_out(operator: Any, arguments: Arguments, shape: Shape) -> Value:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def read_stdin() -> str:
-    """Standard input as text.
+    """Read standard input as text.
 
     Raises:
         InputError: it is not UTF-8.
@@ -21,15 +21,15 @@ def read_stdin() -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"standard input: expected UTF-8 text, got byte 0x{data[error.start]:02x} at "
-            f"{error.start}. Convert the input."
+            f"Standard input must be UTF-8 text (got byte 0x{data[error.start]:02x} at "
+            f"{error.start})."
         ) from error
 
 
-def inputs_of(manifest: "Manifest", arguments: Sequence[str]) -> list[str]:
-    """The arguments; where one is `-` and stands for texts, the lines of standard input.
+def read_inputs(manifest: "Manifest", arguments: Sequence[str]) -> list[str]:
+    """Return the arguments, with the lines of standard input in place of `-`.
 
-    Empty lines are left out. Of a bundle that takes images the arguments are files.
+    Empty lines are skipped. For a bundle that classifies or embeds images, arguments are files.
     """
     from ortolan.runtime.bundle.manifest import ImageSource
 

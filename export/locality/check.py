@@ -10,9 +10,9 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
-from ortolan.export.reach.flow import Fault, Flow, Found, Sizes
-from ortolan.export.reach.operators import name_of
-from ortolan.export.reach.stub import PLACE, cut_graph, is_of_library
+from ortolan.export.locality.flow import Fault, Flow, Found, Sizes
+from ortolan.export.locality.spans import name_of
+from ortolan.export.locality.stub import PLACE, cut_graph, is_of_library
 from ortolan.export.trace.module import twin_of
 from ortolan.modeling.errors import ConfigError
 
@@ -45,7 +45,7 @@ _FAULTS: dict[Fault, tuple[str, str]] = {
 }
 
 
-def check_reach(module: nn.Module, *, context: int, takes_one: bool) -> bool:
+def check_locality(module: nn.Module, *, context: int, takes_one: bool) -> bool:
     """Refuse a module that reaches across tokens or texts without its state.
 
     Every call of its state is cut out of its graph. What is left must be a function of one token

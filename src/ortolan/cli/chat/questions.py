@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from ortolan.cli.chat_history import add_to_history, history_path, read_history
+from ortolan.cli.chat.history import add_to_history, history_path, read_history
 from ortolan.errors import OrtolanError
 
 BLOCK = '"""'
 """Alone on a line, it begins and ends a question of several lines."""
 
 
-def questions(*, keeps_history: bool, tell: Callable[[str], None]) -> Callable[[], str]:
+def question_reader(*, keeps_history: bool, tell: Callable[[str], None]) -> Callable[[], str]:
     """Prepare standard input.
 
     With GNU readline, a paste is one question however many lines it has, and the arrow keys bring
@@ -152,6 +152,5 @@ def _no_text(error: UnicodeDecodeError) -> OrtolanError:
     from ortolan.runtime import InputError
 
     return InputError(
-        f"standard input: expected UTF-8 text, got byte 0x{error.object[error.start]:02x}. "
-        "Convert the input."
+        f"Standard input must be UTF-8 text (got byte 0x{error.object[error.start]:02x})."
     )

@@ -5,9 +5,9 @@ difference it has one entry, so its size is that of texts and tokens, whatever t
 A number that comes from none has its first after its last.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -232,3 +232,48 @@ def collapsed(part: Tensor) -> Tensor:
         if size > 1 and stride == 0:
             part = part.narrow(axis, 0, 1)
     return part
+
+
+Arguments = Mapping[str, Any]
+"""Of an operator, by the names of its schema; tensors are a `Value`."""
+
+Rule = Callable[[Any, Arguments, Shape], Value | list[Value]]
+"""From the operator, its arguments and the shape that it gives."""
+
+
+def name_of(operator: Any) -> str:
+    """The name of an operator, without its kind: `mean` for `aten.mean.dim`."""
+    schema = getattr(operator, "_schema", None)
+    return str(operator) if schema is None else schema.name.partition("::")[2]
+
+
+def values_in(arguments: Arguments) -> list[Value]:
+    """The tensors among arguments."""
+    found: list[Value] = []
+    for argument in arguments.values():
+        parts = argument if isinstance(argument, (list, tuple)) else [argument]
+        found += [part for part in parts if isinstance(part, Value)]
+    return found
+
+
+def axis_of(axis: int, count: int) -> int:
+    """An axis counted from the first."""
+    return axis + count if axis < 0 else axis
+
+
+def axes_of(given: int | Sequence[int] | None, count: int) -> list[int]:
+    """Axes counted from the first; all of them where none is named."""
+    if given is None or (not isinstance(given, int) and len(given) == 0):
+        return list(range(count))
+    return [axis_of(axis, count) for axis in ([given] if isinstance(given, int) else given)]
+
+
+def without(value: Value, axis: int) -> Value:
+    """A value whose entries along an axis are all joined."""
+    sizes = tuple(1 if place == axis else size for place, size in enumerate(value.shape))
+    return changed(value, sizes, lambda span: reduced(span, [axis], keeps=True))
+
+
+def without_axes(value: Value, axes: Sequence[int]) -> Value:
+    """All entries along some axes joined, in the same shape."""
+    return changed(value, value.shape, lambda span: reduced(span, axes, keeps=True))

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from ortolan.cli.word_wrap import WordWrap
+from ortolan.cli.chat.word_wrap import WordWrap
 
 URL = "https://example.org/a/long/path"
 CODE = "```python\nprint('a line of code that is long')\n```"

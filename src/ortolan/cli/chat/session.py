@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ortolan.cli.chat.prompt_progress import PromptProgress
+from ortolan.cli.chat.word_wrap import WordWrap
 from ortolan.cli.streams import visible
-from ortolan.cli.waiting import Waiting
-from ortolan.cli.word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from ortolan.runtime import Conversation, Decoder, Reply, Sampling
@@ -56,7 +56,7 @@ class ChatSession:
             stream = self.conversation.stream(
                 question, sampling=self.sampling, cancel=cancel, **self.options
             )
-            with Waiting(lambda: stream.prompt_progress) as waiting:
+            with PromptProgress(lambda: stream.prompt_progress) as waiting:
                 for piece in stream:
                     waiting.end()
                     if bool(piece.reasoning) != thinks:
