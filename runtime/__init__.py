@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
-    from ortolan.runtime.certificate import Report, verify
     from ortolan.runtime.chat.call_bodies import ToolCall
     from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
@@ -81,6 +80,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
+    from ortolan.runtime.verification.replay import verify
+    from ortolan.runtime.verification.report import Report
 
 __all__ = [
     "Bundle",
@@ -158,7 +159,7 @@ _HOMES = {
     "ReplyStream": "chat.reply",
     "ChatTicket": "serving.chat_ticket",
     "PrefixCounts": "serving.prefix_counts",
-    "Report": "certificate",
+    "Report": "verification.report",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
     "Session": "generation.session",
@@ -172,7 +173,7 @@ _HOMES = {
     "ToolCall": "chat.call_bodies",
     "load": "loading",
     "open_bundle": "bundle.folder",
-    "verify": "certificate",
+    "verify": "verification.replay",
 }
 
 _TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"

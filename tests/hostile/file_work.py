@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 import ortolan
 from ortolan import files, staging
-from ortolan.cli.chat_history import add_to_history, read_history
+from ortolan.cli.chat.history import add_to_history, read_history
 from ortolan.export.options import ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.modeling import CheckpointError, DecoderModel, load, save

@@ -20,8 +20,8 @@ from ortolan.runtime.arguments import (
 )
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Tokens
-from ortolan.runtime.certificate import verify
 from ortolan.runtime.errors import ComputeError, InputError, shown
+from ortolan.runtime.verification.replay import verify
 
 Call = Callable[[Any, Any], object]
 
