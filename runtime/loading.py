@@ -14,9 +14,9 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.isolation.first_load import first_load
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
+from ortolan.runtime.verification.first_load import first_load
 
 __all__ = ["load"]
 

@@ -26,15 +26,18 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ortolan.runtime.engine.attention_kernels import GRID
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.engine.prefix_files import PrefixFiles
 from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.machine.processor import processor_features
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
 
 __all__ = ["CACHE_BYTES", "FOLDER_BYTES", "PrefixCache", "PrefixCounts"]
 
@@ -112,7 +115,7 @@ class PrefixCache:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "Engine",
         *,
         exact: bool,
         most_bytes: int = CACHE_BYTES,

@@ -21,16 +21,18 @@ Shape letters: B rows of a step, S new tokens, R positions, V vocabulary.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.ort_session import share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
 
 __all__ = ["GRID", "Runner"]
 
@@ -72,7 +74,7 @@ class Runner:
     """
 
     def __init__(
-        self, engine: Engine, slots: Slots, *, exact: bool = False, chunk: int = CHUNK
+        self, engine: "Engine", slots: Slots, *, exact: bool = False, chunk: int = CHUNK
     ) -> None:
         rows, multiple = len(slots.lengths), engine.rows_multiple if exact else 1
         if rows % multiple:

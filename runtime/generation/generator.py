@@ -17,30 +17,32 @@ is copied, and put into a slot again when it has its turn: it gives what it woul
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.engine.attention_kernels import CHUNK
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.prefix_cache import PrefixCache
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded, Snapshot
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.generation.completion import FinishReason
-from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.scheduler import Scheduler
 from ortolan.runtime.generation.speculation import Speculation
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
+    from ortolan.runtime.engine.prefix_cache import PrefixCache
+    from ortolan.runtime.generation.last_prompt import LastPrompt
 
 __all__ = ["Generator", "Text"]
 
 
 class Text(Protocol):
-    """A text while it is generated: `SampledText` or `SearchedText`.
+    """A text while it is generated: `SampledSequence` or `BeamSequence`.
 
     Attributes:
         prefill_s: seconds that its prompt took so far.
@@ -102,7 +104,7 @@ class Generator:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "Engine",
         *,
         slots: int,
         beams: int = 1,
@@ -112,8 +114,8 @@ class Generator:
         prefill_first: bool = True,
         reserved: bool = False,
         memory: RequestMemory | None = None,
-        prefixes: PrefixCache | None = None,
-        last_prompt: LastPrompt | None = None,
+        prefixes: "PrefixCache | None" = None,
+        last_prompt: "LastPrompt | None" = None,
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
         slots = -(-slots // multiple) * multiple

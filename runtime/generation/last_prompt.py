@@ -20,7 +20,7 @@ from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.slots import Snapshot
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
 __all__ = ["LastPrompt"]
 
@@ -55,7 +55,7 @@ class LastPrompt:
         self.slots.keeps = True
         self._ids: list[int] = []  # of the first row, computed as a prompt
         self._replaced: dict[int, Snapshot] = {}  # at these lengths, in order
-        self._text: weakref.ref[SampledText] | None = None
+        self._text: weakref.ref[SampledSequence] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -74,7 +74,7 @@ class LastPrompt:
         text = None if self._text is None else self._text()
         return text is not None and text.finish_reason is None
 
-    def begin(self, text: SampledText) -> None:
+    def begin(self, text: SampledSequence) -> None:
         """Let the first row hold what the prompt of a text begins with.
 
         Raises:

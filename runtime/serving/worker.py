@@ -17,22 +17,19 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.prefix_cache import PrefixCache, PrefixCounts
 from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.generator import Generator
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.serving.signal import Woken, wake
 from ortolan.runtime.serving.stats import Counts, ServiceStats
 from ortolan.runtime.serving.ticket import Ticket
 
-if TYPE_CHECKING:
-    from ortolan.runtime.generation.generator import Generator
-
 __all__ = ["Worker"]
 
-Command = Callable[["Generator"], None]
+Command = Callable[[Generator], None]
 
 
 class Worker:
@@ -51,7 +48,7 @@ class Worker:
 
     def __init__(
         self,
-        generator: "Generator",
+        generator: Generator,
         *,
         engine: Engine,
         slots: int,
@@ -148,7 +145,7 @@ class Worker:
 
     # --- for the thread ---------------------------------------------------------------------------
 
-    def _run(self, generator: "Generator") -> None:
+    def _run(self, generator: Generator) -> None:
         try:
             is_busy = False
             while (commands := self._commanded(is_busy=is_busy)) or is_busy:
@@ -176,7 +173,7 @@ class Worker:
             commands.append(self._commands.get())
         return commands
 
-    def _close(self, _: "Generator") -> None:
+    def _close(self, _: Generator) -> None:
         with self.lock:
             self._is_closing = True
 
@@ -195,7 +192,7 @@ class Worker:
                 retry_after_s=self._counts.gap_s,
             )
 
-    def _deliver(self, generator: "Generator") -> None:
+    def _deliver(self, generator: Generator) -> None:
         """Hand out what a round brought."""
         woken: Woken = {}
         with self.lock:
@@ -227,10 +224,10 @@ class Worker:
         wake(woken)
 
 
-def _submit(text: SampledText, priority: int, generator: "Generator") -> None:
+def _submit(text: SampledSequence, priority: int, generator: Generator) -> None:
     generator.submit(text, priority=priority)
 
 
-def _end(text: SampledText, generator: "Generator") -> None:
+def _end(text: SampledSequence, generator: Generator) -> None:
     if text.finish_reason is None:
         generator.cancel(text)

@@ -196,15 +196,15 @@ FORK = """
 import os, sys
 from ortolan.runtime import load, ForkedError
 model = load(sys.argv[1], threads=4)
-sequence = model.sequence()
-sequence.append([1, 2, 3])
+session = model.session()
+session.append([1, 2, 3])
 child = os.fork()
 if child == 0:
     uses = (
         lambda: model.generate([1, 2], max_new_tokens=2),
         lambda: model.logits([1, 2]),
-        lambda: sequence.append([4]),
-        lambda: sequence.append([4, 5]),
+        lambda: session.append([4]),
+        lambda: session.append([4, 5]),
     )
     for use in uses:
         try:
@@ -212,11 +212,11 @@ if child == 0:
         except ForkedError:
             continue
         os._exit(3)
-    if len(sequence) != 3:
+    if len(session) != 3:
         os._exit(4)
     EXIT
 _, status = os.waitpid(child, 0)
-sequence.append([4])  # the parent is not disturbed
+session.append([4])  # the parent is not disturbed
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 

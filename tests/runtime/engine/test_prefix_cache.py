@@ -21,7 +21,7 @@ from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.loading import load
 
 KINDS = ("fp32", "int4", "int8-prefill", "recurrent", "by-token")
@@ -29,7 +29,7 @@ PLENTY = 1 << 30
 LIMIT = 4
 
 
-class RecordedText(SampledText):
+class RecordedText(SampledSequence):
     """A text that keeps the logits of each of its tokens."""
 
     def __init__(self, prompt: list[int]) -> None:

@@ -26,7 +26,7 @@ from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.errors import MemoryPlanError, NumericError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 
 SLOTS = 8
@@ -43,7 +43,7 @@ class Asked:
     temperature: float
 
 
-class RecordedText(SampledText):
+class RecordedText(SampledSequence):
     """A text that keeps the logits of each of its tokens."""
 
     def __init__(self, asked: Asked, *, prompt: list[int] | None = None) -> None:
