@@ -19,7 +19,7 @@ from ortolan.modeling.config import (
     StackConfig,
 )
 from ortolan.modeling.models.attention_maps import attention_maps
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 
 

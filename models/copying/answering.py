@@ -15,9 +15,8 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import DecoderConfig, ModelConfig, RecurrentConfig
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.models.building import build
-from ortolan.modeling.models.stack import TransformerModel
-from ortolan.modeling.models.transformer import DecoderModel
+from ortolan.modeling.models.model import TransformerModel
+from ortolan.modeling.models.transformer import DecoderModel, build
 from ortolan.modeling.training.data import Answers, Pair, read_data
 from ortolan.modeling.training.recipe import Fraction, Recipe
 from ortolan.modeling.training.tasks.task import Batch, initialise, write_json

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ortolan import files
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.training.data import Data
 
 Batch = tuple[Tensor, ...]
