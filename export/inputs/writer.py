@@ -17,11 +17,11 @@ from ortolan.export.errors import ExportError
 from ortolan.export.process import ProcessError, run_python
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.generation.constraints import Constraints
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.loading import load
 from ortolan.runtime.seq2seq import Seq2Seq
@@ -115,7 +115,7 @@ def _continued(
     opened = open_bundle(bundle, trust=True)
     manifest, engine = opened.manifest, Engine(opened)
     texts = [
-        SampledText(
+        SampledSequence(
             _request(manifest, beginning, length - len(beginning), SEED + number),
             vocab_size=manifest.vocab_size,
             tokenizer=None,

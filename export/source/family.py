@@ -26,11 +26,14 @@ from ortolan.export.trace.attention_maps import (
     trace_encoder_decoder_maps,
     trace_encoder_maps,
 )
-from ortolan.export.trace.decoder import trace_decoder
+from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import trace_encoder
-from ortolan.export.trace.encoder_decoder import trace_source_encoder, trace_target_decoder
+from ortolan.export.trace.encoder_decoder import (
+    source_states,
+    trace_source_encoder,
+    trace_target_decoder,
+)
 from ortolan.export.trace.sides import Sides, sides_of
-from ortolan.export.trace.states import cache_states, source_states
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.folder import (
     default_context,

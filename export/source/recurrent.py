@@ -11,8 +11,8 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.module import Described, open_empty
+from ortolan.export.trace.attention_maps import recurrent_map_names, trace_recurrent_maps
 from ortolan.export.trace.module import find_carried
-from ortolan.export.trace.recurrent_maps import map_names, trace_recurrent_maps
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.folder import (
     empty_model,
@@ -65,7 +65,7 @@ def open_recurrent(
 
 def _with_maps(opened: Exportable, config: RecurrentConfig) -> Exportable:
     """The same, of which is shown what it looks at, if it does."""
-    names = map_names(config)
+    names = recurrent_map_names(config)
     if not names:
         return opened
     kept = find_carried(opened.module).kept

@@ -19,10 +19,10 @@ from ortolan.runtime.bench.cases import Case, cases, check_context
 from ortolan.runtime.bench.figures import CaseResult, Result, case_result, weights
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.engine.session import onnxruntime_version
+from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation.sequence import Sequence
+from ortolan.runtime.generation.session import Session
 from ortolan.runtime.inspect import step_reads
 from ortolan.runtime.inspect.advice import Advice, Facts, advise
 from ortolan.runtime.inspect.step_reads import StepReads
@@ -102,15 +102,15 @@ def _run(
     seconds: list[list[float]] = [[] for _ in chosen]
     with ExitStack() as stack:
         # one for each depth: filling the cache takes longer than most cases
-        sequences = {
-            depth: stack.enter_context(model.sequence())
+        sessions = {
+            depth: stack.enter_context(model.session())
             for depth in dict.fromkeys(case.depth for case in chosen)
         }
         for repetition in range(repetitions + 1):
             for case, taken in zip(chosen, seconds, strict=True):
-                sequence = sequences[case.depth]
-                _go_to(sequence, ids[: case.depth], rewindable=_rewindable(model))
-                elapsed = _seconds(sequence, case, ids[case.depth : case.end])
+                session = sessions[case.depth]
+                _go_to(session, ids[: case.depth], rewindable=_rewindable(model))
+                elapsed = _seconds(session, case, ids[case.depth : case.end])
                 if repetition > 0:
                     taken.append(elapsed)
                 done += 1
@@ -119,21 +119,21 @@ def _run(
     return seconds
 
 
-def _go_to(sequence: Sequence, ids: list[int], *, rewindable: bool) -> None:
+def _go_to(session: Session, ids: list[int], *, rewindable: bool) -> None:
     """Leave exactly these tokens in the cache, computed anew only where it has to be."""
-    sequence.rewind(len(ids) if rewindable and len(sequence) >= len(ids) else 0)
-    if len(sequence) < len(ids):
-        sequence.append(ids)
+    session.rewind(len(ids) if rewindable and len(session) >= len(ids) else 0)
+    if len(session) < len(ids):
+        session.append(ids)
 
 
-def _seconds(sequence: Sequence, case: Case, ids: list[int]) -> float:
+def _seconds(session: Session, case: Case, ids: list[int]) -> float:
     started = time.perf_counter()
     if case.kind == "pp":
-        sequence.append(ids)
+        session.append(ids)
     else:
         token = ids[0]
         for _ in range(case.tokens):
-            token = int(sequence.append([token]).argmax())
+            token = int(session.append([token]).argmax())
     return time.perf_counter() - started
 
 

@@ -55,10 +55,10 @@ def test_a_bundle_computes_the_texts_it_is_for_as_transformers_does(
     assert (f"{ORIGINAL} of {LONGEST} tokens" in note) == (context is None)
     ids = random_text(LONGEST)
     first, last = (ORIGINAL + 1, LONGEST) if context else (PROMPT + 1, ORIGINAL)
-    with ortolan.load(tmp_path / "bundle", ortolan.Decoder).sequence() as sequence:
-        sequence.append(ids[0, :PROMPT].tolist())
+    with ortolan.load(tmp_path / "bundle", ortolan.Decoder).session() as session:
+        session.append(ids[0, :PROMPT].tolist())
         for length in range(PROMPT + 1, min(last, ORIGINAL + 4) + 1):
-            got = sequence.append([int(ids[0, length - 1])])
+            got = session.append([int(ids[0, length - 1])])
             wanted = reference_logits(model, ids[:, :length])[0, -1].numpy()
             close = np.abs(got - wanted).max() < 1e-4 * np.abs(wanted).max()
             # A step gives what the whole text gives, however the prompt began.

@@ -16,7 +16,7 @@ from ortolan.runtime.bench import measure as benchmark
 from ortolan.runtime.bench.measure import Case, cases, measure
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import ContextLengthError, InputError
-from ortolan.runtime.generation.sequence import Sequence
+from ortolan.runtime.generation.session import Session
 from ortolan.runtime.loading import load
 from ortolan.runtime.machine import bandwidth
 from ortolan.runtime.machine import memory as process_memory
@@ -35,13 +35,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happened, in order: measurements of the bandwidth, and tokens appended."""
     seen: list[str] = []
-    append = Sequence.append
+    append = Session.append
 
     def probed(threads: int, size: int) -> float:
         seen.append("bandwidth")
         return SPEED
 
-    def appended(self: Sequence, ids: list[int]) -> object:
+    def appended(self: Session, ids: list[int]) -> object:
         seen.append(f"{len(self)}+{len(ids)}")
         return append(self, ids)
 
@@ -49,7 +49,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(bandwidth, "last_level_cache", lambda: 1)
     monkeypatch.setattr(bandwidth, "available_memory", lambda: 1 << 40)
     monkeypatch.setattr(process_memory, "forget_peak", lambda: True)
-    monkeypatch.setattr(Sequence, "append", appended)
+    monkeypatch.setattr(Session, "append", appended)
     return seen
 
 
