@@ -51,12 +51,12 @@ from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import bind, page_bytes, pages
 from ortolan.export.weights.int8_cache import MARGIN, with_int8_cache
 from ortolan.export.weights.store import Stored, store
-from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.certificate import Certificate
 from ortolan.runtime.machine.memory import return_large_memory
+from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
 
 
 def export(
@@ -272,7 +272,7 @@ def _write_draft(job: Job, folder: Path) -> None:
     else:
         graphs = _trace(draft)
     stored, _ = _write_files(replace(draft, graphs=graphs))
-    files.write(folder / runtime_certificate.JSON_NAME, b"")
+    files.write(folder / JSON_NAME, b"")
     write_manifest(folder, describe(folder, model, plan, stored))
 
 
@@ -343,5 +343,5 @@ def _write_certified(
     job: Job, stored: Stored, certificate: Certificate, quality: Quality | None = None
 ) -> None:
     """Write the certificate, and the manifest that names it."""
-    runtime_certificate.write(job.folder, certificate)
+    write_certificate(job.folder, certificate)
     write_manifest(job.folder, describe(job.folder, job.model, job.plan, stored, quality))

@@ -14,7 +14,7 @@ from ortolan.export.passes import tidy
 from ortolan.export.proof.witness import Witness
 from ortolan.export.source import open_exportable
 from ortolan.export.weights.blob import BlobWriter, bind, initializer_bytes, write_rest
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.runtime import Bundle
 from ortolan.runtime.bundle.manifest import Graph
 

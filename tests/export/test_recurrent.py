@@ -21,7 +21,7 @@ from ortolan.modeling.models.attention_maps import attention_maps as maps_of_tor
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.runtime import Decoder, InputError, PromptLookup
 from ortolan.runtime.attention_maps import attention_maps
-from ortolan.runtime.certificate import verify
+from ortolan.runtime.verification.replay import verify
 
 VOCAB, CONTEXT = 53, 400
 

@@ -185,7 +185,7 @@ def command(
     import msgspec
 
     from ortolan.export.options import ExportOptions
-    from ortolan.runtime import certificate
+    from ortolan.runtime.verification.certificate_files import read_certificate
 
     keywords = {name: fields.pop(name) for name in ("device", "calibration", "max_context")}
     weights = _weights_of(precision, fields)
@@ -200,7 +200,7 @@ def command(
             warn=lambda text: click.echo(f"ortolan: warning: {text}", err=True),
             **keywords,
         )
-    measured = certificate.read(bundle).measured
+    measured = read_certificate(bundle).measured
     unverified = bundle.manifest.unverified
     total = sum(file.size for file in bundle.manifest.files)
     if as_json:
