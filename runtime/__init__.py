@@ -55,11 +55,12 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
-    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.call_syntax import ToolCall
     from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
+    from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.completion import (
         Completion,
         Hypothesis,
@@ -76,7 +77,6 @@ if TYPE_CHECKING:
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
     from ortolan.runtime.serving.chat_ticket import ChatTicket
-    from ortolan.runtime.serving.prefix_counts import PrefixCounts
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
@@ -158,7 +158,7 @@ _HOMES = {
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
     "ChatTicket": "serving.chat_ticket",
-    "PrefixCounts": "serving.prefix_counts",
+    "PrefixCounts": "engine.prefix_cache",
     "Report": "verification.report",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
@@ -170,7 +170,7 @@ _HOMES = {
     "Timings": "generation.completion",
     "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
-    "ToolCall": "chat.call_bodies",
+    "ToolCall": "chat.call_syntax",
     "load": "loading",
     "open_bundle": "bundle.folder",
     "verify": "verification.replay",

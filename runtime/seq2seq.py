@@ -13,9 +13,9 @@ from ortolan.runtime.arguments import checked_count, checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.engine.encode import encode
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import ContextLengthError, InputError, ManifestError

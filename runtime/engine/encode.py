@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.slots import Encoded
 
 __all__ = ["encode"]

@@ -21,15 +21,18 @@ Shape letters: B rows of a step, S new tokens, R positions, V vocabulary.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
-from ortolan.runtime.engine.session import Engine, share
+from ortolan.runtime.engine.ort_session import share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
 
 __all__ = ["GRID", "Runner"]
 
@@ -71,7 +74,7 @@ class Runner:
     """
 
     def __init__(
-        self, engine: Engine, slots: Slots, *, exact: bool = False, chunk: int = CHUNK
+        self, engine: "Engine", slots: Slots, *, exact: bool = False, chunk: int = CHUNK
     ) -> None:
         rows, multiple = len(slots.lengths), engine.rows_multiple if exact else 1
         if rows % multiple:
@@ -81,7 +84,7 @@ class Runner:
         self._exact = exact
         self._chunk = GRID if exact and engine.parts_matter else chunk
         self._multiple = multiple
-        self._session = engine.session(1, rows_per_source=slots.beams)
+        self._session = engine.ort_session(1, rows_per_source=slots.beams)
         self._ids = np.zeros((rows, 1), np.int64)
         self._last = np.zeros(rows, np.int32)
         self._total = np.zeros((), np.int32)
@@ -132,7 +135,7 @@ class Runner:
         if self._exact:
             if not slots.replaces:  # a sum cannot forget a token
                 computed += [0] * (len(computed) % 2)
-            if len(computed) > 1 or self._engine.few_tokens > 1:
+            if len(computed) > 1 or self._engine.decode_tokens > 1:
                 asked += asked[:1] * (len(asked) % 2)
         end = length + len(computed) - len(ids)
         # a total beyond the capacity would make the kernel give a longer buffer than the one bound
@@ -144,7 +147,7 @@ class Runner:
         else:
             logits = logits_RV.reshape(shape)
         run = self._bind(
-            self._engine.session(len(computed)),
+            self._engine.ort_session(len(computed)),
             slice(row, row + 1),
             np.array([computed], np.int64),
             np.array([end - 1], np.int32),
@@ -226,7 +229,7 @@ class Runner:
     @property
     def wide_tokens(self) -> int:
         """Most tokens of a wide step: beyond, another graph may compute them."""
-        return min(WIDE, self._engine.few_tokens - self._engine.few_tokens % 2)
+        return min(WIDE, self._engine.decode_tokens - self._engine.decode_tokens % 2)
 
     def wide_step(self, row: int, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append a few tokens to a row of an exact runner, as a part of a prompt, time and again.
@@ -265,7 +268,7 @@ class Runner:
         ids, last = np.zeros((1, size), np.int64), np.zeros(1, np.int32)
         total, positions = np.zeros((), np.int32), np.arange(size, dtype=np.int64)[None]
         logits = np.empty((1, size, self._engine.manifest.vocab_size), np.float32)
-        session, rows = self._engine.session(size), slice(row, row + 1)
+        session, rows = self._engine.ort_session(size), slice(row, row + 1)
         run = self._bind(session, rows, ids, last, total, positions, logits)
         call = _Call(run=run, ids=ids, last=last, total=total, logits=logits)
         self._row_calls[key] = call

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded
 
 __all__ = ["sample_outputs"]

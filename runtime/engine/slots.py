@@ -19,15 +19,16 @@ Knows shapes, lengths and memory. Does not know which tokens the rows hold, nor 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import State
-from ortolan.runtime.engine.address_space import AddressSpace
-from ortolan.runtime.engine.buffers import Buffer, Layout, allocate, reserve
+from ortolan.runtime.engine.buffers import AddressSpace, Buffer, Layout, allocate, reserve
 from ortolan.runtime.errors import ContextLengthError, DeviceError, InputError
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.manifest import State
 
 __all__ = ["CAPACITY_STEP", "Buffer", "Encoded", "Slots", "Snapshot"]
 
@@ -102,7 +103,7 @@ class Slots:
 
     def __init__(
         self,
-        states: tuple[State, ...],
+        states: "tuple[State, ...]",
         *,
         count: int,
         context_length: int,
@@ -133,7 +134,7 @@ class Slots:
 
     # --- what a graph is bound to -----------------------------------------------------------------
 
-    def bound(self, rows: slice) -> Iterator[tuple[State, Buffer, Buffer]]:
+    def bound(self, rows: slice) -> Iterator[tuple["State", Buffer, Buffer]]:
         """Each written state with the buffers of its input and of its output, for some rows."""
         for number, (state, buffer) in enumerate(zip(self._states, self._buffers, strict=True)):
             read, other = buffer[rows], self._others.get(number)
@@ -327,7 +328,7 @@ class Slots:
                 self._buffers[number][row] = kept
             raise
 
-    def _allocate(self, states: Sequence[State], capacity: int) -> list[Buffer]:
+    def _allocate(self, states: "Sequence[State]", capacity: int) -> list[Buffer]:
         return allocate([_layout(state, len(self.lengths), capacity) for state in states])
 
     def _reserve_context(self) -> None:
@@ -359,7 +360,7 @@ class Slots:
         self.lengths[row] = end
 
 
-def _layout(state: State, rows: int, capacity: int) -> Layout:
+def _layout(state: "State", rows: int, capacity: int) -> Layout:
     if state.dtype not in _DTYPES:
         raise DeviceError(
             f"state {state.name!r}: expected a type that the CPU has, got {state.dtype}. "
@@ -370,7 +371,7 @@ def _layout(state: State, rows: int, capacity: int) -> Layout:
     return shape, _DTYPES[state.dtype]
 
 
-def _along(state: State, axis: str, part: slice) -> tuple[slice, ...]:
+def _along(state: "State", axis: str, part: slice) -> tuple[slice, ...]:
     """An index that takes a part of the axis of that name and all of the others."""
     return tuple(part if size == axis else slice(None) for size in state.shape)
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import GRID, Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.report import ExactReport, Rule
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.verification.certificate import Certificate, kept_positions

@@ -15,8 +15,9 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.session import Engine, available_providers, onnxruntime_version
+from ortolan.runtime.engine.ort_session import available_providers, onnxruntime_version
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.tokenizer import open_tokenizer

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle, chunks
-from ortolan.runtime.engine.session import run_alone
+from ortolan.runtime.engine.ort_session import open_part
 from ortolan.runtime.graph.products import PRODUCT_INPUT, PRODUCT_OUTPUT, Product, products
 from ortolan.runtime.graph.summary import ExternalTensor
 from ortolan.runtime.verification.certificate_arrays import damaged
@@ -120,7 +120,7 @@ def _error(
 ) -> float:
     """Return the largest error of a weight, relative to the sum of absolute products."""
     x_RK = probe_vectors(product.inputs, whole_range=product.whole_range)
-    run = run_alone(bundle, product.graph, threads=threads)
+    run = open_part(bundle, product.graph, threads=threads)
     largest = 0.0
     for rows, outputs_RN in _outputs(product, x_RK, run):
         if outputs_RN.shape[1] != product.outputs or not np.isfinite(outputs_RN).all():

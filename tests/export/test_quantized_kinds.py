@@ -22,7 +22,7 @@ from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import LanguageModelHead
 from ortolan.runtime import Bundle
 from ortolan.runtime.engine.encode import encode
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 
 IDS = np.random.default_rng(0).integers(0, kinds.VOCAB, (3, 9))
 

@@ -36,7 +36,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.replay import replay, verify

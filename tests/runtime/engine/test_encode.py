@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.interface import IDS, LENGTHS
 from ortolan.runtime.bundle.manifest import State
 from ortolan.runtime.engine.encode import encode
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.slots import Encoded
 
 IDS_BT = np.array([[3, 4, 5], [9, 0, 0]])

@@ -12,8 +12,8 @@ from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, TinyDecoder, assert_
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import State
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Buffer, Slots
 from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import ContextLengthError, NumericError

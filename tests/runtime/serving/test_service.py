@@ -11,7 +11,7 @@ from tests.runtime.serving.served import settle, write_models, write_texts
 from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import (
     ContextLengthError,
     InputError,

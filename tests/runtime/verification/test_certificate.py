@@ -14,8 +14,8 @@ from tests.runtime.damaged_bundles import edit_json, put
 from tests.runtime.tiny_decoder import PROBES, TinyDecoder, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import BundleFileError, DeviceError, MemoryPlanError
 from ortolan.runtime.verification.certificate import Certificate, Logits
 from ortolan.runtime.verification.comparison import divergence, summarize

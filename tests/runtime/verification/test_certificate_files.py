@@ -18,7 +18,7 @@ from tests.runtime.tiny_decoder import PROBES, TOP_K, VOCABULARY, TinyDecoder
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.verification.certificate import Certificate, Logits
 from ortolan.runtime.verification.certificate_files import (

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tests.runtime import packed_bundles
 
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.exactness import check_exact
 from ortolan.runtime.verification.replay import verify

@@ -26,7 +26,7 @@ from ortolan.runtime import (
 )
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.packed import find_packed
-from ortolan.runtime.engine.session import onnxruntime_version
+from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.errors import ComputeError
 from ortolan.runtime.pack.write import pack
 from ortolan.runtime.verification.first_load import first_load, try_load
@@ -150,8 +150,8 @@ def test_a_nonsense_answer_is_an_error(
 
 EXPAND = """
 import numpy as np
-from ortolan.runtime.engine.checked_session import CheckedSession
-session = CheckedSession({path!r})
+from ortolan.runtime.engine.ort_session import OrtSession
+session = OrtSession({path!r})
 session.run(None, {{'x': np.zeros(1, np.float32)}})
 """
 

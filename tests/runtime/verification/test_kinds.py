@@ -17,7 +17,7 @@ from tests.runtime.tiny_encoder import CHANNELS, HEIGHT, IMAGE, VOCABULARY, WIDT
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.kinds import OUTPUTS
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.verification.certificate import (
     Certificate,

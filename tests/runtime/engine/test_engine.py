@@ -17,8 +17,9 @@ from tests.runtime.tiny_decoder import TinyDecoder, write_bundle
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Graph
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.ort_session import save_packed
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine, save_packed
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import GraphError, InputError, ManifestError
@@ -85,7 +86,7 @@ def feed(engine: Engine, tokens: list[int], positions: Sequence[int]) -> NDArray
 def test_a_graph_that_cannot_be_loaded_is_an_error_that_names_it(tmp_path: Path) -> None:
     bundle = open_bundle(write_bundle(tmp_path / "bundle").path)
     (bundle.path / bundle.manifest.weights[0]).unlink()
-    with pytest.raises(GraphError, match=r"decoder\.onnx: expected a graph that onnxruntime"):
+    with pytest.raises(GraphError, match=r"^decoder\.onnx"):
         Engine(bundle)
 
 

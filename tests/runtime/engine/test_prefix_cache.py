@@ -14,16 +14,15 @@ from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.decoder import Decoder
+from ortolan.runtime.engine import prefix_cache
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.prefix_cache import PrefixCache, PrefixCounts
 from ortolan.runtime.engine.runner import GRID
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.loading import load
-from ortolan.runtime.serving import prefixes
-from ortolan.runtime.serving.prefix_counts import PrefixCounts
-from ortolan.runtime.serving.prefixes import PrefixCache
 
 KINDS = ("fp32", "int4", "int8-prefill", "recurrent", "by-token")
 PLENTY = 1 << 30
@@ -218,7 +217,7 @@ def assert_chains_are_whole(cache: PrefixCache) -> None:
         parents = [
             other
             for other in (cache._root, *cache._blocks)
-            if prefixes._hash(other + block.ids) == key
+            if prefix_cache._hash(other + block.ids) == key
         ]
         assert len(parents) == 1
         assert parents[0] == cache._root or order[parents[0]] > order[key]
@@ -264,7 +263,7 @@ def test_prompts_whose_hashes_collide_are_told_apart_by_their_ids(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefixes, "_hash", lambda data: bytes(32))
+    monkeypatch.setattr(prefix_cache, "_hash", lambda data: bytes(32))
     prompts = [random_ids(200, seed) for seed in range(2)]
     cold = generated(engines["fp32"], prompts, None)
     for folder in (None, tmp_path):
