@@ -102,7 +102,7 @@ def test_what_an_option_cannot_be_is_an_error(
 
 @pytest.mark.parametrize("n", [0, True, "2", 257])
 def test_a_count_of_completions_that_is_none_is_an_error(model: Decoder, n: Any) -> None:
-    with pytest.raises(InputError, match="^n must be"):
+    with pytest.raises(InputError):
         model.generate("hello", n=n, max_new_tokens=1)
 
 
