@@ -39,7 +39,7 @@ from ortolan.export.settings import resolve
 from ortolan.export.weights.blob import BlobWriter
 from ortolan.export.weights.codes import write_codes
 from ortolan.modeling.config import EmbeddingHead, RelativeBiasPositions
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.runtime import Bundle, DeviceError, verify
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.placement import node_kinds, placement

@@ -26,7 +26,7 @@ from ortolan.export.proof.probes import inputs_of, make_probes
 from ortolan.export.source import open_exportable
 from ortolan.modeling import load
 from ortolan.modeling.config import ClassifierHead, EmbeddingHead, Head, LanguageModelHead
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.weights import read_weight
 from ortolan.runtime.verification.certificate import (
     ROWS,

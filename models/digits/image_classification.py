@@ -1,4 +1,4 @@
-"""Classification of images of one size."""
+"""A training task for the classification of images of one size."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +14,14 @@ from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.data import LabelledImages, read_data
 from ortolan.modeling.training.recipe import Recipe
-from ortolan.modeling.training.tasks.labels import classifier_config
 from ortolan.modeling.training.tasks.task import Batch, initialise, write_json
+from ortolan.modeling.training.tasks.text_classification import classifier_config
 
 MEAN = STD = 0.5
-"""Of pixels from 0 to 1: they become -1 to 1."""
+"""Normalizes pixels from 0 to 1 to -1 to 1."""
 
 BILINEAR = 2
-"""Pillow's number."""
+"""Pillow's number of the filter."""
 
 PREPROCESSOR: dict[str, object] = {
     "image_processor_type": "ViTImageProcessor",
@@ -34,7 +34,7 @@ PREPROCESSOR: dict[str, object] = {
 
 
 class ImageClassificationTask:
-    """A vision transformer that names the label of an image, measured by its accuracy."""
+    """A vision transformer learns the labels of images; its figure is the accuracy."""
 
     module: EncoderModel
 
@@ -46,14 +46,14 @@ class ImageClassificationTask:
         match config.input:
             case PatchInput(image_size=size, channels=channels) if shape != (*size, channels):
                 raise RecipeError(
-                    f"model: expected image_size and num_channels of the images, {shape}, got "
-                    f"{(*size, channels)}. Correct one of them."
+                    f"model: image_size and num_channels must be those of the images, {shape} (got "
+                    f"{(*size, channels)})."
                 )
         self.module = EncoderModel(config)
         initialise(self.module, layers=len(config.blocks))
 
     def batches(self) -> Iterator[Batch]:
-        """Pixels `(B, C, H, W)`, augmented, and labels `(B,)`, without end."""
+        """Yield augmented pixels `(B, C, H, W)` and labels `(B,)`."""
         generator = torch.Generator().manual_seed(self.recipe.seed)
         images, augment = self.data.train, self.data.augment
         pixels_NCHW, labels = normalized(images.pixels), torch.from_numpy(images.labels)
@@ -65,13 +65,13 @@ class ImageClassificationTask:
             yield pixels_BCHW, labels[chosen]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the labels."""
+        """Mean cross-entropy."""
         pixels_BCHW, labels = batch
         logits = self.module(pixels_BCHW).float()
         return F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
 
     def measure(self) -> dict[str, float]:
-        """The accuracy on the held-out images."""
+        """Accuracy on the held-out images."""
         images = self.data.held_out
         with torch.inference_mode():
             guesses = self.module(normalized(images.pixels)).argmax(-1)
@@ -79,14 +79,14 @@ class ImageClassificationTask:
         return {"held_out_accuracy": float(right.float().mean())}
 
     def companions(self, folder: Path) -> None:
-        """Write how an image becomes pixels."""
+        """Write preprocessor_config.json, which describes how images become pixels."""
         height, width, channels = self.data.train.pixels.shape[1:]
-        of_images = {
+        sizes = {
             "image_mean": [MEAN] * channels,
             "image_std": [STD] * channels,
             "size": {"height": height, "width": width},
         }
-        write_json(folder / "preprocessor_config.json", {**PREPROCESSOR, **of_images})
+        write_json(folder / "preprocessor_config.json", {**PREPROCESSOR, **sizes})
 
     def figures(self) -> dict[str, object]:
         """Sizes of the data."""
@@ -98,5 +98,5 @@ class ImageClassificationTask:
 
 
 def normalized(pixels_NHWC: NDArray[np.uint8]) -> Tensor:
-    """What the model takes: float32 `(N, C, H, W)` from -1 to 1."""
+    """Pixels as the model expects them: float32 `(N, C, H, W)` from -1 to 1."""
     return ((torch.from_numpy(pixels_NHWC).float() / 255 - MEAN) / STD).permute(0, 3, 1, 2)

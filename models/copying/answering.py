@@ -1,7 +1,7 @@
-"""Answers to prompts: copying, sorting, whatever has one right answer.
+"""A training task for prompts with one right answer, such as copying or sorting.
 
-A text is a prompt, its answer, and a token that ends it. Only the answer and the end are learned,
-and an answer counts as right if all of it is, the end included.
+A text is a prompt, its answer and EOS. Only the answer and EOS are learned, and an answer is right
+if every token of it is, EOS included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,29 +15,36 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import DecoderConfig, ModelConfig, RecurrentConfig
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.models.building import build
-from ortolan.modeling.models.stack import TransformerModel
-from ortolan.modeling.models.transformer import DecoderModel
+from ortolan.modeling.models.model import TransformerModel
+from ortolan.modeling.models.transformer import DecoderModel, build
 from ortolan.modeling.training.data import Answers, Pair, read_data
-from ortolan.modeling.training.recipe import Answering, Recipe
+from ortolan.modeling.training.recipe import Fraction, Recipe
 from ortolan.modeling.training.tasks.task import Batch, initialise, write_json
 from ortolan.modeling.training.tokenizer import id_of, save_tokenizer
 
 END = "<end>"
 
 IGNORED = -100
-"""The label of a token that is not learned."""
+"""Label of tokens that are not learned."""
 
-_MEASURED_AT_ONCE = 125
+_BATCH = 125
+"""Texts measured together."""
 
 
 class AnsweringTask:
-    """A decoder, or a recurrent network, that answers prompts."""
+    """A decoder or a recurrent network learns to answer prompts.
+
+    Args:
+        recipe: the recipe.
+        folder: the folder of the recipe.
+        curriculum: share of the training during which texts grow from the shortest to the longest;
+            0 uses all lengths from the first step.
+    """
 
     module: TransformerModel
 
-    def __init__(self, recipe: Recipe, task: Answering, folder: Path) -> None:
-        self.recipe, self.task = recipe.training, task
+    def __init__(self, recipe: Recipe, folder: Path, *, curriculum: Fraction = 0.0) -> None:
+        self.recipe, self.curriculum = recipe.training, curriculum
         self.data = read_data(recipe, folder, Answers)
         self.tokenizer = word_tokenizer(self.data)
         config = _config(recipe, self.tokenizer)
@@ -46,30 +53,30 @@ class AnsweringTask:
         longest = max(len(ids) for part in (self.train, *self.held_out.values()) for ids, _ in part)
         if longest > config.context_length:
             raise RecipeError(
-                f"model: expected max_position_embeddings from {longest}, the longest text, got "
-                f"{config.context_length}. Increase it."
+                f"model.max_position_embeddings must be at least {longest}, the longest text (got "
+                f"{config.context_length})."
             )
         self.module = build(config)
         if isinstance(self.module, DecoderModel):
             initialise(self.module, layers=len(self.module.config.blocks))
 
     def batches(self) -> Iterator[Batch]:
-        """Ids `(B, S)` of texts of about one length, and labels `(B, S)`, without end."""
+        """Yield ids `(B, S)` and labels `(B, S)` of texts of similar length."""
         generator = torch.Generator().manual_seed(self.recipe.seed)
         texts = sorted(self.train, key=lambda text: len(text[0]))
         lengths = torch.tensor([len(ids) for ids, _ in texts])
-        growing, size = self.task.curriculum * self.recipe.steps, self.recipe.batch_size
+        growing, size = self.curriculum * self.recipe.steps, self.recipe.batch_size
         step = 0
         while True:
             grown = min(1.0, step / growing) if growing else 1.0
             longest = torch.lerp(lengths[0].float(), lengths[-1].float(), grown)
-            known = max(int((lengths <= longest).sum()), min(size, len(texts)))
-            start = int(torch.randint(max(known - size, 0) + 1, (), generator=generator))
+            count = max(int((lengths <= longest).sum()), min(size, len(texts)))
+            start = int(torch.randint(max(count - size, 0) + 1, (), generator=generator))
             yield padded(texts[start : start + size])
             step += 1
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the answers and their ends."""
+        """Mean cross-entropy of the answers."""
         ids, labels = batch
         return F.cross_entropy(
             self.module(ids).flatten(0, 1).float(),
@@ -79,14 +86,14 @@ class AnsweringTask:
         )
 
     def measure(self) -> dict[str, float]:
-        """The share of right answers in every held-out set."""
+        """Share of right answers in every held-out set."""
         return {
             f"held_out_{name}_accuracy": right_share(self.module, texts)
             for name, texts in self.held_out.items()
         }
 
     def companions(self, folder: Path) -> None:
-        """Write the tokenizer and the defaults of generation."""
+        """Write the tokenizer and the generation defaults."""
         save_tokenizer(self.tokenizer, folder)
         write_json(folder / "generation_config.json", {"eos_token_id": id_of(self.tokenizer, END)})
 
@@ -100,7 +107,7 @@ class AnsweringTask:
         }
 
     def _encoded(self, pairs: Sequence[Pair]) -> list[tuple[list[int], int]]:
-        """Ids of each text, and how many of them are its prompt."""
+        """Ids of the texts, and the lengths of their prompts."""
         end = id_of(self.tokenizer, END)
         prompts, answers = (
             [encoding.ids for encoding in self.tokenizer.encode_batch(list(side))]
@@ -113,7 +120,7 @@ class AnsweringTask:
 
 
 def word_tokenizer(data: Answers) -> Tokenizer:
-    """A token for each word of the texts to learn from, in their order, after the one that ends."""
+    """A tokenizer with one token per training word, sorted, after EOS."""
     words = sorted({word for pair in data.train for text in pair for word in text.split()})
     vocabulary = {word: number for number, word in enumerate([END, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, END))
@@ -123,7 +130,7 @@ def word_tokenizer(data: Answers) -> Tokenizer:
 
 
 def padded(texts: Sequence[tuple[list[int], int]]) -> Batch:
-    """Inputs `(B, S)`, right padded, and what follows each of them, of answers alone."""
+    """Right-padded inputs `(B, S)`, and the next tokens as labels where they belong to answers."""
     longest = max(len(ids) for ids, _ in texts) - 1
     inputs = torch.zeros(len(texts), longest, dtype=torch.int64)
     labels = torch.full_like(inputs, IGNORED)
@@ -134,27 +141,26 @@ def padded(texts: Sequence[tuple[list[int], int]]) -> Batch:
 
 
 def right_share(module: TransformerModel, texts: Sequence[tuple[list[int], int]]) -> float:
-    """The share of texts whose whole answer is the likeliest, token by token.
+    """Share of texts whose answers greedy generation would return.
 
-    Such an answer is what greedy generation gives, so one pass over the text is enough.
+    One forward pass suffices: every token of such an answer is the likeliest after those before it.
     """
     right = 0
     with torch.inference_mode():
-        for start in range(0, len(texts), _MEASURED_AT_ONCE):
-            inputs, labels = padded(texts[start : start + _MEASURED_AT_ONCE])
+        for start in range(0, len(texts), _BATCH):
+            inputs, labels = padded(texts[start : start + _BATCH])
             guesses = module(inputs).argmax(-1)
             right += int(((guesses == labels) | (labels == IGNORED)).all(1).sum())
     return right / len(texts)
 
 
 def _config(recipe: Recipe, tokenizer: Tokenizer) -> DecoderConfig | RecurrentConfig:
-    """The recipe's model for a tokenizer."""
+    """Config of the recipe's model for a tokenizer."""
     special = {"eos_token_id": id_of(tokenizer, END)}
     values = {"vocab_size": tokenizer.get_vocab_size(), **special, **recipe.model}
     config = config_from_hf(values, ModelConfig)
     if not isinstance(config, DecoderConfig | RecurrentConfig):
         raise RecipeError(
-            f"model: expected a decoder or a recurrent network for answering, got "
-            f"{config.model_type}. Choose another model_type."
+            f"model: answering needs a decoder or a recurrent network (got {config.model_type})."
         )
     return config

@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019)."""
+"""A training task for masked language modelling (Devlin et al. 2019)."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from ortolan.modeling.errors import ConfigError, RecipeError
 from ortolan.modeling.layers.heads import LanguageModel
 from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.data import Texts, read_data
-from ortolan.modeling.training.recipe import MaskedLanguageModel, Recipe
+from ortolan.modeling.training.recipe import Count, Fraction, Recipe
 from ortolan.modeling.training.tasks.bert import (
     END_ID,
     MASK_ID,
@@ -30,27 +30,42 @@ from ortolan.modeling.training.tasks.bert import (
 from ortolan.modeling.training.tasks.task import Batch, check_length
 
 TO_MASK, TO_RANDOM = 0.8, 0.1
-"""Of the hidden tokens, the parts that become `[MASK]` and any token; the others stay."""
+"""Shares of the hidden tokens that become `[MASK]` and a random token; the others stay."""
 
 MEASURED_WINDOWS, MEASURED_AT_ONCE = 512, 64
 
 LEAST_WINDOW = 8
-"""Tokens, two of which are special."""
+"""Tokens of the shortest window, two of which are special."""
 
 
 class MaskedLanguageModelTask:
-    """An encoder that guesses hidden tokens, measured by the share that it guesses."""
+    """An encoder learns to guess hidden tokens; its figure is the share of correct guesses.
+
+    Args:
+        recipe: the recipe.
+        folder: the folder of the recipe.
+        hidden: share of the tokens to hide.
+        shortest: tokens of the first windows, which double to `sequence_length` in equal parts of
+            the training; None for `sequence_length` throughout.
+    """
 
     module: EncoderModel
 
-    def __init__(self, recipe: Recipe, task: MaskedLanguageModel, folder: Path) -> None:
-        self.recipe, self.hidden = recipe.training, task.hidden
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        *,
+        hidden: Fraction = 0.15,
+        shortest: Count | None = None,
+    ) -> None:
+        self.recipe, self.hidden = recipe.training, hidden
         self.window = recipe.required(self.recipe.sequence_length, "training.sequence_length")
         tokenizer = recipe.required(recipe.tokenizer, "tokenizer")
-        # Before the data is read, which may take minutes.
+        # Check before reading the data, which may take minutes.
         config = _config(recipe, tokenizer.vocab_size)
         check_length(self.window, config.context_length, least=LEAST_WINDOW)
-        self.lengths = growing(task.shortest or self.window, self.window)
+        self.lengths = growing(shortest or self.window, self.window)
         self.data = read_data(recipe, folder, Texts)
         self.tokenizer = bert_tokenizer(tokenizer, self.data.train)
         self.vocab_size = self.tokenizer.get_vocab_size()
@@ -60,9 +75,9 @@ class MaskedLanguageModelTask:
         self.held_out = self._held_out_windows(self._stream(self.data.held_out))
 
     def batches(self) -> Iterator[Batch]:
-        """Windows from anywhere in the text with tokens hidden, without end; see `Hidden`.
+        """Yield windows from random places in the text with tokens hidden; see `Hidden`.
 
-        All batches have about the same number of tokens: more windows while they are short.
+        Batches have about the same number of tokens: more windows while they are short.
         """
         generator = torch.Generator().manual_seed(self.recipe.seed)
         lengths = self.lengths
@@ -78,7 +93,7 @@ class MaskedLanguageModelTask:
         return F.cross_entropy(self._logits(ids, positions).flatten(0, 1), targets.flatten())
 
     def measure(self) -> dict[str, float]:
-        """The share of hidden tokens in held-out texts that is guessed, and the loss in nats."""
+        """Accuracy on the hidden tokens of held-out texts, and the loss in nats."""
         right, nats, count = 0, 0.0, 0
         with torch.inference_mode():
             for start in range(0, MEASURED_WINDOWS, MEASURED_AT_ONCE):
@@ -95,7 +110,7 @@ class MaskedLanguageModelTask:
         write_tokenizer(self.tokenizer, folder, max_tokens=self.module.config.context_length)
 
     def figures(self) -> dict[str, object]:
-        """Sizes of the text, and how often guessing its most frequent token would be right."""
+        """Sizes of the text, and the accuracy of always guessing its most frequent token."""
         common = int(torch.bincount(self.tokens).argmax())
         return {
             "train_tokens": len(self.tokens),
@@ -104,7 +119,7 @@ class MaskedLanguageModelTask:
         }
 
     def _logits(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Logits of the hidden tokens alone, float32 `(B, K, V)`: the head costs the most."""
+        """Logits of the hidden tokens only, float32 `(B, K, V)`: the head costs the most."""
         x_BSE = self.module.states(ids)
         x_BKE = x_BSE.gather(1, positions[..., None].expand(-1, -1, x_BSE.shape[-1]))
         table = cast(nn.Embedding, self.module.embedding).weight
@@ -115,33 +130,29 @@ class MaskedLanguageModelTask:
         return hide(ids, part=self.hidden, vocab_size=self.vocab_size, generator=generator)
 
     def _stream(self, texts: Sequence[str]) -> Tensor:
-        """The tokens of texts, more than a window.
-
-        Raises:
-            RecipeError: there are fewer.
-        """
+        """Tokens of texts; RecipeError if they do not fill a window."""
         tokens = stream(self.tokenizer, texts)
         if len(tokens) <= self.window:
             raise RecipeError(
-                f"data: expected more than sequence_length = {self.window} tokens, both to learn "
-                f"from and to measure on, got {len(tokens)}. Give more text."
+                f"data: the training and the held-out text must both exceed sequence_length = "
+                f"{self.window} tokens (got {len(tokens)}). Use more text."
             )
         return tokens
 
     def _held_out_windows(self, tokens: Tensor) -> "Hidden":
-        """The same windows, with the same tokens hidden, at every measurement."""
+        """Windows for measuring: the same ones, with the same tokens hidden, each time."""
         starts = torch.linspace(0, len(tokens) - self.window, MEASURED_WINDOWS).long()
         generator = torch.Generator().manual_seed(0)
         return self._hide(windows(tokens, starts, self.window), generator)
 
 
 class Hidden(NamedTuple):
-    """Texts in which some tokens are hidden.
+    """Texts with hidden tokens.
 
     Attributes:
-        ids: int64 `(B, S)`, what the model sees.
-        positions: int64 `(B, K)`, of the hidden tokens.
-        targets: int64 `(B, K)`, the hidden tokens.
+        ids: input of the model, int64 `(B, S)`.
+        positions: positions of the hidden tokens, int64 `(B, K)`.
+        targets: the hidden tokens, int64 `(B, K)`.
     """
 
     ids: Tensor
@@ -150,13 +161,13 @@ class Hidden(NamedTuple):
 
 
 def hide(ids: Tensor, *, part: float, vocab_size: int, generator: torch.Generator) -> Hidden:
-    """Hide a part of the tokens of each row, no special one: K is the same in every row.
+    """Hide the same number of tokens in every row, none of them special.
 
     Args:
         ids: int64 `(B, S)`.
-        part: of the S tokens, rounded.
-        vocab_size: random tokens are below it.
-        generator: of the choices.
+        part: share of the S tokens to hide.
+        vocab_size: upper bound of random tokens.
+        generator: source of randomness.
     """
     count = max(round(ids.shape[1] * part), 1)
     scores = torch.rand(ids.shape, generator=generator)
@@ -171,46 +182,46 @@ def hide(ids: Tensor, *, part: float, vocab_size: int, generator: torch.Generato
 
 
 def growing(shortest: int, longest: int) -> list[int]:
-    """The lengths of windows, each twice the one before.
+    """Lengths of windows, from the shortest to the longest by doubling.
 
-    Short ones come first: with few tokens to attend to, a model soon finds the near ones (Devlin et
-    al. 2019 do the same to save time).
+    Short windows come first: with few tokens to attend to, a model soon learns to attend to near
+    ones. Devlin et al. (2019) do the same to save time.
 
     Raises:
-        RecipeError: the longest is not among them.
+        RecipeError: doubling misses the longest.
     """
     lengths = [shortest]
     while lengths[-1] < longest:
         lengths.append(2 * lengths[-1])
     if lengths[-1] != longest or shortest < LEAST_WINDOW:
         raise RecipeError(
-            f"task.shortest: expected {longest} halved some times, at least {LEAST_WINDOW}, got "
-            f"{shortest}. Correct it, or training.sequence_length."
+            f"task.shortest must be {longest} halved any number of times, and at least "
+            f"{LEAST_WINDOW} (got {shortest}). Correct it, or training.sequence_length."
         )
     return lengths
 
 
 def windows(tokens: Tensor, starts: Tensor, window: int) -> Tensor:
-    """Texts of `window` tokens, `(B, S)`, from these places; the first and last are special."""
+    """Windows `(B, S)` that begin at `starts`; their first and last tokens are special."""
     inside = tokens[starts[:, None] + torch.arange(window - 2)].long()
     edges = torch.full((len(starts), 1), START_ID), torch.full((len(starts), 1), END_ID)
     return torch.cat((edges[0], inside, edges[1]), 1)
 
 
 def stream(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """The tokens of texts one after another, int32 `(N,)`, each text with its end."""
+    """Tokens of all texts, int32 `(N,)`, with an end token after every text."""
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     return torch.tensor([i for e in encodings for i in (*e.ids, END_ID)], dtype=torch.int32)
 
 
 def _config(recipe: Recipe, vocab_size: int) -> EncoderConfig:
-    """The recipe's model for a tokenizer of `vocab_size` ids."""
+    """Config of the recipe's model for a tokenizer of `vocab_size` ids."""
     values = {"architectures": ["BertForMaskedLM"], "vocab_size": vocab_size, **recipe.model}
     values = {"pad_token_id": PAD_ID, **values}
     config = config_from_hf(values, EncoderConfig)
     if not isinstance(config.head, LanguageModelHead):
         raise ConfigError(
-            f"model: expected the head of a language model, got {type(config.head).__name__}. "
-            "Correct architectures."
+            f"model: the task needs the head of a language model (got {type(config.head).__name__})"
+            ". Correct architectures."
         )
     return config

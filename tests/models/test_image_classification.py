@@ -10,14 +10,14 @@ from tests.modeling.tiny_models import assert_same_logits
 from tests.modeling.training.recipes import IMAGE_CLASSIFICATION, write_recipe
 from transformers import AutoModelForImageClassification
 
+from digits.image_classification import (
+    ImageClassificationTask,
+    normalized,
+)
 from ortolan.modeling import ConfigError, EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.recipe import read_recipe
-from ortolan.modeling.training.tasks.image_classification import (
-    ImageClassificationTask,
-    normalized,
-)
 from ortolan.modeling.training.trainer import train
 
 
@@ -81,13 +81,13 @@ def test_a_training_of_images_writes_a_checkpoint_that_learned(tmp_path: Path) -
 def test_another_number_of_labels_is_an_error_before_any_work(tmp_path: Path) -> None:
     labels = 'num_channels = 3\nid2label = { 0 = "a", 1 = "b", 2 = "c" }'
     recipe = write_recipe(tmp_path, IMAGE_CLASSIFICATION, "num_channels = 3", labels)
-    with pytest.raises(ConfigError, match="expected a classifier of the 2 labels"):
+    with pytest.raises(ConfigError, match="2 labels"):
         train(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_images_of_another_size_are_an_error_before_any_work(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, IMAGE_CLASSIFICATION, "num_channels = 3", "num_channels = 1")
-    with pytest.raises(RecipeError, match=r"image_size and num_channels .*\(8, 8, 3\), got"):
+    with pytest.raises(RecipeError, match=r"\(8, 8, 3\)"):
         train(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists()
