@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from ortolan.export.passes.weight_readers import lower_readers
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.scheme import Scheme
 from ortolan.export.values import add_initializer, static_shape, type_of
 
 COLUMNS, COLUMN_SCALES, COLUMN_ZEROS = ".columns", ".column_scales", ".column_zeros"

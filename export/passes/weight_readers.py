@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.scheme import Scheme
 from ortolan.export.values import replace_value
 
 Lower = Callable[[ir.Graph, ir.Node, ir.Value, Scheme], ir.Value]
