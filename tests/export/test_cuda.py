@@ -289,5 +289,5 @@ def test_nodes_without_a_kernel_are_listed_and_allowed_only_where_the_cpu_has_on
     if allowed:
         check_placement(attention, settings)
     else:
-        with pytest.raises(PlacementError, match=r"Attention in float32\. Give --allow-cpu-nodes"):
+        with pytest.raises(PlacementError, match=r"Attention in float32\. Pass --allow-cpu-nodes"):
             check_placement(attention, settings)
