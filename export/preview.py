@@ -18,9 +18,9 @@ from ortolan.export.options import CALIBRATION_SEQUENCES, Int4, Method, Precisio
 from ortolan.export.quantize.guide import is_affordable
 from ortolan.export.quantize.schemes import scheme_of
 from ortolan.export.settings import Quantization, resolve
+from ortolan.export.sizes import pages
 from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
-from ortolan.export.weights.blob import ALIGNMENT
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 
 PROGRAM_BYTES = 550 << 20
@@ -257,7 +257,7 @@ def _blob_bytes(model: Exportable, quantization: Quantization | None) -> int:
         groups = scheme.groups(weight.shape[-1]) * weight.numel() // weight.shape[-1]
         sizes += [groups * scheme.group * scheme.bits // 8, groups * FLOAT_BYTES]
         sizes += [] if scheme.symmetric else [groups * scheme.bits // 8]
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    return sum(map(pages, sizes))
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
