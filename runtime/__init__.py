@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
-    from ortolan.runtime.certificate import Report, verify
-    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.call_syntax import ToolCall
     from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
+    from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.completion import (
         Completion,
         Hypothesis,
@@ -77,10 +77,11 @@ if TYPE_CHECKING:
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
     from ortolan.runtime.serving.chat_ticket import ChatTicket
-    from ortolan.runtime.serving.prefix_counts import PrefixCounts
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
+    from ortolan.runtime.verification.replay import verify
+    from ortolan.runtime.verification.report import Report
 
 __all__ = [
     "Bundle",
@@ -157,8 +158,8 @@ _HOMES = {
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
     "ChatTicket": "serving.chat_ticket",
-    "PrefixCounts": "serving.prefix_counts",
-    "Report": "certificate",
+    "PrefixCounts": "engine.prefix_cache",
+    "Report": "verification.report",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
     "Session": "generation.session",
@@ -169,10 +170,10 @@ _HOMES = {
     "Timings": "generation.completion",
     "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
-    "ToolCall": "chat.call_bodies",
+    "ToolCall": "chat.call_syntax",
     "load": "loading",
     "open_bundle": "bundle.folder",
-    "verify": "certificate",
+    "verify": "verification.replay",
 }
 
 _TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.chat_model import ChatModel
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.prefix_cache import CACHE_BYTES, FOLDER_BYTES
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft
@@ -31,7 +31,6 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.model import Model
-from ortolan.runtime.serving.prefixes import CACHE_BYTES, FOLDER_BYTES
 from ortolan.runtime.serving.service import Mode, Service
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ class Decoder(ChatModel, Model):
             fewest=1,
             most=self.manifest.context_length,
         )
-        return teacher_forced(Runner(self._engine, self._engine.slots()), tokens)
+        return Runner(self._engine, self._engine.slots()).teacher_forced(tokens)
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
         """Go on with a conversation that `Session.save` wrote.
@@ -321,9 +320,7 @@ class Decoder(ChatModel, Model):
             self._engine,
             slots=texts,
             exact=True,
-            chunk=last.chunk,
-            prefixes=last,
-            states=last.slots,
+            last_prompt=last,
         )
 
     def _texts(

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from ortolan.export.passes.nodes import CONTRIB, NodePass, insert_node, replace_node
 from ortolan.export.passes.quantize_weights import ACCURACY_LEVELS, CODES, SCALES, ZEROS
-from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.plan import EXPERT_INPUTS
+from ortolan.export.quantize.schemes import EXPERT_INPUTS
+from ortolan.export.scheme import Scheme
 from ortolan.export.values import add_initializer, static_shape, type_of
 
 _RAW = 0

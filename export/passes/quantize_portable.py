@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ortolan.export.passes.nodes import insert_node
 from ortolan.export.passes.weight_readers import QuantizeReaders
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.scheme import Scheme
 from ortolan.export.values import add_initializer, static_shape, type_of
 
 COLUMNS, COLUMN_SCALES, COLUMN_ZEROS = ".columns", ".column_scales", ".column_zeros"

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ortolan.export.passes.nodes import CONTRIB, insert_node
 from ortolan.export.passes.weight_readers import QuantizeReaders
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.scheme import Scheme
 from ortolan.export.values import add_initializer, insert_constant, static_shape, type_of
 
 ACCURACY_LEVELS = {ir.DataType.FLOAT: 4}

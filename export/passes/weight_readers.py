@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from ortolan.export.passes.nodes import NodePass, replace_node
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.scheme import Scheme
 
 
 class QuantizeReaders(NodePass):

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from ortolan.export.quantize.blocks import Codes, Scheme
-from ortolan.export.quantize.plan import stored_scheme
+from ortolan.export.quantize.blocks import Codes
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
+from ortolan.export.quantize.schemes import stored_scheme
+from ortolan.export.scheme import Scheme
 from ortolan.modeling.weights import READ_ELEMENTS, Coded, Weights
 
 

@@ -16,10 +16,9 @@ import threading
 import weakref
 from collections.abc import Sequence
 
-from ortolan.runtime.engine.attention_kernels import CHUNK
-from ortolan.runtime.engine.runner import GRID
-from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.slots import Snapshot
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
@@ -35,8 +34,7 @@ The last alone would be of no use where a template writes the end of a prompt ot
 class LastPrompt:
     """The states of the last prompt, in the slots that computed them. Nothing is copied.
 
-    One text at a time goes on from it, in the first row of an exact `Generator` that has these
-    `slots` as its states and this object as its prefixes.
+    One text at a time goes on from it, in the first row of an exact `Generator`.
 
     Args:
         engine: computes the prompts.
@@ -91,15 +89,14 @@ class LastPrompt:
             self._text = weakref.ref(text)
         text.cached_tokens = self._rewind(text.request.prompt)
 
-    def fetch(self, ids: Sequence[int], slots: Slots, row: int) -> int:
-        """Nothing: what there is, the row has held since `begin`."""
-        return 0
-
-    def offer(self, ids: Sequence[int], slots: Slots, row: int, tokens: int) -> None:
-        """Remember that the row holds the first tokens of a prompt."""
-        self._ids = list(ids[:tokens])
-        if slots.replaces:
-            self._replaced[tokens] = slots.view(row=row, start=tokens, end=tokens).copy()
+    def record(self, prompt: Sequence[int], start: int, end: int) -> None:
+        """Remember that the row holds a prompt up to `end`, of which it held `start` before."""
+        tokens = end - end % self.grid
+        if tokens <= start:
+            return
+        self._ids = list(prompt[:tokens])
+        if self.slots.replaces:
+            self._replaced[tokens] = self.slots.view(start=tokens, end=tokens).copy()
             for length in list(self._replaced)[:-BOUNDARIES]:
                 del self._replaced[length]
 

@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.prefix_cache import PrefixCache, PrefixCounts
 from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
-from ortolan.runtime.serving.prefix_counts import PrefixCounts
-from ortolan.runtime.serving.prefixes import PrefixCache
 from ortolan.runtime.serving.signal import Woken, wake
 from ortolan.runtime.serving.stats import Counts, ServiceStats
 from ortolan.runtime.serving.ticket import Ticket

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 import ortolan
 from ortolan.cli.attention_picture import choose
 from ortolan.export.errors import OptionError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4, Int8
+from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.modeling.checkpoint.folder import save
 from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig, RecurrentConfig
 from ortolan.modeling.models.addressing import addressing
@@ -22,7 +21,7 @@ from ortolan.modeling.models.attention_maps import attention_maps as maps_of_tor
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.runtime import Decoder, InputError, PromptLookup
 from ortolan.runtime.attention_maps import attention_maps
-from ortolan.runtime.certificate import verify
+from ortolan.runtime.verification.replay import verify
 
 VOCAB, CONTEXT = 53, 400
 
