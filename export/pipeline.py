@@ -21,9 +21,9 @@ from ortolan.export.inputs.calibration import (
     own_calibration,
     read_calibration,
 )
+from ortolan.export.inputs.synthetic import synthetic_inputs
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.inputs.writer import write
-from ortolan.export.inputs.written import own_inputs
 from ortolan.export.manifest import describe
 from ortolan.export.options import (
     CALIBRATION_SEQUENCES,
@@ -44,8 +44,8 @@ from ortolan.export.proof.replay import replay
 from ortolan.export.proof.witness import Witness
 from ortolan.export.quantize.auto import Chosen, choose
 from ortolan.export.quantize.find import find_codes
-from ortolan.export.quantize.kept import kept
 from ortolan.export.quantize.schemes import assign_schemes
+from ortolan.export.quantize.stored import stored_schemes
 from ortolan.export.settings import Plan, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import bind, page_bytes, pages
@@ -82,7 +82,7 @@ def export(
         device: target device.
         calibration: file to calibrate and judge with. By default the checkpoint's own
             (`own_calibration`); without one, the model writes its calibration data
-            (`inputs.written`).
+            (`inputs.synthetic`).
         max_context: longest context in tokens; by default the model's own, or the longest that
             shares one set of rotary frequencies.
         options: advanced settings; see `ExportOptions`.
@@ -166,7 +166,7 @@ def _calibration(
 
 
 def _calibration_inputs(model: Exportable, plan: Plan, data: Calibration | None) -> Inputs:
-    """Inputs to calibrate weights or cache on; none where `_own_inputs` adds them later."""
+    """Inputs to calibrate weights or cache on; none where `_synthetic_inputs` adds them later."""
     if data is None or not (plan.calibrates or plan.options.cache == "int8"):
         return Inputs()
     quantization = plan.quantization if plan.calibrates else None
@@ -181,7 +181,7 @@ def _build(job: Job) -> None:
     weights = DerivedWeights(job.model.weights, recipes_of(job.graphs.values()))
     job = replace(job, model=replace(job.model, weights=weights))
     if job.plan.calibrates and job.data is None:
-        job = replace(job, inputs=_own_inputs(job))
+        job = replace(job, inputs=_synthetic_inputs(job))
     if job.plan.options.cache == "int8":
         job = replace(job, model=_with_int8_cache(job))
     with files.temporary_folder(job.folder / "choice") as temporary:
@@ -232,7 +232,7 @@ def _trace(job: Job) -> dict[str, ir.Model]:
     return traced
 
 
-def _own_inputs(job: Job) -> Inputs:
+def _synthetic_inputs(job: Job) -> Inputs:
     """Calibration inputs that the model writes itself, with a temporary draft of the bundle."""
     quantization = job.plan.quantization
     if quantization is None or (job.plan.auto is None and not _needs_inputs(job)):
@@ -248,7 +248,7 @@ def _own_inputs(job: Job) -> Inputs:
             _write_draft(job, bundle)
             return write(bundle, beginnings, tokens=tokens, length=length, progress=job.progress)
 
-        return own_inputs(job.model, write_texts, count=quantization.calibration_sequences)
+        return synthetic_inputs(job.model, write_texts, count=quantization.calibration_sequences)
 
 
 def _needs_inputs(job: Job) -> bool:
@@ -257,7 +257,7 @@ def _needs_inputs(job: Job) -> bool:
         return False
     weights, quantization = job.model.weights, job.plan.quantization
     schemes = assign_schemes(job.graphs.values(), quantization, weights)
-    stored = {} if quantization.reuse == "none" else kept(weights, schemes)
+    stored = {} if quantization.reuse == "none" else stored_schemes(weights, schemes)
     return any(len(weights.shape(name)) == 2 for name in schemes.keys() - stored.keys())
 
 

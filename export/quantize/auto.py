@@ -27,9 +27,9 @@ from ortolan.export.quantize.allocate import Form, fewest_bytes, least_effect
 from ortolan.export.quantize.calibrate import in_schemes
 from ortolan.export.quantize.candidates import Candidates
 from ortolan.export.quantize.effects import Reference, some_of
-from ortolan.export.quantize.kept import kept, kept_weights
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.quantize.schemes import scheme_choices
+from ortolan.export.quantize.stored import stored_schemes, stored_weights
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
 
@@ -228,8 +228,8 @@ def _candidates(
     made = Candidates(_subfolder(folder, "codes"), model.weights)
     schemes: dict[str, list[Scheme]] = {}
     for choice in (choice for each in offered for choice in each):
-        stored = {} if quantization.reuse == "none" else kept(model.weights, choice)
-        for weight in kept_weights(model.weights, stored):
+        stored = {} if quantization.reuse == "none" else stored_schemes(model.weights, choice)
+        for weight in stored_weights(model.weights, stored):
             made.add(weight)
         for name in choice.keys() - stored.keys():
             schemes.setdefault(name, []).append(choice[name])

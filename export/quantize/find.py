@@ -7,8 +7,8 @@ from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.progress import Progress
 from ortolan.export.quantize.calibrate import NOTHING_KNOWN, calibrated_weights
 from ortolan.export.quantize.guide import importance, is_affordable
-from ortolan.export.quantize.kept import kept, kept_weights
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
+from ortolan.export.quantize.stored import stored_schemes, stored_weights
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
 
@@ -29,8 +29,8 @@ def find_codes(
         inputs: calibration inputs, if the method needs them.
         progress: called after every text and every weight of a calibration.
     """
-    stored = {} if quantization.reuse == "none" else kept(model.weights, schemes)
-    yield from kept_weights(model.weights, stored)
+    stored = {} if quantization.reuse == "none" else stored_schemes(model.weights, schemes)
+    yield from stored_weights(model.weights, stored)
     rest = {name: scheme for name, scheme in schemes.items() if name not in stored}
     if quantization.method != "gptq":
         yield from round_weights(model.weights, rest, quantization.method)

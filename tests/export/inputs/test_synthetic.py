@@ -14,7 +14,7 @@ import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
 from ortolan.export.inputs import writer
-from ortolan.export.inputs.written import noise, own_inputs
+from ortolan.export.inputs.synthetic import noise, synthetic_inputs
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.export.progress import silent
 from ortolan.export.source import open_exportable
@@ -124,12 +124,12 @@ def test_a_model_without_finite_logits_is_an_error(kind: str) -> None:
         return [np.array([], np.int64) for _ in given]
 
     with pytest.raises(ExportError, match="got logits that are not finite"):
-        own_inputs(model, nothing, count=1)
+        synthetic_inputs(model, nothing, count=1)
 
 
 def test_random_words_have_the_special_tokens_around_them_and_many_lengths(tmp_path: Path) -> None:
     model = kinds.source_of(kinds.encoder_config(), kinds.write_wrapping_tokenizer(tmp_path))
-    texts = [ids.tolist() for ids in own_inputs(model, _never, count=2).sources]
+    texts = [ids.tolist() for ids in synthetic_inputs(model, _never, count=2).sources]
     assert 512 <= sum(map(len, texts)) < 532
     assert {text[0] for text in texts} == {1}
     assert {text[-1] for text in texts} == {2}
@@ -161,6 +161,6 @@ def test_texts_begin_with_the_token_for_it_and_with_words() -> None:
         return [np.array([1, 2], np.int64) for _ in given]
 
     module = kinds.module_of(replace(kinds.decoder_config(), bos_token_id=3))
-    own_inputs(open_exportable(module, tokenizer=None, max_context=None), remember, count=8)
+    synthetic_inputs(open_exportable(module, tokenizer=None, max_context=None), remember, count=8)
     assert begun[::2] == [[3]] * 16
     assert len({tuple(ids) for ids in begun[1::2]}) > 8
