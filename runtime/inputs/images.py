@@ -158,8 +158,8 @@ def _decode(data: bytes, name: str) -> "Pillow.Image":
         ) from error
     except module.UnidentifiedImageError as error:
         raise InputError(
-            f"{name} is not an image of a supported format ({', '.join(FORMATS)}). Convert it to "
-            "one of these."
+            f"{name} has no supported image format ({', '.join(FORMATS)}). Convert it to one of "
+            "these."
         ) from error
     except Exception as error:  # decoders raise all kinds of errors for damaged files
         raise InputError(f"{name} is damaged: {str(error)[:200]}. Copy the file again.") from error

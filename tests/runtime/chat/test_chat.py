@@ -226,7 +226,7 @@ def test_a_template_in_the_config_of_the_tokenizer_counts(
     [
         ({"tokenizer_config.json": b"{"}, "tokenizer_config.json is not"),
         ({"chat_template.jinja": b"\xff"}, "byte 0xff at 0"),
-        ({"chat_template.jinja": b"{% if %}"}, "wrong in line 1"),
+        ({"chat_template.jinja": b"{% if %}"}, "Line 1"),
         ({"chat_template.jinja": b""}, "no chat_template.jinja"),
     ],
 )

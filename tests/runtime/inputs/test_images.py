@@ -156,7 +156,7 @@ def test_a_file_that_is_not_an_image_is_refused_by_name(tmp_path: Path) -> None:
     for data in (b"def main():", b"", contents(PICTURE, "EPS")):  # EPS runs a program
         path.write_bytes(data)
         message = refusal(path)
-        assert "notes.png is not an image" in message
+        assert "notes.png has no supported image format" in message
         assert "PNG" in message
 
 
