@@ -52,7 +52,7 @@ def test_threads_default_to_the_physical_cores(bundle: Bundle) -> None:
 def test_threads_that_are_no_number_of_threads_are_an_error(
     bundle: Bundle, threads: object
 ) -> None:
-    with pytest.raises(InputError, match="threads: expected"):
+    with pytest.raises(InputError, match="threads must be"):
         Engine(bundle, threads=threads)  # type: ignore[arg-type]
 
 
