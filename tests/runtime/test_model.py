@@ -97,7 +97,7 @@ def test_a_model_whose_copies_do_not_fit_is_not_loaded(
     tiny: TinyDecoder, memory_left: Callable[[int], None]
 ) -> None:
     memory_left(1000)
-    with pytest.raises(MemoryPlanError, match="load: expected"):
+    with pytest.raises(MemoryPlanError, match="to load"):
         load(tiny.path)
 
 
@@ -115,7 +115,7 @@ def test_a_request_that_does_not_fit_is_refused_by_the_tokens_it_asks_for(
 
 
 def test_a_device_that_the_bundle_does_not_list_is_an_error(tiny: TinyDecoder) -> None:
-    with pytest.raises(DeviceError, match="device 'cuda': expected"):
+    with pytest.raises(DeviceError, match="device 'cuda'"):
         load(tiny.path, device="cuda")
 
 
