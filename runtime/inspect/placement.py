@@ -150,7 +150,7 @@ def node_kinds(graph: Any) -> Counter[NodeKind]:
     for node in typed_nodes(graph):
         if node.operator != "ai.onnx::Constant":
             index = DECISIVE_INPUT.get(node.operator, 0)
-            decisive = node.takes[index] if index < len(node.takes) else UNKNOWN
+            decisive = node.input_types[index] if index < len(node.input_types) else UNKNOWN
             takes_weights = any(name in weights for name in node.message.input)
             kinds[NodeKind(node.operator, decisive, takes_weights)] += 1
     return kinds

@@ -97,7 +97,7 @@ def test_a_model_whose_copies_do_not_fit_is_not_loaded(
     tiny: TinyDecoder, memory_left: Callable[[int], None]
 ) -> None:
     memory_left(1000)
-    with pytest.raises(MemoryPlanError, match="load"):
+    with pytest.raises(MemoryPlanError, match="to load"):
         load(tiny.path)
 
 
