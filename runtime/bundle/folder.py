@@ -17,7 +17,7 @@ from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["again_when_replaced", "open_bundle"]
+__all__ = ["open_bundle", "retry_if_replaced"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ StrPath = str | os.PathLike[str]
 _TRIES = 10
 
 
-def again_when_replaced(read: F) -> F:
+def retry_if_replaced(read: F) -> F:
     """Make a function that reads a bundle start over if the bundle was replaced meanwhile.
 
     Args:
@@ -51,7 +51,7 @@ def again_when_replaced(read: F) -> F:
     return cast("F", call)
 
 
-@again_when_replaced
+@retry_if_replaced
 def open_bundle(
     path: str | os.PathLike[str],
     *,
