@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.chat.test_chat import made
+from tests.runtime.chat.tiny_chat import chat_model
 
 from ortolan.runtime import Conversation, Decoder
 from ortolan.runtime.errors import ChatError, StateFileError
@@ -12,7 +12,7 @@ from ortolan.runtime.errors import ChatError, StateFileError
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    return made(tmp_path_factory.mktemp("conversation"))
+    return chat_model(tmp_path_factory.mktemp("conversation"))
 
 
 def test_messages_grow_by_questions_and_answers(model: Decoder) -> None:
