@@ -140,5 +140,5 @@ def test_inspect_treats_a_folder_with_a_linked_manifest_as_a_bundle(tmp_path: Pa
         text=True,
         check=False,
     )
-    assert "manifest.json: expected a plain file, got a symbolic link" in done.stderr
+    assert "manifest.json is a symbolic link" in done.stderr
     assert done.stdout == "False\n"
