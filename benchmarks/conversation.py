@@ -4,7 +4,7 @@
     python benchmarks/conversation.py BUNDLE [--turns 10] [-n 48] [--rounds 3] [--threads 2]
 
 New tokens of a turn are those of its prompt after the longest beginning that it shares with the
-prompt before: the last answer and the new question. Their cost is the time that `Sequence.append`
+prompt before: the last answer and the new question. Their cost is the time that `Session.append`
 takes for them after that beginning, which is there already; so states must be ones that grow. The
 first token is timed from the question on, template and tokenizer included. `served` is the same
 conversation through a service, and `anew` the same with `reuse=False`; all must give the same
@@ -73,13 +73,13 @@ def answer(
 
 def cost(model: ortolan.Decoder, prompt: Sequence[int], known: int) -> float:
     """Seconds that a prompt takes whose first tokens are there; of the second time."""
-    with model.sequence() as sequence:
+    with model.session() as session:
         if known:
-            sequence.append(prompt[:known])
+            session.append(prompt[:known])
         for _ in range(2):  # the first one meets new memory
-            sequence.rewind(known)
+            session.rewind(known)
             begun_at = time.perf_counter()
-            sequence.append(prompt[known:])
+            session.append(prompt[known:])
         return time.perf_counter() - begun_at
 
 

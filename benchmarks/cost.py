@@ -30,7 +30,7 @@ import report
 from chart import draw_lengths
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import ModelConfig
-from ortolan.modeling.models.building import build
+from ortolan.modeling.models.transformer import build
 from prepare import RESULTS, say
 from script import count, exit_status, names
 
@@ -273,15 +273,15 @@ def serve(bundle: ortolan.Decoder, ids: Sequence[int], length: int) -> tuple[flo
     taken: list[float] = []
 
     def prompt() -> None:
-        with bundle.sequence() as sequence:
-            sequence.append(ids[:length])
+        with bundle.session() as session:
+            session.append(ids[:length])
 
     prefill_s = repeated(prompt)
-    with bundle.sequence() as sequence:
-        sequence.append(ids[:length])
+    with bundle.session() as session:
+        session.append(ids[:length])
         for token in ids[length : length + STEPS]:
             begun_at = time.perf_counter()
-            sequence.append([token])
+            session.append([token])
             taken.append(time.perf_counter() - begun_at)
     return prefill_s, median(taken)
 

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
-    from ortolan.runtime.certificate import Report, verify
-    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.call_syntax import ToolCall
     from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
+    from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.completion import (
         Completion,
         Hypothesis,
@@ -70,17 +70,18 @@ if TYPE_CHECKING:
     from ortolan.runtime.generation.drafts import DraftModel, PromptLookup
     from ortolan.runtime.generation.grammar import Grammar
     from ortolan.runtime.generation.sampling import Sampling
-    from ortolan.runtime.generation.sequence import Sequence
+    from ortolan.runtime.generation.session import Session
     from ortolan.runtime.generation.text_stream import TextStream
     from ortolan.runtime.inputs.tokenizer import Tokenizer
     from ortolan.runtime.loading import load
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
     from ortolan.runtime.serving.chat_ticket import ChatTicket
-    from ortolan.runtime.serving.prefix_counts import PrefixCounts
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
+    from ortolan.runtime.verification.replay import verify
+    from ortolan.runtime.verification.report import Report
 
 __all__ = [
     "Bundle",
@@ -122,11 +123,11 @@ __all__ = [
     "Sampling",
     "SamplingError",
     "Seq2Seq",
-    "Sequence",
     "Service",
     "ServiceClosedError",
     "ServiceError",
     "ServiceStats",
+    "Session",
     "StateFileError",
     "TextStream",
     "Ticket",
@@ -157,11 +158,11 @@ _HOMES = {
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
     "ChatTicket": "serving.chat_ticket",
-    "PrefixCounts": "serving.prefix_counts",
-    "Report": "certificate",
+    "PrefixCounts": "engine.prefix_cache",
+    "Report": "verification.report",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
-    "Sequence": "generation.sequence",
+    "Session": "generation.session",
     "Service": "serving.service",
     "ServiceStats": "serving.stats",
     "TextStream": "generation.text_stream",
@@ -169,10 +170,10 @@ _HOMES = {
     "Timings": "generation.completion",
     "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
-    "ToolCall": "chat.call_bodies",
+    "ToolCall": "chat.call_syntax",
     "load": "loading",
     "open_bundle": "bundle.folder",
-    "verify": "certificate",
+    "verify": "verification.replay",
 }
 
 _TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"

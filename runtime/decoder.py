@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.chat_model import ChatModel
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.prefix_cache import CACHE_BYTES, FOLDER_BYTES
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation import sequence
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
@@ -24,14 +23,14 @@ from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.recommended import recommended_sampling
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.generation.session import Session
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.model import Model
-from ortolan.runtime.serving.prefixes import CACHE_BYTES, FOLDER_BYTES
 from ortolan.runtime.serving.service import Mode, Service
 
 if TYPE_CHECKING:
@@ -228,10 +227,10 @@ class Decoder(ChatModel, Model):
             fewest=1,
             most=self.manifest.context_length,
         )
-        return teacher_forced(Runner(self._engine, self._engine.slots()), tokens)
+        return Runner(self._engine, self._engine.slots()).teacher_forced(tokens)
 
-    def load_sequence(self, path: str | os.PathLike[str]) -> sequence.Sequence:
-        """Go on with a conversation that `Sequence.save` wrote.
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """Go on with a conversation that `Session.save` wrote.
 
         It gives what the saved one would have given, to the bit where both run on one machine.
 
@@ -243,11 +242,11 @@ class Decoder(ChatModel, Model):
             InputError: it holds ids outside the vocabulary.
             MemoryError: there is no memory.
         """
-        return sequence.Sequence.load(path, self._engine)
+        return Session.load(path, self._engine)
 
-    def sequence(self) -> sequence.Sequence:
+    def session(self) -> Session:
         """Begin a conversation whose tokens are appended and taken back by the caller."""
-        return sequence.Sequence(self._engine)
+        return Session(self._engine)
 
     @property
     def recommended_sampling(self) -> Sampling:
@@ -296,7 +295,7 @@ class Decoder(ChatModel, Model):
         return LastPrompt(self._engine)
 
     def _completed(
-        self, texts: list[SampledText], draft: Draft | None, *, exact: bool = False
+        self, texts: list[SampledSequence], draft: Draft | None, *, exact: bool = False
     ) -> list[Completion]:
         if texts:
             generator = self._generator(len(texts), draft, exact=exact)
@@ -321,9 +320,7 @@ class Decoder(ChatModel, Model):
             self._engine,
             slots=texts,
             exact=True,
-            chunk=last.chunk,
-            prefixes=last,
-            states=last.slots,
+            last_prompt=last,
         )
 
     def _texts(
@@ -335,7 +332,7 @@ class Decoder(ChatModel, Model):
         streams: bool = False,
         tokenizer: Tokenizer | None = None,
         last: LastPrompt | None = None,
-    ) -> list[SampledText]:
+    ) -> list[SampledSequence]:
         """Check everything there is to check before anything is computed."""
         reader = self._reader(self.tokenizer if tokenizer is None else tokenizer)
         requests = reader.requests(prompts, options, draft=draft)

@@ -6,16 +6,17 @@ from typing import Any, Literal, TypeVar, overload
 from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import again_when_replaced, open_bundle
+from ortolan.runtime.bundle.folder import open_bundle, retry_if_replaced
 from ortolan.runtime.bundle.packed import Packed, find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import check_load
-from ortolan.runtime.engine.session import Engine, onnxruntime_version
+from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.isolation.first_load import first_load
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
+from ortolan.runtime.verification.first_load import first_load
 
 __all__ = ["load"]
 
@@ -51,7 +52,7 @@ def load(
 ) -> Any: ...
 
 
-@again_when_replaced
+@retry_if_replaced
 def load(
     path: str | os.PathLike[str],
     kind: type[Model] | None = None,

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.tokenizer import open_tokenizer
 
 __all__ = ["Model"]

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count, checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import wrong_kind
-from ortolan.runtime.engine.encode import encode
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded
-from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import ContextLengthError, InputError, ManifestError
 from ortolan.runtime.generation.beam_options import (
     MAX_BEAMS,
@@ -27,6 +25,7 @@ from ortolan.runtime.generation.beam_options import (
     refuse_sampling_options,
 )
 from ortolan.runtime.generation.beam_search import BeamOptions, EarlyStopping
+from ortolan.runtime.generation.beam_sequence import BeamSequence
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.constraints import Constraints
 from ortolan.runtime.generation.generator import Generator
@@ -38,9 +37,8 @@ from ortolan.runtime.generation.options import (
 from ortolan.runtime.generation.prompts import PromptReader
 from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.runtime.generation.request import Request
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.generation.searched_text import SearchedText
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 from ortolan.runtime.inputs.source import Input, Source, SourceReader, is_batch
@@ -155,7 +153,7 @@ class Seq2Seq(Model):
         checked = checked_options(options, self.manifest, self.tokenizer, self._recommended)
         sources, limit = self._fitting(source, beams, checked.max_new_tokens)
         rules = self._rules(first)
-        texts: list[SampledText] | list[SearchedText]
+        texts: list[SampledSequence] | list[BeamSequence]
         if beams == 1:
             refuse_beam_options(n_best, length_penalty, early_stopping)
             texts = self._sampled(sources, limit, checked, rules)
@@ -221,7 +219,7 @@ class Seq2Seq(Model):
         tokens = checked_ids(ids, vocab_size=vocab_size, what="ids", fewest=1)
         slots = self._engine.slots()
         slots.put_sources([0], self._encoded(self._sources(source)))
-        return teacher_forced(Runner(self._engine, slots), tokens)
+        return Runner(self._engine, slots).teacher_forced(tokens)
 
     @property
     def recommended_sampling(self) -> Sampling:
@@ -272,7 +270,7 @@ class Seq2Seq(Model):
         constraints: Constraints,
         *,
         streams: bool = False,
-    ) -> list[SampledText]:
+    ) -> list[SampledSequence]:
         requests = self._requests(sources, limit, options, constraints)
         return [self._prompts.text(request, streams=streams) for request in requests]
 
@@ -283,10 +281,10 @@ class Seq2Seq(Model):
         n_best: int,
         options: CheckedOptions,
         constraints: Constraints,
-    ) -> list[SearchedText]:
+    ) -> list[BeamSequence]:
         requests = self._requests(sources, search.max_tokens, options, constraints)
         return [
-            SearchedText(request, search, n_best=n_best, tokenizer=self.tokenizer)
+            BeamSequence(request, search, n_best=n_best, tokenizer=self.tokenizer)
             for request in requests
         ]
 
@@ -322,7 +320,7 @@ class Seq2Seq(Model):
 
     def _run(
         self,
-        texts: Sequence[SampledText] | Sequence[SearchedText],
+        texts: Sequence[SampledSequence] | Sequence[BeamSequence],
         sources: list[Source],
         beams: int,
     ) -> list[Completion]:
@@ -365,7 +363,7 @@ class Seq2Seq(Model):
         return Generator(self._engine, slots=slots, beams=beams, encode=self._encoded)
 
     def _encoded(self, sources: Sequence[Source]) -> Encoded:
-        return encode(self._engine, self._reader.feeds(sources))
+        return self._engine.encode_sources(self._reader.feeds(sources))
 
 
 def _by_length(sources: Sequence[Source]) -> list[int]:

@@ -22,14 +22,15 @@ from ortolan.errors import OrtolanError
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
 from ortolan.export.inputs.writer import let_write
+from ortolan.export.locality.check import check_locality
 from ortolan.export.manifest import describe
-from ortolan.export.reach.check import check_reach
 from ortolan.export.source import family
 from ortolan.export.source import module as own
 from ortolan.export.source.family import trace_graph
 from ortolan.modeling.config import ModelConfig
 from ortolan.runtime.bundle.manifest import Graph, Manifest
-from ortolan.runtime.certificate import Report, verify
+from ortolan.runtime.verification.replay import verify
+from ortolan.runtime.verification.report import Report
 
 GRAPHS = "ORTOLAN_TEST_GRAPHS"
 """In the environment: the folder to keep the graphs of all exports in (`scripts/vocabulary.py`)."""
@@ -48,7 +49,7 @@ def install(folder: Path) -> None:
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     setattr(pipeline, "write", let_write)  # noqa: B010 - as above
     setattr(pipeline, "describe", _describe_known)  # noqa: B010 - as above
-    setattr(own, "check_reach", _check_once)  # noqa: B010 - as above
+    setattr(own, "check_locality", _check_once)  # noqa: B010 - as above
     if GRAPHS in os.environ:
         keep_graphs(Path(os.environ[GRAPHS]))
     _hasten_traces()
@@ -60,7 +61,7 @@ _CHECKED: dict[type, bool] = {}
 def _check_once(module: nn.Module, *, context: int, takes_one: bool) -> bool:
     """The check of an own module, once for each class."""
     if type(module) not in _CHECKED:
-        _CHECKED[type(module)] = check_reach(module, context=context, takes_one=takes_one)
+        _CHECKED[type(module)] = check_locality(module, context=context, takes_one=takes_one)
     return _CHECKED[type(module)]
 
 

@@ -86,7 +86,7 @@ def test_a_sequence_is_saved_to_files_only(
     put(tmp_path / "place")
     before = _kinds(tmp_path)
     with pytest.raises(StateFileError, match="cannot be saved there"):
-        model.sequence().save(tmp_path / "place")
+        model.session().save(tmp_path / "place")
     assert _kinds(tmp_path) == before
 
 

@@ -2,11 +2,11 @@
 
 The reference is the uncached forward pass in float32, of each probe alone. A decoder's bundle has
 to give the same logits in one go, in chunks, and token by token with its cache, an encoder's the
-same output alone and in a padded batch (`ortolan.runtime.certificate`).
+same output alone and in a padded batch (`ortolan.runtime.verification`).
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -17,15 +17,16 @@ from ortolan.export.errors import ExportError, OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import calls
 from ortolan.export.options import Cache
+from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
-from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
-from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, Vectors
-from ortolan.runtime.certificate.surroundings import Surroundings, meanings_sha256, read_probes
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
+from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
+from ortolan.runtime.verification.report import Report, Thresholds
+from ortolan.runtime.verification.surroundings import Surroundings, meanings_sha256, read_probes
 
 THRESHOLDS = {
     "fp32": Thresholds(mean_kl=1e-6, mean_cosine=1e-8, max_abs_delta=1e-4, near_tie=1e-3),
@@ -44,9 +45,6 @@ LEEWAY = 1.5
 
 SMALLEST_BOUND = 1e-12
 """Instead of a bound of 0, which rounding alone exceeds."""
-
-Progress = Callable[[int, int], None]
-"""Called with matrices read and matrices in all."""
 
 
 def thresholds(
@@ -92,7 +90,7 @@ def certify(
     *,
     thresholds: Thresholds,
     text: str = "random ids",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Certificate:
     """Compute the reference of a model of any kind.
 
@@ -115,7 +113,7 @@ def certify(
     images = [probe.image for probe in probes if probe.image is not None]
     return Certificate(
         probes=tuple(
-            runtime_certificate.Probe(
+            Probe(
                 name=probe.name,
                 length=model.context_length if probe.token_ids is None else len(probe.token_ids),
                 source=None if probe.source is None else len(probe.source),
@@ -216,7 +214,7 @@ def _reached(bound: float | None, measured: float | None, least: float | None) -
 
 
 def _run(
-    model: Exportable, probes: Sequence[ProbeInput], progress: Progress | None
+    model: Exportable, probes: Sequence[ProbeInput], progress: Progress
 ) -> list[Logits | Vectors]:
     """What is kept of each probe."""
     inputs = inputs_of(model, probes)
@@ -229,11 +227,10 @@ def _run(
         if isinstance(event, Result):
             following = inputs.ids[event.index].roll(-1) if follows else None
             kept[event.index] = keep(event.value, model.output, following)
-        elif progress is not None:
+        else:
             read.add(event.name)
-            progress(len(read), total)
-    if progress is not None:
-        progress(total, total)
+            progress("reference", len(read), total)
+    progress("reference", total, total)
     return [kept[place] for place in range(len(probes))]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,8 +38,8 @@ from ortolan.modeling.checkpoint.folder import read_config, unknown_keys
 from ortolan.modeling.config import ModelConfig, RecurrentConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import FAMILIES, unknown_family
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
-from ortolan.modeling.models.stack import TransformerModel
 
 __all__ = ["Source", "open_exportable", "unknown_keys_of", "way_of"]
 
@@ -90,8 +91,10 @@ def open_exportable(
         with _advised(checkpoint, via):
             config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
         check_architecture(checkpoint.values, config)
-        is_recurrent = isinstance(config, RecurrentConfig)
-        open_published = open_recurrent if is_recurrent else open_family
+        if isinstance(config, RecurrentConfig):
+            open_published = partial(open_recurrent, config)
+        else:
+            open_published = partial(open_family, config)
     elif not is_causal_class(checkpoint.values):
         check_architecture(checkpoint.values, None)
     return open_published(

@@ -26,18 +26,20 @@ from ortolan.export.trace.attention_maps import (
     trace_encoder_decoder_maps,
     trace_encoder_maps,
 )
-from ortolan.export.trace.decoder import trace_decoder
+from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import trace_encoder
-from ortolan.export.trace.encoder_decoder import trace_source_encoder, trace_target_decoder
+from ortolan.export.trace.encoder_decoder import (
+    source_states,
+    trace_source_encoder,
+    trace_target_decoder,
+)
 from ortolan.export.trace.sides import Sides, sides_of
-from ortolan.export.trace.states import cache_states, source_states
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.folder import (
     default_context,
     empty_model,
     limit_context,
     open_weights,
-    read_config,
     read_config_keys,
 )
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
@@ -52,7 +54,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.positions import tables
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
@@ -95,6 +97,7 @@ def open_model(
 
 
 def open_family(
+    config: ModelConfig,
     checkpoint: Checkpoint,
     *,
     tokenizer: str | Path | None,
@@ -104,6 +107,7 @@ def open_family(
     """Open a checkpoint of a family.
 
     Args:
+        config: of the checkpoint.
         checkpoint: as it was published.
         tokenizer: a tokenizer.json for it; the checkpoint's own by default.
         max_context: tokens that have to fit, of a source and of a target alike; by default
@@ -119,7 +123,6 @@ def open_family(
             the vocabulary.
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
-    config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
     model = _describe(
         config,
         limit_context(

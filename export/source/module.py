@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
+from ortolan.export.locality.check import FEW, check_locality
+from ortolan.export.locality.perturbation import check_perturbed
 from ortolan.export.passes.simplify import simplify
-from ortolan.export.reach.check import FEW, check_reach
-from ortolan.export.reach.perturb import check_perturbed
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.special_tokens import special_tokens
@@ -94,10 +94,10 @@ def _check(live: nn.Module, opened: Exportable) -> None:
     """Refuse a module that reaches past its state.
 
     Raises:
-        ConfigError: see `check_reach` and `check_perturbed`.
+        ConfigError: see `check_locality` and `check_perturbed`.
     """
     context, empty = opened.context_length, opened.module
-    joins = check_reach(empty, context=context, takes_one=opened.takes_one)
+    joins = check_locality(empty, context=context, takes_one=opened.takes_one)
     check_perturbed(
         live,
         empty,

@@ -11,14 +11,13 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.module import Described, open_empty
+from ortolan.export.trace.attention_maps import recurrent_map_names, trace_recurrent_maps
 from ortolan.export.trace.module import find_carried
-from ortolan.export.trace.recurrent_maps import map_names, trace_recurrent_maps
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.folder import (
     empty_model,
     limit_context,
     open_weights,
-    read_config,
     read_config_keys,
 )
 from ortolan.modeling.config import RecurrentConfig
@@ -45,6 +44,7 @@ def open_recurrent_model(
 
 
 def open_recurrent(
+    config: RecurrentConfig,
     checkpoint: Checkpoint,
     *,
     tokenizer: str | Path | None,
@@ -52,7 +52,6 @@ def open_recurrent(
     accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
     """Open a checkpoint; see `open_family` for the arguments and what is raised."""
-    config = read_config(checkpoint, RecurrentConfig, accept_unknown=accept_unknown)
     described = _described(limit_context(config, max_context))
     opened = open_empty(
         empty_model(config).eval(),
@@ -65,7 +64,7 @@ def open_recurrent(
 
 def _with_maps(opened: Exportable, config: RecurrentConfig) -> Exportable:
     """The same, of which is shown what it looks at, if it does."""
-    names = map_names(config)
+    names = recurrent_map_names(config)
     if not names:
         return opened
     kept = find_carried(opened.module).kept

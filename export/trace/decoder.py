@@ -1,6 +1,6 @@
 """The step of a decoder as a graph."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import onnx_ir as ir
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ortolan.export.trace.program import Entry, Signature, trace
-from ortolan.export.trace.states import cache_names
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.config import AttentionConfig, RelativePositions
 from ortolan.modeling.layers.cache import (
@@ -20,6 +19,7 @@ from ortolan.modeling.layers.cache import (
 )
 from ortolan.modeling.layers.lowering import fits_kernel
 from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS
+from ortolan.runtime.bundle.manifest import State, StateType
 
 
 class _DecoderGraph(Entry):
@@ -128,3 +128,27 @@ def step_example(
         [tuple(varying[state.update] for state in block.mixer.states) for block in config.blocks],
     )
     return arguments, axes
+
+
+def cache_names(prefix: str, decoder: DecoderConfig) -> list[str]:
+    """Names of what each layer carries, in the order of a graph."""
+    return [
+        f"{prefix}.{layer}.{state.name}"
+        for layer, block in enumerate(decoder.blocks)
+        for state in block.mixer.states
+    ]
+
+
+def cache_states(decoder: DecoderConfig, dtype: StateType) -> Iterator[State]:
+    """What each layer of a decoder carries."""
+    inputs, outputs = cache_names(PAST, decoder), cache_names(PRESENT, decoder)
+    states = [state for block in decoder.blocks for state in block.mixer.states]
+    for taken, given, state in zip(inputs, outputs, states, strict=True):
+        yield State(
+            name=taken.removeprefix(f"{PAST}."),
+            input=taken,
+            output=given,
+            shape=("batch", *state.shape),
+            dtype=dtype,
+            update=state.update,
+        )

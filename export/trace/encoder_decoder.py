@@ -1,6 +1,6 @@
 """An encoder-decoder as two graphs: a source to keys and values, and a step that reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import onnx_ir as ir
@@ -11,7 +11,7 @@ from ortolan.export.trace.decoder import layers, make_step, step_example
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderDecoderModel
-from ortolan.modeling.config import DecoderConfig, EncoderDecoderConfig
+from ortolan.modeling.config import AttentionConfig, DecoderConfig, EncoderDecoderConfig
 from ortolan.modeling.layers.cache import CrossCache, LayerCache, Memory
 from ortolan.modeling.layers.sizes import is_one
 from ortolan.runtime.bundle.interface import (
@@ -23,6 +23,7 @@ from ortolan.runtime.bundle.interface import (
     STEP_INPUTS,
     state_names,
 )
+from ortolan.runtime.bundle.manifest import State, StateType
 
 
 class _SourceGraph(Entry):
@@ -125,3 +126,25 @@ def _cross_example(
             )
         )
     return made
+
+
+def source_states(decoder: DecoderConfig, dtype: StateType) -> Iterator[State]:
+    """Keys and values of a source, two a layer."""
+    names = state_names(CROSS, len(decoder.blocks))
+    shapes = _shapes(b.cross_attention for b in decoder.blocks if b.cross_attention)
+    for name, (heads, width) in zip(names, shapes, strict=True):
+        yield State(
+            name=name,
+            input=name,
+            output=name,
+            shape=("batch", heads, "source", width),
+            dtype=dtype,
+            update="source",
+        )
+
+
+def _shapes(attentions: Iterable[AttentionConfig]) -> Iterator[tuple[int, int]]:
+    """Heads and width of the keys, then of the values, of each layer."""
+    for attention in attentions:
+        yield attention.num_kv_heads, attention.head_dim
+        yield attention.num_kv_heads, attention.value_width

@@ -100,7 +100,7 @@ class DraftModel:
     """
 
     def __init__(self, model: Any) -> None:
-        if not hasattr(model, "sequence"):
+        if not hasattr(model, "session"):
             raise InputError(
                 f"draft: expected a decoder, got {type(model).__name__}. "
                 "Load a bundle that continues texts."
@@ -110,7 +110,7 @@ class DraftModel:
     def begin(self, prompt: Sequence[int]) -> Drafter:
         """Begin to guess for a text that follows this prompt."""
         context_length = self.model.manifest.context_length
-        return _Guesses(self.model.sequence(), prompt, context_length)
+        return _Guesses(self.model.session(), prompt, context_length)
 
 
 def check_draft(draft: Draft, manifest: Manifest) -> None:
@@ -164,8 +164,8 @@ def _tokenizer_hash(manifest: Manifest) -> str | None:
 class _Guesses:
     """What the smaller model would say, most probable tokens alone."""
 
-    def __init__(self, sequence: Any, prompt: Sequence[int], context_length: int) -> None:
-        self._sequence = sequence
+    def __init__(self, session: Any, prompt: Sequence[int], context_length: int) -> None:
+        self._session = session
         self._context_length = context_length
         self._tokens = list(prompt)
 
@@ -173,19 +173,19 @@ class _Guesses:
         self._tokens += tokens
 
     def propose(self, most: int) -> list[int]:
-        sequence, tokens = self._sequence, self._tokens
+        session, tokens = self._session, self._tokens
         most = min(most, self._context_length - len(tokens) + 1)
         if most < 1:
             return []
         # of what it guessed last time, keep what was right; the last token is always computed anew
         same = 0
-        for known, token in zip(sequence.tokens, tokens[:-1], strict=False):
+        for known, token in zip(session.tokens, tokens[:-1], strict=False):
             if known != token:
                 break
             same += 1
-        sequence.rewind(same)
+        session.rewind(same)
         new, draft = tokens[same:], list[int]()
         while len(draft) < most:
-            draft.append(int(sequence.append(new).argmax()))
+            draft.append(int(session.append(new).argmax()))
             new = draft[-1:]
         return draft

@@ -17,7 +17,7 @@ is copied, and put into a slot again when it has its turn: it gives what it woul
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,20 +26,23 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
+from ortolan.runtime.engine.slots import Encoded, Snapshot
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.generation.completion import FinishReason
-from ortolan.runtime.generation.prefixes import Ends, Prefixes
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.scheduler import Scheduler
 from ortolan.runtime.generation.speculation import Speculation
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
+    from ortolan.runtime.engine.prefix_cache import PrefixCache
+    from ortolan.runtime.generation.last_prompt import LastPrompt
 
 __all__ = ["Generator", "Text"]
 
 
 class Text(Protocol):
-    """A text while it is generated: `SampledText` or `SearchedText`.
+    """A text while it is generated: `SampledSequence` or `BeamSequence`.
 
     Attributes:
         prefill_s: seconds that its prompt took so far.
@@ -95,15 +98,13 @@ class Generator:
         prefill_first: see `Scheduler`.
         reserved: see `Slots`.
         memory: a text waits until there is memory for all of its tokens; `None` never looks.
-        prefixes: what was computed for earlier prompts, of decoders alone.
-        ends: what was computed for the ends of prompts of conversations; needs `prefixes`.
-        states: of an earlier generator with as many slots, to go on with; `None` for new ones. A
-            row that holds tokens already holds those that the prompt of its text begins with.
+        prefixes: the prefix cache, for decoders only.
+        last_prompt: the slots to generate in, whose first row holds the beginning of the prompt.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "Engine",
         *,
         slots: int,
         beams: int = 1,
@@ -113,21 +114,22 @@ class Generator:
         prefill_first: bool = True,
         reserved: bool = False,
         memory: RequestMemory | None = None,
-        prefixes: Prefixes | None = None,
-        ends: Ends | None = None,
-        states: Slots | None = None,
+        prefixes: "PrefixCache | None" = None,
+        last_prompt: "LastPrompt | None" = None,
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
         slots = -(-slots // multiple) * multiple
-        if states is None:
+        if last_prompt is None:
             states = engine.slots(slots, beams=beams, reserved=reserved)
+        else:
+            states, chunk = last_prompt.slots, last_prompt.chunk
         self._runner = Runner(engine, states, exact=exact, chunk=chunk)
         self._scheduler: Scheduler[Text] = Scheduler(slots, prefill_first=prefill_first)
         self._beams = beams
         self._encode = encode
         self._memory = memory
         self._prefixes = prefixes
-        self._ends = ends
+        self._last_prompt = last_prompt
         self._cancellable: list[Text] = []
         self._suspended: dict[Text, Snapshot] = {}
         self._speculations: dict[Text, Speculation] = {}
@@ -293,8 +295,8 @@ class Generator:
         if start == 0 and self._prefixes is not None:
             # only now: what it shares with the text before it may have been computed meanwhile
             start = self._prefixes.fetch(prompt, self._runner.slots, slot)
-            if self._ends is not None and conversation is not None:
-                start = self._ends.fetch_end(conversation, prompt, self._runner.slots, slot)
+            if conversation is not None:
+                start = self._prefixes.fetch_end(conversation, prompt, self._runner.slots, slot)
             text.cached_tokens = start
         end = min(len(prompt), start + self._runner.chunk_tokens(slot))
         part = prompt[start:end]
@@ -303,14 +305,16 @@ class Generator:
             whole = end - end % self._prefixes.grid
             if whole > start:
                 self._prefixes.offer(prompt, self._runner.slots, slot, whole)
+        if self._last_prompt is not None:
+            self._last_prompt.record(prompt, start, end)
         text.prefill_s += time.monotonic() - begun_at
         text.prefilled_tokens = end
         if end == len(prompt):
             self._scheduler.start(slot)
             self._running = None
             self._advance(text, logits_RV[0])
-            if self._ends is not None and conversation is not None:
-                self._ends.offer_end(conversation, prompt, self._runner.slots, slot)
+            if self._prefixes is not None and conversation is not None:
+                self._prefixes.offer_end(conversation, prompt, self._runner.slots, slot)
             if text.finish_reason is not None:
                 self._leave(text)
 

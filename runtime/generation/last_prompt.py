@@ -16,12 +16,11 @@ import threading
 import weakref
 from collections.abc import Sequence
 
-from ortolan.runtime.engine.attention_kernels import CHUNK
-from ortolan.runtime.engine.runner import GRID
-from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.slots import Snapshot
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
 __all__ = ["LastPrompt"]
 
@@ -35,8 +34,7 @@ The last alone would be of no use where a template writes the end of a prompt ot
 class LastPrompt:
     """The states of the last prompt, in the slots that computed them. Nothing is copied.
 
-    One text at a time goes on from it, in the first row of an exact `Generator` that has these
-    `slots` as its states and this object as its prefixes.
+    One text at a time goes on from it, in the first row of an exact `Generator`.
 
     Args:
         engine: computes the prompts.
@@ -50,14 +48,14 @@ class LastPrompt:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.grid = GRID if engine.parts_matter or engine.mixes_rows else 1
+        self.grid = GRID if engine.depends_on_chunks or engine.mixes_rows else 1
         self.chunk = GRID if engine.mixes_rows else CHUNK
         # reserved: what is kept is never copied to grow
         self.slots = engine.slots(engine.rows_multiple, reserved=True)
         self.slots.keeps = True
         self._ids: list[int] = []  # of the first row, computed as a prompt
         self._replaced: dict[int, Snapshot] = {}  # at these lengths, in order
-        self._text: weakref.ref[SampledText] | None = None
+        self._text: weakref.ref[SampledSequence] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -76,7 +74,7 @@ class LastPrompt:
         text = None if self._text is None else self._text()
         return text is not None and text.finish_reason is None
 
-    def begin(self, text: SampledText) -> None:
+    def begin(self, text: SampledSequence) -> None:
         """Let the first row hold what the prompt of a text begins with.
 
         Raises:
@@ -91,15 +89,14 @@ class LastPrompt:
             self._text = weakref.ref(text)
         text.cached_tokens = self._rewind(text.request.prompt)
 
-    def fetch(self, ids: Sequence[int], slots: Slots, row: int) -> int:
-        """Nothing: what there is, the row has held since `begin`."""
-        return 0
-
-    def offer(self, ids: Sequence[int], slots: Slots, row: int, tokens: int) -> None:
-        """Remember that the row holds the first tokens of a prompt."""
-        self._ids = list(ids[:tokens])
-        if slots.replaces:
-            self._replaced[tokens] = slots.view(row=row, start=tokens, end=tokens).copy()
+    def record(self, prompt: Sequence[int], start: int, end: int) -> None:
+        """Remember that the row holds a prompt up to `end`, of which it held `start` before."""
+        tokens = end - end % self.grid
+        if tokens <= start:
+            return
+        self._ids = list(prompt[:tokens])
+        if self.slots.replaces:
+            self._replaced[tokens] = self.slots.view(start=tokens, end=tokens).copy()
             for length in list(self._replaced)[:-BOUNDARIES]:
                 del self._replaced[length]
 

@@ -14,7 +14,7 @@ from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.grammar import GrammarCompiler
 from ortolan.runtime.generation.options import Options, checked_options
 from ortolan.runtime.generation.request import Request
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.tokenizer import Tokenizer, read_ids
 
@@ -81,7 +81,7 @@ class PromptReader:
         ]
         return [replace(request, draft=draft) for request in requests]
 
-    def text(self, request: Request, *, streams: bool = False) -> SampledText:
+    def text(self, request: Request, *, streams: bool = False) -> SampledSequence:
         """A text to be generated for a request.
 
         Args:
@@ -96,7 +96,7 @@ class PromptReader:
         matcher = None
         if request.grammar is not None and self._grammars is not None:
             matcher = self._grammars.matcher(request.grammar)
-        return SampledText(
+        return SampledSequence(
             request,
             vocab_size=self._manifest.vocab_size,
             tokenizer=self._tokenizer,

@@ -6,7 +6,7 @@ from typing import Self
 
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
 __all__ = ["TextStream"]
 
@@ -18,7 +18,7 @@ class TextStream(Iterator[str]):
     first piece is read.
     """
 
-    def __init__(self, text: SampledText, generator: Generator) -> None:
+    def __init__(self, text: SampledSequence, generator: Generator) -> None:
         self._text = text
         self._generator: Generator | None = generator
         generator.submit(text)

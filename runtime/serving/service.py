@@ -17,9 +17,14 @@ from ortolan.runtime.arguments import checked_count, checked_integer
 from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.prefix_cache import (
+    CACHE_BYTES,
+    FOLDER_BYTES,
+    PrefixCache,
+)
 from ortolan.runtime.engine.runner import GRID
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
@@ -29,11 +34,6 @@ from ortolan.runtime.generation.request import Request
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.chat_service import ChatService
-from ortolan.runtime.serving.prefixes import (
-    CACHE_BYTES,
-    FOLDER_BYTES,
-    PrefixCache,
-)
 from ortolan.runtime.serving.stats import ServiceStats
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.serving.worker import Worker
@@ -123,12 +123,11 @@ class Service(ChatService):
             engine,
             slots=slots,
             exact=mode == "exact",
-            chunk=_checked_chunk(chunk, fixed=mode == "exact" and engine.parts_matter),
+            chunk=_checked_chunk(chunk, fixed=mode == "exact" and engine.depends_on_chunks),
             prefill_first=False,
             reserved=True,
             memory=self._memory,
             prefixes=prefixes,
-            ends=prefixes,
         )
         self._worker = Worker(generator, engine=engine, slots=slots, queue=queue, prefixes=prefixes)
         self._dropped = weakref.finalize(self, self._worker.close_later)

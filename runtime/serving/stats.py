@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ortolan.runtime.generation.sampled_text import SampledText
-from ortolan.runtime.serving.prefix_counts import PrefixCounts
+from ortolan.runtime.engine.prefix_cache import PrefixCounts
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
 __all__ = ["Counts", "ServiceStats"]
 
@@ -59,7 +59,7 @@ class Counts:
         """There is work again: what was before is no gap."""
         self._ended_at = time.monotonic()
 
-    def add(self, text: SampledText) -> None:
+    def add(self, text: SampledSequence) -> None:
         """A text has ended."""
         now = time.monotonic()
         self.gap_s += SMOOTHING * (now - self._ended_at - self.gap_s)

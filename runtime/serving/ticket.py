@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 from ortolan.errors import OrtolanError
 from ortolan.runtime.arguments import checked_seconds
 from ortolan.runtime.generation.completion import Completion
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.serving.signal import Signal, Woken
 
@@ -40,7 +40,7 @@ class Ticket(Iterator[str], AsyncIterator[str]):
 
     def __init__(
         self,
-        text: SampledText,
+        text: SampledSequence,
         *,
         has_pieces: bool,
         lock: threading.Lock,

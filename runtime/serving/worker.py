@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.prefix_cache import PrefixCache, PrefixCounts
 from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError
 from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.generation.sampled_text import SampledText
-from ortolan.runtime.serving.prefix_counts import PrefixCounts
-from ortolan.runtime.serving.prefixes import PrefixCache
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.serving.signal import Woken, wake
 from ortolan.runtime.serving.stats import Counts, ServiceStats
 from ortolan.runtime.serving.ticket import Ticket
@@ -225,10 +224,10 @@ class Worker:
         wake(woken)
 
 
-def _submit(text: SampledText, priority: int, generator: Generator) -> None:
+def _submit(text: SampledSequence, priority: int, generator: Generator) -> None:
     generator.submit(text, priority=priority)
 
 
-def _end(text: SampledText, generator: Generator) -> None:
+def _end(text: SampledSequence, generator: Generator) -> None:
     if text.finish_reason is None:
         generator.cancel(text)

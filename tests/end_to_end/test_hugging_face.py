@@ -129,9 +129,9 @@ def test_bundle_equals_hugging_face(family: str, tmp_path: Path) -> None:
     expected = reference_logits(reference, ids)
     bound = 1e-4 * max(1.0, float(np.abs(expected).max()))
     prefill = float(np.abs(model.logits(ids) - expected).max())
-    sequence = model.sequence()
-    rows = [sequence.append(ids[:PROMPT])]
-    rows += [sequence.append(ids[i : i + 1]).copy() for i in range(PROMPT, PROMPT + STEPS)]
+    session = model.session()
+    rows = [session.append(ids[:PROMPT])]
+    rows += [session.append(ids[i : i + 1]).copy() for i in range(PROMPT, PROMPT + STEPS)]
     cached = max(
         float(np.abs(row - expected[PROMPT - 1 + i]).max()) for i, row in enumerate(rows[1:], 1)
     )

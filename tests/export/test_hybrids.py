@@ -18,8 +18,8 @@ from ortolan.export.trace.attention_maps import map_names
 from ortolan.export.trace.sides import sides_of
 from ortolan.modeling import DecoderModel
 from ortolan.modeling.config import BlockConfig, DecoderConfig, Mixer
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 
 Logits = NDArray[np.float32]
 
@@ -159,9 +159,9 @@ def test_a_decoder_without_attention_is_one_like_any_other(tmp_path: Path) -> No
     assert {state.update for state in made.bundle.manifest.states} == {"replace"}
     ids = text(21)
     assert_close(made.loaded.logits(ids), made.reference(ids))
-    with made.loaded.sequence() as sequence:
+    with made.loaded.session() as session:
         for stop in (5, 6, 7, 21):
-            got = sequence.append(ids[len(sequence.tokens) : stop])
+            got = session.append(ids[len(session.tokens) : stop])
     assert_close(got, made.reference(ids)[-1])
     with pytest.raises(OptionError, match="a model with attention"):
         ortolan.export(made.module, tmp_path / "maps", options=ExportOptions(attention_maps=True))

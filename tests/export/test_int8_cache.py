@@ -144,12 +144,12 @@ def test_cached_chunked_batched_rewound_and_restored_texts_are_the_same_to_the_b
 ) -> None:
     case, ids = exported("norms of keys, and sinks"), random_ids()
     wanted = case.model.logits(ids)
-    with case.model.sequence() as sequence:
-        chunked = [sequence.append(ids[start : start + 13]) for start in range(0, LENGTH, 13)]
-        sequence.rewind(20)
-        one_by_one = [sequence.append([token]) for token in ids[20:40]]
-        kept = sequence.snapshot()
-    with case.model.sequence() as other:
+    with case.model.session() as session:
+        chunked = [session.append(ids[start : start + 13]) for start in range(0, LENGTH, 13)]
+        session.rewind(20)
+        one_by_one = [session.append([token]) for token in ids[20:40]]
+        kept = session.snapshot()
+    with case.model.session() as other:
         other.restore(kept)
         restored = [other.append([token]) for token in ids[40:]]
     ends = [*range(12, LENGTH, 13), LENGTH - 1]
@@ -166,11 +166,11 @@ def test_saved_and_forked_texts_go_on_as_the_kept_one_to_the_bit(
     name: str, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
     case, ids = exported(name), random_ids()
-    kept = case.model.sequence()
+    kept = case.model.session()
     kept.append(ids[:20])
     kept.append(ids[20:21])
     kept.save(tmp_path / "saved")
-    others = (case.model.load_sequence(tmp_path / "saved"), kept.fork())
+    others = (case.model.load_session(tmp_path / "saved"), kept.fork())
     for part in (ids[21:40], ids[40:41], ids[41:]):
         wanted = kept.append(part)
         assert all(np.array_equal(other.append(part), wanted) for other in others)

@@ -60,10 +60,10 @@ def test_cached_steps_of_any_length_equal_pytorch(name: str, exported: Export) -
     case = exported(name)
     ids = random_ids(40)
     wanted = torch_logits(case.reference, ids)
-    with case.model.sequence() as sequence:
+    with case.model.session() as session:
         start = 0
         for stop in (5, 8, *range(9, 21), 33, 34, 40):
-            got = sequence.append(ids[start:stop])
+            got = session.append(ids[start:stop])
             assert_close(got, wanted[stop - 1], case.model.manifest.precision)
             start = stop
 
@@ -80,9 +80,9 @@ def test_last_position_of_the_context_equals_pytorch(exported: Export) -> None:
     case = exported("gpt2-portable")
     ids = random_ids(300)
     assert case.model.manifest.context_length == len(ids)
-    with case.model.sequence() as sequence:
-        sequence.append(ids[:-1])
-        got = sequence.append(ids[-1:])
+    with case.model.session() as session:
+        session.append(ids[:-1])
+        got = session.append(ids[-1:])
     assert_close(got, torch_logits(case.reference, ids)[-1], "fp32")
 
 
@@ -115,7 +115,7 @@ def test_split_and_unified_graphs_give_the_same_logits(exported: Export) -> None
     ids = random_ids(30)
     # The portable one keeps sum and norm apart, which rounds differently in the last digit.
     np.testing.assert_allclose(split.logits(ids), unified.logits(ids), atol=1e-5)
-    with unified.sequence() as one, split.sequence() as other:
+    with unified.session() as one, split.session() as other:
         for token in ids:
             np.testing.assert_allclose(other.append([token]), one.append([token]), atol=1e-5)
 

@@ -19,12 +19,11 @@ from tests.tiny import FAMILY_CONFIGS
 
 import ortolan
 from ortolan.export.errors import OptionError, ParityError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import GroupSize, Int4, Int8, Precision
+from ortolan.export.options import ExportOptions, GroupSize, Int4, Int8, Precision
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.runtime import Bundle, load
-from ortolan.runtime.certificate import read
+from ortolan.runtime.verification.certificate_files import read_certificate
 
 Array = NDArray[Any]
 
@@ -154,8 +153,8 @@ def test_hybrid_bundle_computes_what_its_codes_stand_for(name: str, tmp_path: Pa
     bound = WIDE * max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(loaded.logits(IDS), expected, atol=bound)
     assert np.abs(logits(module.eval(), IDS) - expected).max() > bound / 10
-    with loaded.sequence() as sequence:
-        single = np.stack([sequence.append([token]) for token in IDS])
+    with loaded.session() as session:
+        single = np.stack([session.append([token]) for token in IDS])
     np.testing.assert_allclose(single, expected, atol=bound)
 
 
@@ -164,8 +163,8 @@ def test_one_token_at_a_time_gives_what_the_whole_gives(model: str, tmp_path: Pa
     module = tiny_models.decoder(MODELS[model]())
     _, loaded = export(module, tmp_path / "out")
     whole = loaded.logits(IDS)
-    with loaded.sequence() as sequence:
-        single = np.stack([sequence.append([token]) for token in IDS])
+    with loaded.session() as session:
+        single = np.stack([session.append([token]) for token in IDS])
     # Each row of activations has a scale of its own, however many rows there are. But sums in
     # another order may move an activation across the middle between two steps of 8 bits.
     largest = np.abs(whole).max()
@@ -242,8 +241,8 @@ def test_int8_prefill_and_int4_decode_work_on_one_cache(tmp_path: Path) -> None:
     assert decode["com.microsoft::MatMulNBits"] == 11
     expected = logits(module.eval(), IDS)
     bound = 10 * WIDE * max(1.0, float(np.abs(expected).max()))
-    with loaded.sequence() as sequence:
-        got = [sequence.append(IDS[:32]), *(sequence.append([token]) for token in IDS[32:])]
+    with loaded.session() as session:
+        got = [session.append(IDS[:32]), *(session.append([token]) for token in IDS[32:])]
     np.testing.assert_allclose(np.stack(got), expected[31:], atol=bound)
 
 
@@ -253,7 +252,7 @@ def test_few_new_tokens_go_to_the_decode_graph(tmp_path: Path) -> None:
     bundle, mixed = export(module, tmp_path / "mixed", **options)
     _, plain = export(module, tmp_path / "plain")
     few = bundle.manifest.graphs["prefill"].min_new_tokens - 1
-    with mixed.sequence() as one, plain.sequence() as other:
+    with mixed.session() as one, plain.session() as other:
         np.testing.assert_array_equal(one.append(IDS[:few]), other.append(IDS[:few]))
         assert (one.append(IDS[:few] + IDS[:1]) != other.append(IDS[:few] + IDS[:1])).any()
 
@@ -268,7 +267,7 @@ def test_bundle_beyond_the_bound_is_not_kept(tmp_path: Path) -> None:
 def test_certificate_holds_the_quality(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.gpt2())
     bundle, _ = export(module, tmp_path / "out", max_kl=None)
-    certificate = read(bundle)
+    certificate = read_certificate(bundle)
     measured = certificate.measured
     assert measured is not None
     assert measured.mean_kl is not None

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 import ortolan
 from ortolan.cli.attention_picture import choose
 from ortolan.export.errors import OptionError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4, Int8
+from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.modeling.checkpoint.folder import save
 from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig, RecurrentConfig
 from ortolan.modeling.models.addressing import addressing
@@ -22,7 +21,7 @@ from ortolan.modeling.models.attention_maps import attention_maps as maps_of_tor
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.runtime import Decoder, InputError, PromptLookup
 from ortolan.runtime.attention_maps import attention_maps
-from ortolan.runtime.certificate import verify
+from ortolan.runtime.verification.replay import verify
 
 VOCAB, CONTEXT = 53, 400
 
@@ -105,17 +104,17 @@ def test_parts_steps_snapshots_and_forks_give_what_the_whole_gives(tiny: Tiny) -
     model, bundle = tiny
     ids = random_ids(80)
     want = reference(model, ids)
-    with bundle.sequence() as sequence:
+    with bundle.session() as session:
         for start, end in ((0, 30), (30, 31), (31, 60)):
-            assert_close(sequence.append(ids[start:end]), want[end - 1])
-        kept = sequence.snapshot()
-        sequence.append(random_ids(7, seed=3))
+            assert_close(session.append(ids[start:end]), want[end - 1])
+        kept = session.snapshot()
+        session.append(random_ids(7, seed=3))
         with pytest.raises(InputError, match="replaced at every step"):
-            sequence.rewind(60)
-        sequence.restore(kept)
-        with sequence.fork() as other:
+            session.rewind(60)
+        session.restore(kept)
+        with session.fork() as other:
             for place in range(60, 80):
-                for each in (sequence, other):
+                for each in (session, other):
                     assert_close(each.append(ids[place : place + 1]), want[place])
 
 

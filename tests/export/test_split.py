@@ -42,8 +42,8 @@ def assert_continues(folder: Path, whole: Tensor, ids: list[int]) -> None:
     wanted = whole.numpy()
     limit = 1e-4 * float(np.abs(wanted).max())
     np.testing.assert_allclose(model.logits(ids), wanted, rtol=0, atol=limit)
-    with model.sequence() as sequence:
-        got = [sequence.append(ids[:PROMPT]), *(sequence.append([each]) for each in ids[PROMPT:])]
+    with model.session() as session:
+        got = [session.append(ids[:PROMPT]), *(session.append([each]) for each in ids[PROMPT:])]
     np.testing.assert_allclose(got, wanted[PROMPT - 1 :], rtol=0, atol=limit)
 
 

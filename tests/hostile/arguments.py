@@ -1,14 +1,13 @@
 """Arguments of requests: mostly what they should be, at times anything at all."""
 
-import fractions
 import threading
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+from tests.nonsense import ARRAYS, NUMBERS, PROMPTS
 
 from ortolan.runtime import Grammar, PromptLookup, Sampling
 
@@ -19,13 +18,6 @@ class CallersError(Exception):
     """What a function of the caller raises, which goes back to the caller."""
 
 
-class Index:
-    """An integer by `__index__` alone."""
-
-    def __index__(self) -> int:
-        return 3
-
-
 def _raising() -> bool:
     raise CallersError("of the caller")
 
@@ -34,34 +26,13 @@ def _generator(random: Random) -> Iterator[int]:
     return (random.randrange(97) for _ in range(3))
 
 
-TEXTS = (
-    *("", " ", "a", "def main(", "[PAD] a b", "<bos>", "x" * 3000, "\0", "\ud800", "a\udfff"),
-    *("\U0001f600" * 40, "\u0301" * 500, "\x1b[2K", "e\u0301", "\ufeff", "/", "cpu", "exact"),
-)
-
-NUMBERS: tuple[Any, ...] = (
-    *(0, 1, 2, 3, -1, -2, 96, 97, 2**15, 2**31, 2**32 - 1, 2**63, -(2**63), 2**80, 10**5000),
-    *(0.0, -0.0, 0.5, 1.0, 1.5, -1.0, 1e308, 5e-324, float("nan"), float("inf"), float("-inf")),
-    *(True, False, np.bool_(True), np.uint8(2), np.int8(-1), np.uint64(2**64 - 1), np.float16(1)),
-    *(np.float32("nan"), np.longdouble(1), Decimal("NaN"), Decimal(1), fractions.Fraction(1, 3)),
-    *(1j, Index()),
-)
-
-ARRAYS: tuple[Any, ...] = (
-    *(np.array([1, 2]), np.array([1.5]), np.array([[1, 2]]), np.array(3), np.array([])),
-    *(np.array([2**63], np.uint64), np.array(["a"]), np.array([None]), np.array([True, False])),
-    *(np.zeros((4, 6, 3), np.uint8), np.zeros((0, 0, 3), np.uint8), np.zeros((2, 2, 9), np.uint8)),
-    np.array([1, 2, 3], dtype=">i4"),
-)
-
-
 def anything(random: Random, depth: int = 0) -> Any:
     """A value of whatever type."""
     match random.randrange(8 if depth < 3 else 4):
         case 0:
             return random.choice(NUMBERS)
         case 1:
-            return random.choice(TEXTS)
+            return random.choice(PROMPTS)
         case 2:
             return random.choice(ARRAYS)
         case 3:
@@ -92,7 +63,7 @@ def prompt(random: Random) -> Any:
         if random.random() < 0.05:
             return [*ids, random.choice([-1, 16, 97, 2**31, 2**63])]
         forms: tuple[Any, ...] = (ids, tuple(ids), np.array(ids), np.array(ids, "<i8"))
-        text = random.choice(TEXTS) if random.random() < 0.3 else "a b c"
+        text = random.choice(PROMPTS) if random.random() < 0.3 else "a b c"
         return random.choice([text, *forms])
 
     return maybe(random, right)

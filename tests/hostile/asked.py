@@ -126,7 +126,7 @@ DECODER: dict[str, Ask] = {
     "load a path": lambda m, r: ortolan.load(anything(r)),
     "open a path": lambda m, r: runtime.open_bundle(anything(r)),
     "verify a path": lambda m, r: runtime.verify(anything(r), isolate=False),
-    "load sequence": lambda m, r: m.load_sequence(anything(r)),
+    "load session": lambda m, r: m.load_session(anything(r)),
     "encode": lambda m, r: m.tokenizer.encode(anything(r)),
     "decode": lambda m, r: m.tokenizer.decode(prompt(r)),
     "labels": lambda m, r: m.tokenizer.labels(prompt(r)),
@@ -206,18 +206,18 @@ def _submit(service: Any, random: Random) -> None:
 SERVICE: dict[str, Ask] = {"submit": _submit, "stats": lambda service, random: service.stats()}
 
 
-def _append(sequence: Any, random: Random) -> None:
-    """Take a sequence somewhere else and back again."""
-    before = sequence.snapshot()
+def _append(session: Any, random: Random) -> None:
+    """Take a session somewhere else and back again."""
+    before = session.snapshot()
     try:
-        sequence.append(prompt(random))
-        sequence.rewind(maybe(random, lambda: random.choice([0, 1, 5, 500]), 0.3))
-        sequence.restore(maybe(random, lambda: before, 0.3))
+        session.append(prompt(random))
+        session.rewind(maybe(random, lambda: random.choice([0, 1, 5, 500]), 0.3))
+        session.restore(maybe(random, lambda: before, 0.3))
     finally:
-        sequence.restore(before)
+        session.restore(before)
 
 
-SEQUENCE: dict[str, Ask] = {
+SESSION: dict[str, Ask] = {
     "append": _append,
     "fork": lambda s, r: s.fork().append(prompt(r)),
     "save": lambda s, r: s.save(Path("/nowhere") / f"{r.random()}"),
@@ -225,14 +225,14 @@ SEQUENCE: dict[str, Ask] = {
 
 
 def _begun(model: Any) -> Any:
-    sequence = model.sequence()
-    sequence.append([1, 2, 3])
-    return sequence
+    session = model.session()
+    session.append([1, 2, 3])
+    return session
 
 
-def _sequence_probe(sequence: Any) -> object:
-    other = sequence.fork()
-    return sequence.tokens, other.append([4]).tobytes()
+def _session_probe(session: Any) -> object:
+    other = session.fork()
+    return session.tokens, other.append([4]).tobytes()
 
 
 def _ask(conversation: Any, random: Random) -> None:
@@ -284,7 +284,7 @@ TARGETS: dict[str, Target] = {
         probe=lambda service: service.submit([1, 2, 3], max_new_tokens=4).completion().tokens,
         close=lambda service: service.close(0),
     ),
-    "sequence": Target(bundle="decoder", open=_begun, asks=SEQUENCE, probe=_sequence_probe),
+    "session": Target(bundle="decoder", open=_begun, asks=SESSION, probe=_session_probe),
     "conversation": Target(
         bundle="decoder",
         open=lambda m: m.conversation(),

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 import ortolan
 from ortolan import files, staging
-from ortolan.cli.chat_history import add_to_history, read_history
+from ortolan.cli.chat.history import add_to_history, read_history
 from ortolan.export.options import ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.modeling import CheckpointError, DecoderModel, load, save
@@ -25,10 +25,10 @@ from ortolan.modeling.training import trainer
 from ortolan.runtime import BundleNotFoundError, StateFileError, open_bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.chat.conversation import Conversation
-from ortolan.runtime.engine.session import onnxruntime_version
+from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.prefix_files import PrefixFiles
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.pack import write as packing
-from ortolan.runtime.serving.prefix_files import PrefixFiles
 
 State = Literal["old", "new"] | None
 
@@ -184,19 +184,19 @@ def _history(folder: Path) -> Work:
     return Work(old=typed("old\n" * 9000), new=typed("new\n" * 5000), state=state)
 
 
-def _sequence(folder: Path) -> Work:
+def _session(folder: Path) -> Work:
     tiny_decoder.write_bundle(folder / "bundle")
     model = ortolan.load(folder / "bundle", ortolan.Decoder, threads=1)
     ids = {"old": list(range(20)), "new": list(range(5, 40))}
 
     def saved(name: str) -> Callable[[Path], object]:
-        sequence = model.sequence()
-        sequence.append(ids[name])
-        return lambda place: sequence.save(place / "saved")
+        session = model.session()
+        session.append(ids[name])
+        return lambda place: session.save(place / "saved")
 
     def state(place: Path) -> State:
         try:
-            found = model.load_sequence(place / "saved").tokens
+            found = model.load_session(place / "saved").tokens
         except StateFileError:
             return None
         return _STATES[next(name for name, each in ids.items() if each == list(found))]
@@ -290,7 +290,7 @@ WORKS: dict[str, Callable[[Path], Work]] = {
     "pack": _pack,
     "conversation": _conversation,
     "history of chats": _history,
-    "sequence": _sequence,
+    "session": _session,
     "prefix": _prefix,
     "checkpoint": _checkpoint,
     "training": _training,

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 from tests.hostile.bundles import Files
-from tests.hostile.values import FLOATS, INTEGERS, TEXTS, change_document, flip_bytes, logarithmic
+from tests.hostile.values import change_document, flip_bytes, logarithmic
+from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
 __all__ = ["change_arrays", "change_bytes", "change_template", "change_tokenizer", "change_weights"]
 
@@ -108,7 +109,7 @@ def change_tokenizer(random: Random, files: Files) -> str:
         made = json.loads(json.dumps(random.choice(PARTS[part])))
         if random.random() < 0.5 and made:
             key = random.choice(list(made))
-            made[key] = random.choice([*TEXTS, *INTEGERS, None, [], {}, "(" * 999])
+            made[key] = random.choice([*STRINGS, *INTEGERS, None, [], {}, "(" * 999])
         document[part] = [made] if part == "added_tokens" else made
         files["tokenizer.json"] = json.dumps(document).encode()
         said = f"{part} is {made!r:.200}"

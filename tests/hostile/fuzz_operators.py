@@ -24,7 +24,7 @@ from tests.hostile import bundles
 from tests.hostile.operators import attribute_names, random_operator
 from tests.hostile.tensors import random_tensor
 from tests.hostile.traps import join
-from tests.hostile.values import FLOATS, INTEGERS, TEXTS
+from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
 from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.manifest import Manifest
@@ -100,7 +100,7 @@ def _attribute(random: Random, name: str) -> AttributeProto:
         [
             random.choice(INTEGERS),
             random.choice(FLOATS),
-            random.choice(TEXTS[:9]),
+            random.choice(STRINGS[:9]),
             random.choices(INTEGERS, k=3),
             random.choices(FLOATS, k=2),
             random_tensor(random, name),

@@ -7,7 +7,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from tests.hostile.operators import random_operator
 from tests.hostile.tensors import change_initializer, random_tensor
 from tests.hostile.traps import TRAPS
-from tests.hostile.values import FLOATS, INTEGERS, TEXTS
+from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
 __all__ = ["change_graph"]
 
@@ -202,7 +202,7 @@ def _model_field(random: Random, model: ModelProto) -> str:
             name, domain = _node(random, model).op_type, random.choice(["", "com.microsoft", "x"])
             model.functions.append(helper.make_function(domain, name, ["a"], ["b"], [node], opsets))
             return f"a function {domain}::{name}"
-    model.metadata_props.add(key=random.choice(TEXTS[:9]), value="x" * random.choice([1, 10**6]))
+    model.metadata_props.add(key=random.choice(STRINGS[:9]), value="x" * random.choice([1, 10**6]))
     return "metadata"
 
 

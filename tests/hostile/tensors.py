@@ -5,7 +5,8 @@ from random import Random
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
-from tests.hostile.values import INTEGERS, TEXTS, flip_bytes
+from tests.hostile.values import flip_bytes
+from tests.nonsense import INTEGERS, STRINGS
 
 __all__ = ["change_initializer", "random_tensor"]
 
@@ -32,7 +33,7 @@ def change_initializer(random: Random, tensor: TensorProto) -> str:
             return f"{name} of type {tensor.data_type}"
         case 3 if tensor.external_data:
             entry = random.choice(tensor.external_data)
-            entry.value = random.choice([f"{random.choice(INTEGERS)}", random.choice(TEXTS[:-2])])
+            entry.value = random.choice([f"{random.choice(INTEGERS)}", random.choice(STRINGS[:-2])])
             return f"{name}: {entry.key} is {entry.value!r}"
         case 4:
             made = random_tensor(random, name)

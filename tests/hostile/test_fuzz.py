@@ -100,7 +100,7 @@ def test_mutants_work_or_are_refused(tmp_path: Path) -> None:
 
 
 def test_requests_are_answered_or_refused_and_change_nothing(tmp_path: Path) -> None:
-    targets = ("decoder", "encoder", "images", "service", "sequence", "conversation")
+    targets = ("decoder", "encoder", "images", "service", "session", "conversation")
     arguments = ("--seed", SEED, "--count", 1200, "--targets", *targets)
     done = module("fuzz_requests", "--bundles", tmp_path, *arguments)
 

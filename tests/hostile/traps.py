@@ -6,7 +6,8 @@ from random import Random
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
-from tests.hostile.values import INTEGERS, logarithmic
+from tests.hostile.values import logarithmic
+from tests.nonsense import INTEGERS
 
 __all__ = ["TRAPS", "join"]
 

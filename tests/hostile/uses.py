@@ -16,8 +16,8 @@ from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.inspect import description
 
 WARM = (
-    *("attention_maps", "bundle.packed", "certificate", "chat.chat", "jinja.template", "loading"),
-    *("inputs.tokenizer", "serving.service"),
+    *("attention_maps", "bundle.packed", "verification.replay", "chat.chat", "jinja.template"),
+    *("inputs.tokenizer", "loading", "serving.service"),
 )
 """Modules that are imported when they are first needed, which would be in each child."""
 
@@ -76,9 +76,9 @@ def _decode(model: Any, random: Random) -> None:
                 model.chat(messages, max_new_tokens=3)
         case 3:
             model.logits([1, 2, 3, 4, 5])
-            with model.sequence() as sequence:
-                sequence.append([1, 2, 3])
-                sequence.append([4])
+            with model.session() as session:
+                session.append([1, 2, 3])
+                session.append([4])
         case _:
             model.generate(given, max_new_tokens=3)
 

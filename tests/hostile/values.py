@@ -6,24 +6,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-__all__ = ["FLOATS", "INTEGERS", "TEXTS", "change_document", "flip_bytes", "logarithmic"]
+from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
-INTEGERS = (
-    *(0, 1, -1, 2, 3, 5, 7, 8, 16, 31, 33, 64, 127, 128, 255, 256, -2, -8),
-    *(2**15, 2**16, 2**31 - 1, 2**31, 2**31 + 1, -(2**31), 2**32, 2**32 + 1, 2**40),
-    *(2**53 + 1, 2**62, 2**63 - 1, -(2**63) + 1, -(2**63)),
-)
-"""All of them have a place in 64 bits."""
-
-FLOATS = (
-    *(0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-30, 1e30, 3.4e38, -3.4e38),
-    *(float("nan"), float("inf"), float("-inf")),
-)
-
-TEXTS = (
-    *("", " ", "\0", "a", "x" * 300, "..", "../x", "/", "manifest.json", "input_ids", "logits"),
-    *("\x1b[2K", "\n", "\u202e", "\ud800", "\U0001f600", "batch", "capacity", "float16", "int8"),
-)
+__all__ = ["change_document", "flip_bytes", "logarithmic"]
 
 _TWICE, _DEEP = "@twice@", "@deep@"
 
@@ -77,7 +62,7 @@ def _retyped(random: Random, parent: Any, key: Any) -> str:
         False,
         [],
         {},
-        random.choice(TEXTS),
+        random.choice(STRINGS),
         random.choice(INTEGERS),
         0.5,
         2**80,
@@ -110,7 +95,7 @@ def _twice(random: Random, parent: Any, key: Any) -> str:
 
 
 def _renamed(random: Random, parent: Any, key: Any) -> str:
-    new = random.choice([*TEXTS, f"{key}_", f"{key}".upper()])
+    new = random.choice([*STRINGS, f"{key}_", f"{key}".upper()])
     parent[new] = parent.pop(key)
     return f"renamed to {new!r:.40}"
 
@@ -133,7 +118,7 @@ def _like(random: Random, value: Any) -> Any:
         case float():
             return random.choice([*FLOATS, value * 10, -value])
         case str():
-            return random.choice([*TEXTS, value + "x", value[:-1], value[1:], value.upper()])
+            return random.choice([*STRINGS, value + "x", value[:-1], value[1:], value.upper()])
         case list():
             return random.sample(value, len(value)) + random.choices(value, k=bool(value))
         case dict():

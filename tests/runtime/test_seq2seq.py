@@ -27,8 +27,8 @@ from ortolan.runtime import (
 )
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import TextSource
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.threads import SMALL_BYTES, chosen_threads, physical_cores, step_threads
 from ortolan.runtime.errors import ForkedError
 
@@ -195,8 +195,8 @@ def test_a_request_may_choose_the_first_token(
     [
         ("some text", "first: expected one token, got 'some text', which has 9"),
         ("", "first: expected one token, got '', which has 0"),
-        (1000, "first: expected"),
-        (True, "first: expected a whole number"),
+        (1000, "first"),
+        (True, "first must be"),
     ],
 )
 def test_a_first_token_that_is_none_is_an_error(model: Seq2Seq, first: Any, message: str) -> None:
@@ -245,12 +245,12 @@ def test_cancelling_gives_what_there_is(bundle: Bundle, engine: Engine, beams: i
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
-        ("", InputError, "at least one token"),
-        ([[5], []], InputError, "at least one token"),
+        ("", InputError, "no token"),
+        ([[5], []], InputError, "no token"),
         ([5, 97], InputError, "ids from 0 to 96"),
-        ([5] * 41, ContextLengthError, "at most 40 tokens, got 41"),
-        ("a" * 40, ContextLengthError, "at most 40 tokens, got 41"),
-        (7, InputError, "expected token ids"),
+        ([5] * 41, ContextLengthError, "41 tokens"),
+        ("a" * 40, ContextLengthError, "41 tokens"),
+        (7, InputError, "token ids"),
         ([[5]] * 4097, InputError, "expected at most 4096"),
     ],
 )
@@ -273,22 +273,22 @@ def test_ids_of_a_source_are_those_of_its_own_vocabulary(bundle: Bundle, engine:
     manifest = msgspec.structs.replace(bundle.manifest, source=source)
     model = Seq2Seq(Bundle(path=bundle.path, manifest=manifest, graphs=bundle.graphs), engine)
     assert model.generate([49], max_new_tokens=2).tokens
-    with pytest.raises(InputError, match="ids from 0 to 49, got 50"):
+    with pytest.raises(InputError, match="ids from 0 to 49"):
         model.generate([49, 50])
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"beams": 0}, "beams: expected a whole number from 1 to 64, got 0"),
+        ({"beams": 0}, "beams must be"),
         ({"beams": 65}, "beams"),
         ({"beams": True}, "beams"),
-        ({"beams": 2, "n_best": 3}, "n_best: expected a whole number from 1 to 2, got 3"),
+        ({"beams": 2, "n_best": 3}, "n_best must be"),
         ({"n_best": 2}, "n_best: expected 1 without a beam search"),
         ({"length_penalty": 2.0}, "length_penalty: expected 1.0 without"),
         ({"early_stopping": True}, "early_stopping: expected False without"),
-        ({"beams": 2, "length_penalty": float("nan")}, "length_penalty: expected a number"),
-        ({"beams": 2, "length_penalty": 11}, "length_penalty: expected a number"),
+        ({"beams": 2, "length_penalty": float("nan")}, "length_penalty must be"),
+        ({"beams": 2, "length_penalty": 11}, "length_penalty must be"),
         ({"beams": 2, "early_stopping": "always"}, "early_stopping: expected True"),
         ({"beams": 2, "temperature": 0.5}, "temperature: expected none in a beam search"),
         ({"beams": 2, "stop_tokens": [5]}, "stop_tokens: expected none in a beam search"),
@@ -316,7 +316,7 @@ def test_lists_are_refused_where_one_source_is_meant(model: Seq2Seq) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"), [([], "at least one"), ([97], "0 to 96"), ([1] * 41, "at most 40 tokens")]
+    ("ids", "said"), [([], "no token"), ([97], "0 to 96"), ([1] * 41, "40 tokens")]
 )
 def test_logits_of_no_text_are_refused(model: Seq2Seq, ids: list[int], said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -333,7 +333,7 @@ def test_a_bundle_without_a_tokenizer_takes_ids_alone(bundle: Bundle, engine: En
         lambda: model.generate(SOURCE, stop=["a"]),
         lambda: model.stream(SOURCE),
     ):
-        with pytest.raises(TokenizerError, match="expected a bundle with a tokenizer"):
+        with pytest.raises(TokenizerError, match="no tokenizer"):
             call()
 
 

@@ -1,7 +1,6 @@
 """Every family that Ortolan reads: its tiny config, and what can be done with it."""
 
 import contextlib
-import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.modeling.tiny_models import reference_model
+from tests.nonsense import CONFIG_VALUES
 from tests.tiny import FAMILY_CONFIGS, OWN_FORMATS
 from transformers import AutoConfig
 
@@ -57,10 +57,8 @@ OLD_KEYS = (
 )
 """Of configs that older versions of transformers wrote."""
 
-NUMBERS = st.sampled_from([0, 1, 2, 3, -1, 10**9, 10**30, 0.0, 0.5, -0.5, math.inf, math.nan])
-
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "gelu", "default"]),
+    st.sampled_from([*CONFIG_VALUES, "gelu", "default"]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["rope_type", "factor", "alibi"]), inner)

@@ -1,8 +1,8 @@
-"""Formats of calls: what templates of each have in them, and two calls as its models write them."""
+"""For each call format, text of its templates, and two calls as its models write them."""
 
 from typing import Any
 
-from ortolan.runtime.chat.call_bodies import ToolCall
+from ortolan.runtime.chat.call_syntax import ToolCall
 from ortolan.runtime.chat.formats import Format, format_of
 from ortolan.runtime.chat.parser import ReplyParser
 
@@ -29,7 +29,7 @@ SOURCES = {
     "functionary-3.1": "<function=",
     "functionary-3.2": ">>>all",
 }
-"""What the templates of these families have in them."""
+"""Text of the templates of these families."""
 
 TOOLS = [
     {

@@ -18,14 +18,15 @@ from tests.runtime.tiny_decoder import VOCABULARY, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.prefix_cache import PrefixCache
 from ortolan.runtime.engine.runner import GRID, Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.errors import MemoryPlanError, NumericError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request
-from ortolan.runtime.generation.sampled_text import SampledText
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 
 SLOTS = 8
@@ -42,7 +43,7 @@ class Asked:
     temperature: float
 
 
-class RecordedText(SampledText):
+class RecordedText(SampledSequence):
     """A text that keeps the logits of each of its tokens."""
 
     def __init__(self, asked: Asked, *, prompt: list[int] | None = None) -> None:
@@ -86,10 +87,8 @@ def new_generator(engine: Engine, *, slots: int = SLOTS, **options: Any) -> Gene
     return Generator(engine, slots=slots, exact=True, **options)
 
 
-class Blocks:
+class Blocks(PrefixCache):
     """What was computed for prompts, by their tokens: as many blocks as there were."""
-
-    grid = GRID
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, ...], Snapshot] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.runtime import packed_bundles
-from tests.runtime.chat.test_chat import made
+from tests.runtime.chat.tiny_chat import chat_model
 from tests.runtime.serving.served import settle
 
 from ortolan.runtime import Decoder, Sampling, load
@@ -158,10 +158,10 @@ def test_what_is_wrong_is_said_when_asking(service: Service, tmp_path: Path) -> 
         service.chat([])
     with pytest.raises(InputError, match="Did you mean max_new_tokens"):
         service.chat(user("Hi."), max_tokens=3)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="n: expected"):
+    with pytest.raises(InputError, match="n must be"):
         service.chat(user("Hi."), n=0)
     assert service.stats().refused
-    with made(tmp_path, {}).serve() as other:
+    with chat_model(tmp_path, {}).serve() as other:
         with pytest.raises(ChatTemplateError):
             other.chat(user("Hi."))
         with pytest.raises(ChatTemplateError):

@@ -1,1 +1,0 @@
-"""How far a user's own module reaches across tokens and texts without its state."""

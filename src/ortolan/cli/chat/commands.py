@@ -1,0 +1,170 @@
+"""The commands of `ortolan chat`: one row each in `COMMANDS`."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from ortolan.cli.chat.session import ChatSession, tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command.
+
+    Attributes:
+        run: runs the command with its argument.
+        help: line of `/help`.
+        argument: placeholder of the argument: empty if there is none, in brackets if optional.
+    """
+
+    run: Callable[[ChatSession, str], None]
+    help: str
+    argument: str = ""
+
+
+def run_command(text: str, session: ChatSession) -> None:
+    """Run a command.
+
+    Raises:
+        EOFError: the command leaves the chat.
+        OrtolanError: the command is unknown or failed; the conversation is unchanged.
+    """
+    from ortolan.runtime import InputError
+
+    name, _, argument = text.strip().partition(" ")
+    argument = argument.strip()
+    command = COMMANDS.get(name)
+    if command is None:
+        close = get_close_matches(name, COMMANDS, n=1)
+        advice = f"Did you mean {close[0]}?" if close else "Try /help."
+        raise InputError(
+            f"{name} is not a command. {advice} To ask a question that begins with /, put a space "
+            "before it."
+        )
+    if argument and not command.argument:
+        raise InputError(f"{name} has no argument (got {argument!r}).")
+    if command.argument and not argument and not command.argument.startswith("["):
+        raise InputError(f"{name} needs a file. Write {name} {command.argument}.")
+    command.run(session, argument)
+
+
+def _help(session: ChatSession, _: str) -> None:
+    rows = {f"{name} {row.argument}".rstrip(): row.help for name, row in COMMANDS.items()}
+    width = max(map(len, rows))
+    for usage, text in rows.items():
+        tell(f"{usage:<{width}}  {text}")
+    tell(NOTES)
+
+
+def _save(session: ChatSession, file: str) -> None:
+    session.conversation.save(os.path.expanduser(file))
+    tell(f"{len(session.conversation.messages)} messages saved")
+
+
+def _load(session: ChatSession, file: str) -> None:
+    session.conversation.load(os.path.expanduser(file))
+    session.reply = None
+    tell(f"{len(session.conversation.messages)} messages loaded")
+
+
+def _reset(session: ChatSession, _: str) -> None:
+    session.conversation.reset()
+    session.reply = None
+    tell("new conversation")
+
+
+def _regenerate(session: ChatSession, _: str) -> None:
+    from ortolan.runtime import InputError
+
+    messages = session.conversation.messages
+    if [message["role"] for message in messages[-2:]] != ["user", "assistant"]:
+        raise InputError("There is no answer to generate again. Ask something first.")
+    sampling = session.sampling
+    if sampling.temperature == 0 or sampling.seed is not None:
+        tell("temperature 0 or a seed repeats the answer; change them with /set")
+    session.conversation.messages = messages[:-2]
+    try:
+        session.ask(messages[-2]["content"])
+    finally:
+        if len(session.conversation.messages) < len(messages):
+            session.conversation.messages = messages  # there is no new answer
+
+
+def _stats(session: ChatSession, _: str) -> None:
+    from ortolan.runtime import InputError
+
+    if session.reply is None:
+        raise InputError("There is no answer yet. Ask something first.")
+    completion = session.reply.completion
+    timings = completion.timings
+    used = timings.prompt_tokens + timings.new_tokens
+    tell(
+        f"prompt       {timings.prompt_tokens:,} tokens, {timings.cached_tokens:,} cached\n"
+        f"first token  after {timings.time_to_first_token_s:.2f} s\n"
+        f"answer       {timings.new_tokens:,} tokens, {timings.tokens_per_second:.1f} tok/s, "
+        f"finish reason {completion.finish_reason}\n"
+        f"context      {used:,} of {session.model.manifest.context_length:,} tokens\n"
+        f"messages     {len(session.conversation.messages)}"
+    )
+
+
+def _set(session: ChatSession, argument: str) -> None:
+    from ortolan.runtime import InputError
+
+    types = _sampling_types()
+    name, _, text = argument.partition(" ")
+    name, text = name.replace("-", "_"), text.strip()
+    if not argument:
+        width = max(map(len, types))
+        for option in types:
+            tell(f"{option:<{width}}  {_value_text(getattr(session.sampling, option))}")
+        return
+    if name not in types:
+        raise InputError(f"/set: expected {', '.join(types)}, got {name}.")
+    if not text:
+        raise InputError(f"/set {name} needs a value. Write /set {name} VALUE.")
+    try:
+        value: Any = None if text == "none" else types[name].convert(text, None, None)
+    except click.BadParameter as error:
+        raise InputError(f"/set {name}: {error.message}") from error
+    session.sampling = replace(session.sampling, **{name: value})
+    tell(f"{name} {_value_text(value)}")
+
+
+def _sampling_types() -> dict[str, Any]:
+    """Types of the sampling options of the command line, by name."""
+    from ortolan.runtime import Sampling
+
+    names = [field.name for field in fields(Sampling)]
+    params = click.get_current_context().command.params
+    return {param.name: param.type for param in params if param.name in names}
+
+
+def _value_text(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _exit(session: ChatSession, _: str) -> None:
+    raise EOFError
+
+
+COMMANDS = {
+    "/regenerate": Command(run=_regenerate, help="answer the last question again"),
+    "/stats": Command(run=_stats, help="show figures of the last answer"),
+    "/set": Command(
+        run=_set, argument="[NAME VALUE]", help="change a sampling option, or list them"
+    ),
+    "/save": Command(run=_save, argument="FILE", help="save the conversation"),
+    "/load": Command(run=_load, argument="FILE", help="continue a saved conversation"),
+    "/reset": Command(run=_reset, help="start a new conversation"),
+    "/help": Command(run=_help, help="show this list"),
+    "/exit": Command(run=_exit, help="leave, like Ctrl-D"),
+}
+
+NOTES = """\
+End a line with \\ to continue it; put \"\"\" before and after a question of several lines.
+Put a space before / to ask a question. Ctrl-C stops an answer and keeps the text so far."""

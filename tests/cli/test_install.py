@@ -1,0 +1,211 @@
+"""Each extra, installed alone in a new environment, does its job with what it brings.
+
+Installs the working tree with pip and constraints.txt, so it needs a package index or its cache.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.modeling.checkpoint.gguf_cases import written
+from tests.runtime.chat.tiny_chat import chat_model
+from tests.tiny.transformers_types import tiny_config
+from transformers import AutoModelForCausalLM
+
+from digits.data import read
+from ortolan.modeling.training.data import LabelledImages
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[2]
+MODELS = REPOSITORY / "models"
+
+ABSENT = {
+    "cpu": ("jinja2", "torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
+    "chat": ("torch", "onnx", "safetensors", "transformers", "matplotlib", "PIL", "sklearn"),
+    "vision": ("torch", "onnx", "safetensors", "matplotlib", "sklearn", "num2words"),
+    "grammar": ("torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
+    "plot": ("torch", "onnx", "safetensors", "sklearn", "num2words"),
+    "export": ("transformers", "matplotlib", "PIL", "sklearn", "num2words"),
+    "train": ("transformers", "onnx", "onnxruntime", "sklearn", "num2words", "sacrebleu"),
+}
+"""What each extra does without."""
+
+Ortolan = Callable[..., str]
+
+RECIPE = """
+[task]
+name = "language-model"
+
+[model]
+model_type = "llama"
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+max_position_embeddings = 32
+
+[tokenizer]
+vocab_size = 270
+
+[data]
+source = "data.py:read"
+animals = ["cat", "owl"]
+
+[training]
+steps = 5
+batch_size = 2
+sequence_length = 16
+learning_rate = 1e-2
+warmup_steps = 1
+"""
+
+DATA = """
+from ortolan.modeling.training import Texts
+
+def read(*, animals: tuple[str, ...]) -> Texts:
+    lines = [f"The {animal} sees {number} mice." for animal in animals for number in range(50)]
+    return Texts(train=lines[::2], held_out=lines[1::2])
+"""
+
+
+@cache
+def installed(extra: str, folder: Path) -> Path:
+    """The programs of a new environment that has one extra."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder / extra)], check=True)
+    programs = folder / extra / "bin"
+    pip = [str(programs / "pip"), "install", "--quiet", "-c", "constraints.txt", f".[{extra}]"]
+    subprocess.run(pip, cwd=REPOSITORY, check=True)
+    return programs
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("install")
+
+
+def run(program: Path, *arguments: str | Path, code: int = 0) -> str:
+    """What a program of such an environment prints; the working tree is not on its path."""
+    done = subprocess.run(
+        [str(program), *map(str, arguments)],
+        cwd=program.parent,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("extra", ABSENT)
+def test_an_extra_brings_nothing_that_it_does_not_need(extra: str, environments: Path) -> None:
+    code = f"import importlib.util as u; print([n for n in {ABSENT[extra]} if u.find_spec(n)])"
+    assert run(installed(extra, environments) / "python", "-c", code).strip() == "[]"
+
+
+def test_cpu_continues_a_prompt_and_verifies(environments: Path, bundle: Path) -> None:
+    program = installed("cpu", environments) / "ortolan"
+    assert run(program, "run", bundle, "def", "-n", "4")
+    assert "PASS" in run(program, "verify", bundle)
+
+
+@pytest.mark.parametrize("extra", ["export", "train"])
+def test_what_cpu_cannot_do_names_the_extra(extra: str, environments: Path, tmp_path: Path) -> None:
+    program = installed("cpu", environments) / "ortolan"
+    message = run(program, extra, "a", tmp_path / "b", code=2)
+    assert f'pip install "ortolan[{extra}]"' in message
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"), [("pythonic", "fp32"), ("digits", "int4"), ("numerals", "int8")]
+)
+def test_export_makes_a_bundle_that_verifies(
+    model: str, precision: str, environments: Path, tmp_path: Path
+) -> None:
+    program = installed("export", environments) / "ortolan"
+    run(program, "export", MODELS / model, tmp_path / "bundle", "--precision", precision)
+    assert "PASS" in run(program, "verify", tmp_path / "bundle")
+
+
+def test_transformers_exports_a_type_without_a_family(environments: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(tiny_config("lfm2_moe"))  # type: ignore[no-untyped-call]
+    model.save_pretrained(tmp_path / "lfm2_moe")
+    program = installed("transformers", environments) / "ortolan"
+    run(program, "export", tmp_path / "lfm2_moe", tmp_path / "bundle")
+    assert "PASS" in run(program, "verify", tmp_path / "bundle")
+
+
+def test_gguf_exports_a_file(environments: Path, tmp_path: Path) -> None:
+    _, file = written("llama", tmp_path)
+    program = installed("gguf", environments) / "ortolan"
+    run(program, "export", file, tmp_path / "bundle")
+    assert "PASS" in run(program, "verify", tmp_path / "bundle")
+
+
+def test_train_follows_a_recipe_with_data_of_its_own(environments: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "data.py").write_text(DATA)
+    program = installed("train", environments) / "ortolan"
+    run(program, "train", tmp_path / "recipe.toml", tmp_path / "out")
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "loss.png"} <= written
+    figures = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert figures["held_out_texts"] == 50
+
+
+def test_train_names_the_package_that_a_demo_needs(environments: Path, tmp_path: Path) -> None:
+    program = installed("train", environments) / "ortolan"
+    recipe = MODELS / "digits" / "recipe.toml"
+    message = run(program, "train", recipe, tmp_path / "out", code=2)
+    assert "data.py: expected the package sklearn" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_chat_answers(environments: Path, tmp_path: Path) -> None:
+    path = chat_model(tmp_path).bundle.path
+    code = (
+        "import sys, ortolan; model = ortolan.load(sys.argv[1])\n"
+        "print(model.chat([{'role': 'user', 'content': 'a'}], max_new_tokens=3).content)"
+    )
+    assert run(installed("chat", environments) / "python", "-c", code, path)
+
+
+def test_plot_draws_attention(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:
+    ortolan("export", MODELS / "numerals", tmp_path / "bundle", "--attention-maps")
+    program, picture = installed("plot", environments) / "ortolan", tmp_path / "attention.png"
+    run(program, "attention", tmp_path / "bundle", "I live in Paris.", "-o", picture)
+    with Image.open(picture) as drawn:
+        assert min(drawn.size) > 100
+
+
+def test_grammar_holds_a_text_to_an_expression(
+    environments: Path, tmp_path: Path, ortolan: Ortolan
+) -> None:
+    ortolan("export", MODELS / "pythonic", tmp_path / "bundle")
+    program = installed("grammar", environments) / "ortolan"
+    printed = run(program, "run", tmp_path / "bundle", "x = ", "--regex", "[0-9]{4}")
+    assert printed.splitlines()[0].isdigit()
+    program = installed("cpu", environments) / "ortolan"
+    said = run(program, "run", tmp_path / "bundle", "x = ", "--regex", "[0-9]{4}", code=2)
+    assert 'pip install "ortolan[grammar]"' in said
+
+
+def test_vision_names_an_image(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:
+    ortolan("export", MODELS / "digits", tmp_path / "bundle")
+    images: LabelledImages = read()
+    rows = np.flatnonzero(images.held_out.labels == 7)[:3]
+    files = [tmp_path / f"{row}.png" for row in rows]
+    for row, file in zip(rows, files, strict=True):
+        Image.fromarray(images.held_out.pixels[row, ..., 0]).save(file)
+    program = installed("vision", environments) / "ortolan"
+    found = json.loads(run(program, "classify", tmp_path / "bundle", *files, "--json"))
+    assert str(found).count("'label': '7'") == 3

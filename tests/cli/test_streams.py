@@ -1,0 +1,144 @@
+"""Output streams and exit statuses of the command line, whatever a command does."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ortolan.cli.output import print_table
+from ortolan.cli.progress import ProgressLines, progress
+
+RUN = """
+import sys, click
+import ortolan.cli.doctor as doctor
+from ortolan.cli import main
+
+def body():
+    {body}
+
+doctor.command = click.Command("doctor", callback=body)
+sys.argv = ["ortolan", *sys.argv[1:], "doctor"]
+main()
+"""
+
+HOSTILE = "a\x1b[2Kb\x07\r\u202ec\u2028d\x9be\tf"
+
+
+def run(
+    body: str, *arguments: str, stdout: int = subprocess.PIPE
+) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(
+        [sys.executable, "-c", RUN.format(body=body), *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    out, err = (written.decode() for written in (done.stdout or b"", done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_control_characters_are_escaped(stream: str) -> None:
+    done = run(f"print({HOSTILE!r}, file=sys.{stream})")
+
+    line = "\\x0d" if stream == "stdout" else "\r"  # progress overwrites its line on stderr
+    written = getattr(done, stream)
+    assert written == f"a\\x1b[2Kb\\x07{line}\\u202ec\\u2028d\\x9be\tf\n"
+
+
+def test_control_characters_of_an_error_are_escaped() -> None:
+    done = run(f"from ortolan.errors import OrtolanError; raise OrtolanError({HOSTILE!r})")
+
+    assert "\x1b" not in done.stderr
+    assert "\\x1b[2K" in done.stderr
+    assert done.returncode == 2
+
+
+def test_value_in_a_table_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([("label", "cat\ndevice   PASS"), ("dog\ndevice", "PASS")])
+
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ("return 0", 0, ""),
+        ("return 1", 1, ""),
+        ("raise OSError(5, 'Input/output error')", 2, "Input/output error"),
+        ("raise MemoryError", 2, "out of memory"),
+        ("raise KeyError('x')", 3, "please report it"),
+        ("raise KeyboardInterrupt", 130, ""),
+    ],
+)
+def test_exit_status_tells_mistakes_from_bugs(body: str, status: int, message: str) -> None:
+    done = run(body)
+
+    assert done.returncode == status
+    assert message in done.stderr
+    assert len(done.stderr.split("\n")) == 2 if message else not done.stderr.strip()
+
+
+def test_traceback_is_shown_on_request_and_changes_no_status() -> None:
+    done = run("raise KeyError('x')", "--debug")
+
+    assert done.returncode == 3
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run("print('x')", stdout=full.fileno())
+
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_progress_is_printed_as_lines_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ProgressLines("export", seconds=0.02) as steps:
+        steps("calibrate", 1, 4)
+        time.sleep(0.3)  # without a report
+    written = capsys.readouterr()
+    lines = written.err.splitlines()
+    assert len(lines) > 1
+    assert lines[-1].startswith("export: calibrate, 25%, about ")
+    assert " left of this step, " in lines[-1]
+    assert lines[-1].endswith(" so far")
+    assert written.out == ""
+
+
+def test_progress_lines_end_with_the_command_or_its_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyError), ProgressLines("pack", seconds=0.01):
+        raise KeyError
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+    with progress("verify") as steps:
+        assert isinstance(steps, ProgressLines)  # stderr of a test is not a terminal
+
+
+def test_inspect_treats_a_folder_with_a_linked_manifest_as_a_bundle(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").symlink_to("elsewhere")
+    code = (
+        "import sys; from ortolan.cli import main\n"
+        "sys.argv = ['ortolan', 'inspect', sys.argv[1]]\n"
+        "try: main()\nfinally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        env=os.environ,
+        text=True,
+        check=False,
+    )
+    assert "manifest.json is a symbolic link" in done.stderr
+    assert done.stdout == "False\n"

@@ -1,0 +1,166 @@
+"""What a model is calibrated on where nobody gives anything."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.export import models_of_kinds as kinds
+
+import ortolan
+from ortolan.export import pipeline
+from ortolan.export.errors import ExportError
+from ortolan.export.inputs import writer
+from ortolan.export.inputs.synthetic import noise, synthetic_inputs
+from ortolan.export.options import ExportOptions, Int4
+from ortolan.export.progress import silent
+from ortolan.export.source import open_exportable
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import ImageSource
+
+LITTLE = Int4(group_size=32, calibration_sequences=1)
+
+KINDS: dict[str, tuple[Any, str]] = {
+    "decoder": (kinds.decoder_config, r"its own writing: \d+ tokens in \d+ texts, seed 0"),
+    "seq2seq": (kinds.seq2seq_config, r"its own writing after \d+ random texts, seed 0"),
+    "texts": (kinds.encoder_config, r"random words: \d+ tokens, seed 0"),
+    "images": (kinds.image_config, r"1 images of noise, seed 0"),
+}
+
+
+def export(config: Any, out: Path, **given: Any) -> Bundle:
+    """In few bits; how far a random model ends up from itself says nothing."""
+    module = kinds.module_of(kinds.one_layer(config))
+    is_decoder = hasattr(config, "decoder") or hasattr(config, "vocab_size")
+    options = ExportOptions(max_kl=50.0 if is_decoder else None)
+    return ortolan.export(module, out, precision=LITTLE, options=options, **given)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind == "seq2seq" else ()) for kind in KINDS],
+)
+def test_int4_without_data_is_calibrated(kind: str, tmp_path: Path) -> None:
+    make, origin = KINDS[kind]
+    told: list[tuple[str, int, int]] = []
+    bundle = export(
+        make(), tmp_path / "out", progress=lambda *step_done_total: told.append(step_done_total)
+    )
+    found = {tensor.method for tensor in bundle.manifest.quantized if "blocks." in tensor.name}
+    assert found == {"gptq"}
+    assert re.fullmatch(origin, bundle.manifest.provenance.calibrated_on or "")
+    written = [(done, total) for step, done, total in told if step == "write text"]
+    assert bool(written) == ("own writing" in origin)
+    assert all(done == total for done, total in written[-1:])
+    # Nothing is left of the draft.
+    names = {file.name for file in bundle.manifest.files} | {"manifest.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder that never ends a text, with a file beside it for each exchange."""
+    out = tmp_path_factory.mktemp("bundle") / "bundle"
+    module = kinds.module_of(kinds.one_layer(kinds.decoder_config()))
+    ortolan.export(module, out, precision="int8", options=ExportOptions(max_kl=50.0))
+    return out
+
+
+BEGINNINGS = [np.array([number % 30]) for number in range(80)]
+
+
+def test_texts_are_written_until_there_are_enough(bundle: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    texts = writer.let_write(
+        bundle, BEGINNINGS, tokens=160, length=5, progress=lambda *step: told.append(step)
+    )
+    assert sum(map(len, texts)) >= 160
+    assert {len(text) for text in texts} <= {2, 3, 4, 5}
+    assert [text[0] for text in texts] == [ids[0] for ids in BEGINNINGS[: len(texts)]]
+    assert told[-1] == ("write text", 160, 160)
+
+
+def test_texts_with_one_beginning_are_draws(bundle: Path) -> None:
+    same = [np.array([5])] * 80
+    texts = writer.let_write(bundle, same, tokens=400, length=9, progress=silent)
+    assert len({tuple(text) for text in texts}) > 20
+
+
+def test_another_process_writes_the_same(bundle: Path) -> None:
+    given: dict[str, Any] = {"tokens": 40, "length": 5, "progress": silent}
+    here = writer.let_write(bundle, BEGINNINGS, **given)
+    there = writer.write(bundle, BEGINNINGS, **given)
+    np.testing.assert_equal(there, here)
+
+
+def test_a_draft_that_does_not_run_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"^calibration: expected the model to write .* got: Bun"):
+        writer.write(tmp_path / "none", BEGINNINGS, tokens=40, length=5, progress=silent)
+
+
+def test_an_interrupted_export_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "write", writer.write)
+
+    def interrupt(step: str, done: int, total: int) -> None:
+        if step == "write text" and done > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(kinds.decoder_config(), tmp_path / "out", progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
+def test_a_model_without_finite_logits_is_an_error(kind: str) -> None:
+    model = kinds.source_of(KINDS[kind][0]())
+
+    def nothing(given: Any, **_: Any) -> list[NDArray[np.int64]]:
+        return [np.array([], np.int64) for _ in given]
+
+    with pytest.raises(ExportError, match="got logits that are not finite"):
+        synthetic_inputs(model, nothing, count=1)
+
+
+def test_random_words_have_the_special_tokens_around_them_and_many_lengths(tmp_path: Path) -> None:
+    model = kinds.source_of(kinds.encoder_config(), kinds.write_wrapping_tokenizer(tmp_path))
+    texts = [ids.tolist() for ids in synthetic_inputs(model, _never, count=2).sources]
+    assert 512 <= sum(map(len, texts)) < 532
+    assert {text[0] for text in texts} == {1}
+    assert {text[-1] for text in texts} == {2}
+    assert {4, 5, 10} <= {len(text) for text in texts} <= set(range(4, 21))
+
+
+def _never(*_: Any, **__: Any) -> list[NDArray[np.int64]]:
+    raise AssertionError("an encoder writes nothing")
+
+
+def test_amplitudes_of_noise_fall_as_one_over_the_frequency() -> None:
+    source = ImageSource(
+        channels=1, height=64, width=64, mean=(0.0,), std=(1.0,), scale=1.0, resample="bilinear"
+    )
+    images = noise(source, np.random.default_rng(0), 32).astype(np.float64)
+    assert images.shape == (32, 64, 64, 1)
+    amplitudes = np.abs(np.fft.rfft(images[..., 0], axis=2)).mean(axis=(0, 1))
+    octaves = amplitudes[[4, 8, 16]] / amplitudes[[8, 16, 32]]
+    # A line across the image sums the other axis: the fall is half a power less.
+    assert (octaves > 1.3).all()
+    assert 110 < images.mean() < 146
+
+
+def test_texts_begin_with_the_token_for_it_and_with_words() -> None:
+    begun: list[list[int]] = []
+
+    def remember(given: Any, **_: Any) -> list[NDArray[np.int64]]:
+        begun.extend(ids.tolist() for ids in given)
+        return [np.array([1, 2], np.int64) for _ in given]
+
+    module = kinds.module_of(replace(kinds.decoder_config(), bos_token_id=3))
+    synthetic_inputs(open_exportable(module, tokenizer=None, max_context=None), remember, count=8)
+    assert begun[::2] == [[3]] * 16
+    assert len({tuple(ids) for ids in begun[1::2]}) > 8

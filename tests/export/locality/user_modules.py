@@ -1,0 +1,380 @@
+"""Small modules of users: honest ones, and those that look past their state."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ortolan.modeling.state import State
+
+VOCAB, WIDTH, HEADS = 61, 16, 2
+
+
+class Base(nn.Module):
+    """An embedding, attention through the state, an mlp, and a head."""
+
+    context_length = 640
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3 * HEADS, -1)).transpose(1, 2).chunk(3, 1)
+        return q, k, v
+
+    def block(self, x: Tensor, state: State, **options: Any) -> Tensor:
+        x = x + state.attend(0, *self.heads(x), **options).transpose(1, 2).flatten(2)
+        out: Tensor = x + self.mlp(x)
+        return out
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        return x
+
+    def after(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x = self.after(self.block(self.before(ids, state), state))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+# --- honest -------------------------------------------------------------------------------------
+
+
+class LearnedPositions(Base):
+    """GPT's: a table of positions, a tied head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(self.context_length, WIDTH)
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x = self.embed(ids) + self.places(state.positions(ids))
+        return F.linear(self.block(x, state), self.embed.weight)
+
+
+class OwnRotary(Base):
+    """Queries and keys turned before attention, by angles of its own."""
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        rates = 100.0 ** (-torch.arange(0, 8, 2) / 8)
+        angles = state.positions(ids)[:, None, :, None] * rates
+        cos, sin = (torch.cat([part, part], -1) for part in (angles.cos(), angles.sin()))
+        q, k, v = self.heads(x)
+
+        def turn(y: Tensor) -> Tensor:
+            first, second = y.chunk(2, -1)
+            return y * cos + torch.cat([-second, first], -1) * sin
+
+        x = x + state.attend(0, turn(q), turn(k), v, window=33).transpose(1, 2).flatten(2)
+        out: Tensor = self.head(x)
+        return out
+
+
+class TableRotary(Base):
+    """Tables of the whole context, given to the state, and a cap of scores and logits."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.arange(self.context_length)[:, None] * 10.0 ** -torch.arange(4)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x = self.block(self.embed(ids), state, rotary=(self.cos, self.sin), softcap=20.0)
+        return 5 * torch.tanh(self.head(F.rms_norm(x, (WIDTH,))) / 5)
+
+
+class Alibi(Base):
+    """Distances in the scores, over the keys of all tokens so far."""
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        q, k, v = (y.transpose(1, 2).flatten(2) for y in self.heads(x))
+        keys, seen = state.extend("keys", torch.cat([k, v], -1))
+        k, v = keys.chunk(2, -1)
+        distance = state.positions(ids)[..., None] - torch.arange(keys.shape[1])
+        scores = (q @ k.transpose(1, 2)) / math.sqrt(WIDTH) - 0.1 * distance
+        weights = scores.masked_fill(~seen, -1e9).softmax(-1)
+        out: Tensor = self.head(x + weights @ v)
+        return out
+
+
+class Experts(Base):
+    """The two best of four experts for each token, of flattened texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4)
+        self.experts = nn.Parameter(torch.randn(4, WIDTH, WIDTH) / 4)
+
+    def after(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, WIDTH)
+        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
+        routed = torch.zeros(flat.shape[0], 4).scatter(1, chosen, weights / weights.sum(-1, True))
+        out = torch.einsum("nw,ewv->nev", flat, self.experts)
+        return x + (out * routed[..., None]).sum(1).view_as(x)
+
+
+class GatheredExperts(Experts):
+    """The weights of the best expert, looked up for each token; one-hot, and rows by number."""
+
+    def after(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, WIDTH)
+        best = self.router(flat).argmax(-1)
+        share = self.router(flat).softmax(-1)[torch.arange(flat.shape[0]), best]
+        out = torch.einsum("nw,nwv->nv", flat, self.experts[best])
+        hot: Tensor = F.one_hot(best, 4).to(x.dtype) @ self.router.weight
+        mixed: Tensor = out * share[:, None] + hot
+        return x + mixed.view_as(x)
+
+
+class Convolved(Base):
+    """Channels convolved by the state, and a norm over groups of a token's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taps = nn.Parameter(torch.randn(WIDTH, 4) / 4)
+        self.groups = nn.GroupNorm(4, WIDTH)
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        x = x + F.silu(state.convolve("taps", x.transpose(1, 2), self.taps)).transpose(1, 2)
+        flat: Tensor = self.groups(x.flatten(0, 1))
+        return flat.view_as(x)
+
+
+class Summed(Base):
+    """A sum that is continued, and every token beside the one before it."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        sums = x.cumsum(1) + state.recall("sum", (WIDTH,), x)[:, None]
+        state.keep("sum", sums[:, -1])
+        last = state.recall("last", (WIDTH,), x)
+        shifted = torch.cat([last[:, None], x[:, :-1]], 1)
+        state.keep("last", x[:, -1])
+        return x + torch.tanh(sums) * 0.1 + (x - shifted) * 0.3
+
+
+class Looped(Base):
+    """A cell that takes one token after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        hidden = state.recall("hidden", (WIDTH,), x)
+        found = []
+        for token in state.tokens(x):
+            hidden = self.cell(token, hidden)
+            found.append(hidden)
+        state.keep("hidden", hidden)
+        out: Tensor = self.head(x + torch.stack(found, 1))
+        return out
+
+
+class Linear(Base):
+    """Linear attention with a decay, in a chunk by a matrix and before it by a state."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        q, k, v = (y.transpose(1, 2).flatten(2) for y in self.heads(x))
+        count = x.shape[1]
+        place = torch.arange(count)
+        decay = torch.where(
+            place[:, None] >= place, 0.9 ** (place[:, None] - place).clamp(min=0).float(), 0.0
+        )
+        before = state.recall("sums", (WIDTH, WIDTH), x)
+        inside = (q @ k.transpose(1, 2) * decay) @ v
+        out = inside + (q * 0.9 ** (place + 1)[:, None].float()) @ before
+        rest = (k * 0.9 ** (count - 1 - place)[:, None].float()).transpose(1, 2) @ v
+        state.keep("sums", before * 0.9**count + rest)
+        return x + out / 4
+
+
+class Shared(Base):
+    """A second layer reads the keys of the first; parallel branches, a gate, an unused mean."""
+
+    def after(self, x: Tensor) -> Tensor:
+        self.balance = x.mean((0, 1)).square().sum()  # a loss of training
+        return x * torch.sigmoid(x.mean(-1, keepdim=True)) + x.sort(-1).values + x.cumsum(-1) / 9
+
+    def block(self, x: Tensor, state: State, **options: Any) -> Tensor:
+        x = super().block(x, state)
+        q = self.heads(x)[0]
+        return x + state.attend(0, q).transpose(1, 2).flatten(2)
+
+
+class Normed(Base):
+    """Batch norm by its running figures, padding ids masked, an early branch on positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = nn.BatchNorm1d(WIDTH)
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        x = self.embed(ids).masked_fill((ids == 3)[..., None], 0.25)
+        x = self.batch(x.transpose(1, 2)).transpose(1, 2)
+        place = state.positions(ids)[..., None]
+        return torch.where(place > 200, x * 2, x) + torch.zeros(x.shape[1], WIDTH)
+
+
+class Rare(Base):
+    """Operators that few models have, along channels; the token before by its id."""
+
+    def before(self, ids: Tensor, state: State) -> Tensor:
+        last = state.recall("last", (1,), self.embed.weight[:1].expand(ids.shape[0], -1))
+        before = torch.cat([last.long(), ids[:, :-1]], 1)
+        state.keep("last", ids[:, -1:].to(last.dtype))
+        pair: Tensor = self.embed(ids) + self.embed((ids * 31 + before * 7) % VOCAB)
+        return pair
+
+    def after(self, x: Tensor) -> Tensor:
+        x = F.normalize(x, dim=-1) + x.logsumexp(-1, keepdim=True)
+        x = x + x.unfold(-1, 2, 2).sum(-1).repeat(1, 1, 2)
+        x = x + F.glu(torch.cat([x, x], -1)).repeat(1, 1, 2)[..., :WIDTH]
+        with torch.no_grad():
+            return torch.stack([self.mlp(x), x, x.argsort(-1).float()], -1).mean(-1)
+
+
+class Dispatched(Experts):
+    """Tokens gathered for each expert, and added back to their places."""
+
+    def after(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, WIDTH)
+        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(flat)
+        for number in range(4):
+            token, place = torch.where(chosen == number)
+            share = weights[token, place][:, None]
+            out = out.index_add(0, token, (flat[token] @ self.experts[number]) * share)
+        return x + out.view_as(x)
+
+
+HONEST: tuple[type[Base], ...] = (
+    *(Base, LearnedPositions, OwnRotary, TableRotary, Alibi, Experts, GatheredExperts),
+    *(Convolved, Summed, Looped, Linear, Shared, Normed, Rare),
+)
+
+# --- dishonest ----------------------------------------------------------------------------------
+
+Change = Callable[[Tensor, Tensor], Tensor]
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    return F.pad(x, (0, 0, by, 0))[:, : x.shape[1]]
+
+
+def _branch_on_length(ids: Tensor, x: Tensor) -> Tensor:
+    return x * 2 if ids.shape[1] > 200 else x
+
+
+def _one_length(ids: Tensor, x: Tensor) -> Tensor:
+    return x * 2 if ids.shape[1] == 333 else x
+
+
+def _from_place_200(ids: Tensor, x: Tensor) -> Tensor:
+    return torch.where((torch.arange(x.shape[1]) > 200)[:, None], x * 2, x)
+
+
+def _written(ids: Tensor, x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 1:] += x[:, :-1]
+    return y
+
+
+def _trained_norm(ids: Tensor, x: Tensor) -> Tensor:
+    return F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)
+
+
+def _own_attention(ids: Tensor, x: Tensor) -> Tensor:
+    return x + F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+DISHONEST: dict[str, tuple[Change, str]] = {
+    "200 tokens back": (lambda ids, x: x + _shift(x, 200), "reads other tokens"),
+    "600 tokens back": (lambda ids, x: x + _shift(x, 600), "reads other tokens"),
+    "a branch on the length": (_branch_on_length, "a branch on the number"),
+    "a branch on one length": (_one_length, "a branch on the number"),
+    "another rule from place 200": (_from_place_200, "place in the chunk"),
+    "a flag once token 7 was seen": (
+        lambda ids, x: x + (ids == 7).cumsum(1).clamp(max=1)[..., None],
+        "cumsum in `.*` .* reads other tokens",
+    ),
+    "whether token 7 is there": (
+        lambda ids, x: x + (ids == 7).any(1)[:, None, None],
+        "any in `.*` .* reads other tokens",
+    ),
+    "a mean over the batch": (
+        lambda ids, x: x + x.mean(0, keepdim=True),
+        "mean in `.*` .* mixes the rows of a batch",
+    ),
+    "a mean over the text": (
+        lambda ids, x: x + x.mean(1, keepdim=True),
+        "mean in `.*x.mean.1, keepdim=True.*` .* reads other tokens",
+    ),
+    "the reverse order": (lambda ids, x: x + x.flip(1), "flip in `.*` .* reads other tokens"),
+    "batch norm that trains": (_trained_norm, "reads other tokens|mixes the rows"),
+    "rolled by 300": (lambda ids, x: x + x.roll(300, 1), "reads other tokens"),
+    "a cumulative sum": (lambda ids, x: x + x.cumsum(1) / 99, "cumsum in"),
+    "sorted over the text": (lambda ids, x: x.sort(1).values, "sort in"),
+    "the last token for all": (lambda ids, x: x + x[:, -1:], "reads other tokens"),
+    "places counted from 0": (
+        lambda ids, x: x + torch.arange(x.shape[1])[:, None] / 99,
+        "place in the chunk",
+    ),
+    "the text before, in place": (_written, "reads other tokens"),
+    "attention of its own": (_own_attention, "in _own_attention"),
+    "a product of tokens": (lambda ids, x: x + (x @ x.transpose(1, 2)) @ x, "reads other tokens"),
+    "a convolution": (
+        lambda ids, x: F.conv1d(
+            F.pad(x.transpose(1, 2), (2, 0)), torch.ones(WIDTH, WIDTH, 3) / 48
+        ).transpose(1, 2),
+        "pad.* reads other tokens",
+    ),
+    "texts flattened": (lambda ids, x: x + x.flatten(0, 1).softmax(0).view(x.shape), "mixes"),
+    "the other text": (lambda ids, x: x + x.roll(1, 0), "mixes the rows"),
+    "a pooled text": (
+        lambda ids, x: F.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2),
+        "avg_pool",
+    ),
+}
+"""What is done to the vectors `(B, S, E)` of ids `(B, S)`, and what the refusal says."""
+
+
+class Dishonest(Base):
+    """One that does something else before its block, or after it."""
+
+    def __init__(self, change: Change, *, late: bool = False) -> None:
+        super().__init__()
+        self.change, self.late = change, late
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        x = self.block(x if self.late else self.change(ids, x), state)
+        out: Tensor = self.head(self.change(ids, x) if self.late else x)
+        return out
+
+
+class FlagBesideAState(Summed):
+    """Honest with one state, and a flag that no state continues."""
+
+    def after(self, x: Tensor) -> Tensor:
+        return x + (x[..., :1] > 5).cumsum(1).clamp(max=1)

@@ -1,0 +1,149 @@
+"""Bundles from checkpoints in few bits: their codes are kept, and nothing is rounded again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from tests.modeling.checkpoint.gguf_cases import CASES
+from tests.modeling.checkpoint.gguf_files import llama_metadata, turned, write_gguf
+from tests.modeling.checkpoint.packed_files import METHODS, WIDE, write_packed
+from tests.modeling.tiny_models import reference_model
+from torch import Tensor
+
+from ortolan.export.options import ExportOptions, HeadBits, Int4, Int8
+from ortolan.export.pipeline import export
+from ortolan.export.quantize.schemes import scheme_of
+from ortolan.export.settings import resolve
+from ortolan.export.source import open_exportable
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.verification.certificate_files import read_certificate
+
+QUICK = Int4(group_size=64, head_bits=8, calibration_sequences=1)
+"""What is not kept is fitted to what little the model writes."""
+
+
+def kept(bundle: Bundle) -> dict[str, tuple[int, int | None, bool]]:
+    """Bits, group and symmetry of the weights whose codes are those of the checkpoint."""
+    found = [weight for weight in bundle.manifest.quantized if weight.method == "kept"]
+    # What the codes stand for is what PyTorch computed with.
+    assert all(weight.error < 1e-6 for weight in found)
+    return {weight.name: (weight.bits, weight.group, weight.symmetric) for weight in found}
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "awq", "compressed-4"])
+def test_codes_of_packed_checkpoints_are_kept(name: str, tmp_path: Path) -> None:
+    write_packed(tmp_path / "source", METHODS[name])
+    bundle = export(tmp_path / "source", tmp_path / "bundle", precision=QUICK)
+    found = kept(bundle)
+    symmetric = name == "compressed-4"
+    assert len(found) == 2 * 5  # qkv, out, gate, up, down
+    assert set(found.values()) == {(4, 32, symmetric)}
+    others = {w.name: w.method for w in bundle.manifest.quantized if w.name not in found}
+    assert others == {"embedding.weight": "rtn", "head.weight": "gptq"}
+    measured = read_certificate(bundle).measured
+    assert measured is not None
+    assert measured.verdict == "PASS"
+
+
+def test_codes_of_more_bits_than_asked_for_are_rounded(tmp_path: Path) -> None:
+    write_packed(tmp_path / "source", METHODS["gptq-8"])
+    # Random weights of 4 bits compute something else.
+    options = ExportOptions(max_kl=9.0)
+    counts = {}
+    for precision in (QUICK, Int8()):
+        out = tmp_path / precision.name
+        bundle = export(tmp_path / "source", out, precision=precision, options=options)
+        counts[precision.name] = len(kept(bundle))
+    assert counts == {"int4": 0, "int8": 10}
+
+
+def test_who_names_a_method_gets_its_codes(tmp_path: Path) -> None:
+    write_packed(tmp_path / "source", METHODS["gptq-4"])
+    options = ExportOptions(max_kl=9.0)
+    precision = Int4(method="rtn", group_size=32, asymmetric=True)
+    bundle = export(tmp_path / "source", tmp_path / "out", precision=precision, options=options)
+    assert {weight.method for weight in bundle.manifest.quantized} == {"rtn"}
+
+
+def test_codes_of_a_gguf_file_are_kept_in_their_formats(tmp_path: Path) -> None:
+    arch, _, keys, _, _ = CASES["llama"]
+    model = reference_model(WIDE)
+    products = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up")
+    kinds = {f"blk.{i}.{part}.weight": "Q4_0" for i in (0, 1) for part in products}
+    kinds |= {"token_embd.weight": "Q8_0", "output.weight": "Q8_0"}
+    kinds |= {f"blk.{i}.ffn_down.weight": "Q4_1" for i in (0, 1)}
+
+    def change(name: str, tensor: Tensor) -> Tensor:
+        heads = {"attn_q": 4, "attn_k": 2}.get(name.split(".")[-2])
+        return tensor if heads is None else turned(tensor, heads)
+
+    metadata = llama_metadata(model, keys) | {"attention.key_length": 16}
+    file = tmp_path / "model.gguf"
+    write_gguf(file, arch, model, metadata, change=change, kinds=kinds)
+    bundle = export(file, tmp_path / "bundle", precision=QUICK)
+    found = kept(bundle)
+    assert found.pop("embedding.weight") == found.pop("head.weight") == (8, 32, True)
+    assert len(found) == len(bundle.manifest.quantized) - 2 == 2 * 5
+    assert set(found.values()) == {(4, 32, True)}
+    assert bundle.manifest.provenance.calibrated_on is None
+    measured = read_certificate(bundle).measured
+    assert measured is not None
+    assert measured.verdict == "PASS"
+
+
+@pytest.mark.parametrize(("head_bits", "expected"), [(None, 8), (8, 8), (4, 4)])
+def test_a_head_of_8_bits_stays_as_it_is_unless_4_are_asked_for(
+    head_bits: HeadBits | None, expected: int, tmp_path: Path
+) -> None:
+    arch, _, keys, _, _ = CASES["llama"]
+    model = reference_model(WIDE)
+    file = tmp_path / "model.gguf"
+    write_gguf(file, arch, model, llama_metadata(model, keys), kinds={"output.weight": "Q8_0"})
+    opened = open_exportable(file, tokenizer=None, max_context=None)
+    asked = resolve(opened.kind, precision=Int4(head_bits=head_bits)).quantization
+    assert asked is not None
+    scheme = scheme_of("head.weight", WIDE["hidden_size"], asked, opened.weights)
+    assert scheme.bits == expected
+
+
+def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:
+    arch, _, keys, _, change = CASES["qwen2"]
+    model = reference_model(WIDE | {"model_type": "qwen2", "tie_word_embeddings": True})
+    products = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    kinds = {f"blk.{i}.{part}.weight": "Q4_1" for i in (0, 1) for part in products}
+    # Look-ups have no minimums: these are rounded.
+    kinds["token_embd.weight"] = "Q4_1"
+    file = tmp_path / "model.gguf"
+    write_gguf(file, arch, model, llama_metadata(model, keys), change=change, kinds=kinds)
+    options = ExportOptions(max_kl=9.0)
+    bundle = export(file, tmp_path / "bundle", precision=QUICK, options=options)
+    found = kept(bundle)
+    assert len(found) == 2 * 5
+    assert "embedding.weight" not in found
+    graph = onnx.load(tmp_path / "bundle/decoder.onnx", load_external_data=False).graph
+    sums = [node for node in graph.node if node.op_type == "ReduceSum"]
+    # Products that read the same inputs share their sums: qkv, out, gate and up, down.
+    assert len(sums) == 2 * 4
+    # All but the head is as PyTorch has it, but for activations of 8 bits.
+    precise = export(
+        file,
+        tmp_path / "precise",
+        precision=replace(QUICK, exclude=["embedding.weight"]),
+        options=options,
+    )
+    measured = read_certificate(precise).measured
+    assert measured is not None
+    assert measured.mean_kl is not None
+    assert measured.mean_kl < 0.02
+
+
+def test_portable_graphs_have_no_minimums(tmp_path: Path) -> None:
+    arch, _, keys, _, change = CASES["qwen2"]
+    model = reference_model(WIDE | {"model_type": "qwen2"})
+    kinds = {"blk.0.ffn_down.weight": "Q4_1", "blk.1.ffn_down.weight": "Q4_0"}
+    file = tmp_path / "model.gguf"
+    write_gguf(file, arch, model, llama_metadata(model, keys), change=change, kinds=kinds)
+    options = ExportOptions(max_kl=9.0, attention="portable")
+    bundle = export(file, tmp_path / "bundle", precision=QUICK, options=options)
+    assert kept(bundle).keys() == {"blocks.1.feed_forward.down.weight"}
