@@ -1,16 +1,20 @@
-"""What a generated text may be: a JSON schema, a regular expression or a context-free grammar.
+"""Grammars restrict the generated text: a JSON schema, a regular expression or a Lark grammar.
 
-A `Grammar` says it, whatever the model. A `GrammarCompiler` belongs to a model and makes a
-`GrammarMatcher` for each text: it rules out the tokens that would leave the grammar, follows the
-chosen ones, and sees when the text is complete. Bytes that leave no choice come as tokens in the
-way the tokenizer would cut them.
+A `Grammar` does not depend on the model. A `GrammarCompiler` belongs to one model and makes a
+`GrammarMatcher` for each sequence, which masks tokens that would leave the grammar, follows the
+chosen ones, and reports when the text is complete. Where the grammar leaves no choice, the matcher
+returns the tokens that the tokenizer would produce for that text.
 
-The parser is llguidance, which never raises: its errors are asked for after each call.
+The parser is llguidance. It never raises, so its error state is checked after each call. Its fuel
+bounds each step but not all preparation: regular expressions that must hold together are combined
+while the grammar is read, and their states multiply. `_check_size` bounds those beforehand.
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -20,11 +24,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import GrammarError, MissingExtraError, shown
-from ortolan.runtime.generation.grammar_limits import (
-    COMPILED_GRAMMARS,
-    PARSER_LIMITS,
-    check_grammar,
-)
 from ortolan.runtime.generation.object_keys import DistinctKeys
 from ortolan.runtime.generation.schemas import (
     ESCAPES,
@@ -33,6 +32,11 @@ from ortolan.runtime.generation.schemas import (
     close_schemas,
 )
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.limits import (
+    MAX_GRAMMAR_BYTES,
+    MAX_GRAMMAR_CONJUNCTIONS,
+    MAX_GRAMMAR_MULTIPLES,
+)
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -40,7 +44,27 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "GrammarCompiler", "GrammarMatcher"]
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
-"""Between the parts of a JSON text: bounded, since models run on in it."""
+"""Whitespace between JSON tokens: bounded, since models can go on with it forever."""
+
+COMPILED_GRAMMARS = 16
+"""Compiled grammars to cache per model; an agent has one for each of its tools."""
+
+PARSER_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 1_000,
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,  # they would contain the grammar
+}
+"""Limits of llguidance, a tenth to a half of its defaults: a step takes milliseconds at worst."""
+
+_ESCAPE = re.compile(r"\\u00([0-7][0-9a-fA-F])")
+_REGEXES = re.compile(r'"(?:pattern|patternProperties|format)"')
+_MERGING = re.compile(r'"(?:allOf|\$ref)"')
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]+)')
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +99,7 @@ class Grammar:
             MissingExtraError: llguidance is not installed.
         """
         text = _as_json(schema)
-        check_grammar(text)
+        _check_size(text)
         check_schema(json.loads(text))
         pattern = _WHITESPACE if whitespace else ""
         try:
@@ -97,7 +121,7 @@ class Grammar:
             GrammarError: it is none, or too complex.
             MissingExtraError: llguidance is not installed.
         """
-        check_grammar(pattern)
+        _check_size(pattern)
         return _valid(cls(_llguidance().LLMatcher.grammar_from_regex(pattern)))
 
     @classmethod
@@ -111,7 +135,7 @@ class Grammar:
             GrammarError: it is none, or too complex.
             MissingExtraError: llguidance is not installed.
         """
-        check_grammar(text)
+        _check_size(text)
         return _valid(cls(_llguidance().LLMatcher.grammar_from_lark(close_schemas(text))))
 
 
@@ -343,3 +367,45 @@ def _lost(matcher: "LLMatcher") -> GrammarError:
         "grammar: expected a token of the vocabulary that continues the text, got "
         f"{matcher.get_error().split('<non-verbose')[0].strip():.300}. Change the grammar."
     )
+
+
+def _check_size(text: Any) -> None:
+    """Reject a source that would take too long to compile."""
+    if not isinstance(text, str):
+        raise GrammarError(f"grammar: expected text, got {type(text).__name__}.")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise GrammarError(
+            f"grammar: expected Unicode, got half a surrogate pair at index {error.start}."
+        ) from None
+    if size > MAX_GRAMMAR_BYTES:
+        raise GrammarError(
+            f"grammar: expected at most {MAX_GRAMMAR_BYTES} bytes, got {size}. Make it smaller."
+        )
+    plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
+    combined = _LITERAL.sub("", plain).count("&")
+    if _MERGING.search(plain):
+        combined = max(combined, len(_REGEXES.findall(plain)))
+    if combined > MAX_GRAMMAR_CONJUNCTIONS:
+        raise GrammarError(
+            f"grammar: expected at most {MAX_GRAMMAR_CONJUNCTIONS} patterns that may have to hold "
+            f"together (`allOf`, `$ref`, `&`), got {combined}. Use fewer."
+        )
+    states = sum(_remainders(multiple) for multiple in _MULTIPLE.findall(plain))
+    if states > MAX_GRAMMAR_MULTIPLES:
+        raise GrammarError(
+            f"grammar: expected multipleOf of at most {MAX_GRAMMAR_MULTIPLES} in all, got more. "
+            "Use smaller ones."
+        )
+
+
+def _remainders(multiple: str) -> int:
+    """How many remainders a decimal number leaves, or many."""
+    try:
+        _, digits, exponent = Decimal(multiple).as_tuple()
+    except InvalidOperation:
+        return 0
+    if not isinstance(exponent, int) or len(digits) + max(exponent, 0) > 9:
+        return MAX_GRAMMAR_MULTIPLES + 1
+    return int("".join(map(str, digits)) + "0" * max(exponent, 0))

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.errors import NumericError
-from ortolan.runtime.generation.candidates import highest
 from ortolan.runtime.generation.completion import TokenLogprobs
+from ortolan.runtime.generation.sampling import keep_top_k
 
 __all__ = ["Logprobs", "likeliest"]
 
@@ -53,5 +53,5 @@ def likeliest(logits_V: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     """The ids of the `count` highest logits, or of all, highest first, equal ones by id."""
     if count == 0:
         return np.empty(0, np.intp)
-    ids_N = highest(logits_V, count)
+    ids_N = keep_top_k(logits_V, min(count, logits_V.size))
     return ids_N[np.argsort(-logits_V[ids_N], kind="stable")[:count]]

@@ -28,13 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.errors import InputError, NumericError, SamplingError
-from ortolan.runtime.generation.candidates import (
-    draw,
-    exact_weights,
-    highest,
-    likely,
-    nucleus,
-)
 from ortolan.runtime.generation.sampling_options import Sampling
 
 __all__ = [
@@ -93,7 +86,6 @@ class Sampler:
         self._tallies = [tally for tally in (self._seen, self._generated) if tally is not None]
         self._adjusts = self._bias_ids.size > 0 or len(self._tallies) > 0
         self._is_greedy = sampling.temperature == 0
-        self._keeps_all = sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0
         self._scratch_V = np.empty(vocab_size, np.float32) if self._adjusts else _NO_BIAS
 
     def next(self, logits_V: NDArray[np.float32]) -> int:
@@ -113,7 +105,8 @@ class Sampler:
             if not -math.inf < scores_V.item(token) < math.inf:
                 self._reject(logits_V)
         else:
-            token = self._drawn(scores_V, logits_V)
+            ids_N, weights_N = self._weighed(scores_V, logits_V)
+            token = int(ids_N[_pick(weights_N, self._uniform())])
         self._step += 1
         for tally in self._tallies:
             tally.add(token)
@@ -157,16 +150,6 @@ class Sampler:
         # the generator's own bits: NumPy may change how its other methods use them
         return float((self._bits.random_raw() >> 11) * 2.0**-53)
 
-    def _drawn(self, scores_V: NDArray[np.float32], logits_V: NDArray[np.float32]) -> int:
-        if not self._keeps_all:
-            ids_N, weights_N = self._weighed(scores_V, logits_V)
-            return int(ids_N[_pick(weights_N, self._uniform())])
-        top, uniform = self._top(scores_V, logits_V), self._uniform()
-        token = draw(scores_V, top, self._sampling.temperature, uniform)
-        if token is None:
-            token = _pick(exact_weights(scores_V, top, self._sampling.temperature), uniform)
-        return token
-
     def _top(self, scores_V: NDArray[np.float32], logits_V: NDArray[np.float32]) -> float:
         """The highest score, which is finite."""
         top: float = scores_V.item(int(scores_V.argmax()))
@@ -182,32 +165,18 @@ class Sampler:
         top = self._top(scores_V, logits_V)
         if sampling.temperature == 0:
             return np.array([scores_V.argmax()]), np.ones(1)
-        if 0 < sampling.top_k < scores_V.size:
-            # before the temperature, which keeps the order: then few are left to work on
+        ids_N, scores_N = np.arange(scores_V.size), scores_V
+        if 0 < sampling.top_k < scores_V.size:  # before the temperature, which keeps the order
             ids_N = keep_top_k(scores_V, sampling.top_k)
-        elif sampling.top_p < 1:
-            found = nucleus(scores_V, top, sampling.temperature, sampling.top_p)
-            if found is not None:
-                return self._without_unlikely(*found)
-            ids_N = np.arange(scores_V.size)
-        elif sampling.min_p > 0:
-            ids_N = likely(scores_V, top, sampling.temperature, sampling.min_p)
-        else:
-            ids_N = np.arange(scores_V.size)
-        weights_N = exact_weights(scores_V[ids_N], top, sampling.temperature)
+            scores_N = scores_V[ids_N]
+        weights_N = _weights(scores_N, top, sampling.temperature)
         if sampling.top_p < 1:
             kept_N = keep_top_p(weights_N, sampling.top_p)
             ids_N, weights_N = ids_N[kept_N], weights_N[kept_N]
-        return self._without_unlikely(ids_N, weights_N)
-
-    def _without_unlikely(
-        self, ids_N: NDArray[np.intp], weights_N: NDArray[np.float64]
-    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Apply step 7."""
-        if self._sampling.min_p == 0:
-            return ids_N, weights_N
-        kept_N = keep_min_p(weights_N, self._sampling.min_p)
-        return ids_N[kept_N], weights_N[kept_N]
+        if sampling.min_p > 0:
+            kept_N = keep_min_p(weights_N, sampling.min_p)
+            ids_N, weights_N = ids_N[kept_N], weights_N[kept_N]
+        return ids_N, weights_N
 
     def _adjusted(self, logits_V: NDArray[np.float32]) -> NDArray[np.float32]:
         """Apply steps 1 to 3: the row itself where there is nothing to do, else a changed copy."""
@@ -304,11 +273,8 @@ def keep_top_k(scores_V: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
         scores_V: `(V,)`, none of them NaN.
         top_k: from 1 to V.
     """
-    ids_N = highest(scores_V, top_k)
-    scores_N = scores_V[ids_N]
-    least = scores_N.size - top_k
-    kept_K: NDArray[np.intp] = ids_N[scores_N >= np.partition(scores_N, least)[least]]
-    return kept_K
+    least = scores_V.size - top_k
+    return np.flatnonzero(scores_V >= np.partition(scores_V, least)[least])
 
 
 def keep_top_p(weights_N: NDArray[np.float64], top_p: float) -> NDArray[np.intp]:
@@ -335,6 +301,16 @@ def keep_top_p(weights_N: NDArray[np.float64], top_p: float) -> NDArray[np.intp]
 def keep_min_p(weights_N: NDArray[np.float64], min_p: float) -> NDArray[np.intp]:
     """Return the indices of weights of at least `min_p` times the highest."""
     return np.flatnonzero(weights_N >= min_p * weights_N.max())
+
+
+def _weights(scores_N: NDArray[np.float32], top: float, temperature: float) -> NDArray[np.float64]:
+    """Return probabilities up to a common factor: 1 for a score of `top`."""
+    weights_N = scores_N.astype(np.float64)  # then in place: fresh memory is what costs here
+    weights_N -= top
+    with np.errstate(over="ignore"):  # at tiny temperatures all but the highest go to -inf
+        weights_N /= temperature
+    np.exp(weights_N, out=weights_N)
+    return weights_N
 
 
 def _pick(weights_N: NDArray[np.float64], uniform: float) -> int:

@@ -24,9 +24,8 @@ from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.serving.prefix_counts import PrefixCounts
 from ortolan.runtime.serving.prefixes import PrefixCache
-from ortolan.runtime.serving.signal import Woken, wake
 from ortolan.runtime.serving.stats import Counts, ServiceStats
-from ortolan.runtime.serving.ticket import Ticket
+from ortolan.runtime.serving.ticket import Ticket, Woken, wake
 
 __all__ = ["Worker"]
 
@@ -89,7 +88,7 @@ class Worker:
             self._check_open(len(tickets))
             for ticket in tickets:
                 self._open[ticket] = None
-                self._commands.put(partial(_submit, ticket.text, priority))
+                self._commands.put(partial(_submit, ticket.sequence, priority))
 
     def check_open(self) -> None:
         """Raise what `submit` would."""
@@ -100,7 +99,7 @@ class Worker:
         """End the text of a ticket before the next round, unless it has ended."""
         with self.lock:
             if ticket in self._open:
-                self._commands.put(partial(_end, ticket.text))
+                self._commands.put(partial(_end, ticket.sequence))
 
     def count_refused(self, code: str) -> None:
         """Count a request that got an error."""
@@ -137,7 +136,7 @@ class Worker:
         if self._thread.is_alive():
             with self.lock:
                 for ticket in self._open:
-                    self._commands.put(partial(_end, ticket.text))
+                    self._commands.put(partial(_end, ticket.sequence))
             self._thread.join()
 
     def close_later(self) -> None:
@@ -199,12 +198,12 @@ class Worker:
         with self.lock:
             self._running, self._held_tokens = generator.in_slots, generator.held_tokens
             for ticket in list(self._open):
-                piece, is_last = ticket.text.take(), ticket.text.finish_reason is not None
+                piece, is_last = ticket.sequence.take(), ticket.sequence.finish_reason is not None
                 if piece or is_last:
                     ticket.deliver(piece, is_last=is_last, woken=woken)
                 if is_last:
                     del self._open[ticket]
-                    self._counts.add(ticket.text)
+                    self._counts.add(ticket.sequence)
         wake(woken)
 
     def _fail(self, error: BaseException) -> None:

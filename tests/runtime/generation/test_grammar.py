@@ -22,7 +22,7 @@ from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler, GrammarMatcher
-from ortolan.runtime.generation.prompts import PromptReader
+from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.loading import load
@@ -184,13 +184,13 @@ def test_rows_with_and_without_a_grammar_are_what_each_is_alone(model: Decoder) 
         {"sampling": WARM},
         {"grammar": Grammar.regex("[a-z]+"), "logprobs": 2},
     ]
-    reader = PromptReader(model.manifest, model.tokenizer)
+    reader = RequestReader(model.manifest, model.tokenizer)
     generator = Generator(model._engine, slots=3)
     texts = []
     for options in asked:
         given: Any = {"max_new_tokens": 30, **options}
-        (request,) = reader.requests(["hello"], given)
-        texts.append(reader.text(request))
+        (request,) = reader.prompts(["hello"], given)
+        texts.append(reader.sequence(request))
         generator.submit(texts[-1])
     generator.run()
     for text, options in zip(texts, asked, strict=True):

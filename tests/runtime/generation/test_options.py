@@ -10,7 +10,7 @@ from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError
 from ortolan.runtime.generation.options import Options, checked_options
-from ortolan.runtime.generation.prompts import PromptReader
+from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.loading import load
 
@@ -61,11 +61,11 @@ def test_n_completions_are_those_of_the_prompt_as_often(model: Decoder) -> None:
 
 
 def test_requests_are_read_without_a_model(model: Decoder) -> None:
-    reader = PromptReader(model.manifest, model.tokenizer)
-    first, second = reader.requests(["hello", []], {"max_new_tokens": 4, "sampling": SAMPLING})
+    reader = RequestReader(model.manifest, model.tokenizer)
+    first, second = reader.prompts(["hello", []], {"max_new_tokens": 4, "sampling": SAMPLING})
     assert (len(first.prompt), second.prompt, first.limit) == (5, [BOS], 4)
     assert (first.sampling.seed, second.sampling.seed) == (3, 4)
-    assert reader.text(first).finish_reason is None
+    assert reader.sequence(first).finish_reason is None
 
 
 # --- what is refused --------------------------------------------------------------------------
@@ -112,6 +112,6 @@ def test_stop_texts_need_a_tokenizer(model: Decoder) -> None:
 
 
 def test_a_prompt_beyond_the_context_is_refused_by_the_reader(model: Decoder) -> None:
-    reader = PromptReader(model.manifest, model.tokenizer)
+    reader = RequestReader(model.manifest, model.tokenizer)
     with pytest.raises(ContextLengthError):
-        reader.requests([[1] * model.manifest.context_length], {})
+        reader.prompts([[1] * model.manifest.context_length], {})

@@ -214,7 +214,7 @@ def test_a_cancelled_request_leaves_its_slot_and_disturbs_nobody(
                 max_new_tokens=20,
                 ignore_eos=True,
                 cancel=lambda: (
-                    len(ticket.text.tokens) == state
+                    len(ticket.sequence.tokens) == state
                     if isinstance(state, int)
                     else next(answers, True)
                 ),
