@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from divergence import log_softmax
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from texts import spread
 
 Clock = Callable[[], float]

@@ -30,7 +30,7 @@ import report
 from chart import draw_lengths
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import ModelConfig
-from ortolan.modeling.models.building import build
+from ortolan.modeling.models.transformer import build
 from prepare import RESULTS, say
 from script import count, exit_status, names
 

@@ -23,8 +23,8 @@ from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import NAME
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.certificate import verify
 from ortolan.runtime.graph.summary import ExternalTensor
+from ortolan.runtime.verification.replay import verify
 
 GROUP = 32
 """Values of a weight in float32 that are changed together."""

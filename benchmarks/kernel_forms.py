@@ -5,7 +5,7 @@
 
 Runs both forms of a computation on the same inputs, checks that they agree and lets them take
 turns. Prints the medians of one computation, and of the share of the first form's time that the
-second one takes (docs/adr/0011-kernels-that-are-chosen.md).
+second one takes (docs/adr/0011-kernel-choices.md).
 """
 
 import argparse

@@ -18,8 +18,8 @@ import numpy as np
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 
 NEW_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 

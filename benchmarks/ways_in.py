@@ -20,8 +20,8 @@ from ortolan.export.options import ExportOptions, Via
 from ortolan.export.pipeline import export
 from ortolan.export.precision import Int4, Precision
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from script import count, exit_status
 
 # Rounding takes no calibration, and what the kernels do is the same.

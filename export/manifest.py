@@ -12,10 +12,10 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.output import describe_files
 from ortolan.export.settings import Settings
 from ortolan.export.weights.store import Stored
-from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.manifest import Manifest, Provenance, State, StateType
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.graph.rules import read as read_graph
+from ortolan.runtime.verification.certificate_files import JSON_NAME
 
 _DTYPES: Mapping[torch.dtype, StateType] = {
     torch.float32: "float32",
@@ -47,7 +47,7 @@ def describe(
         weights=(stored.blob.file.name,),
         tokens=model.tokens,
         tokenizer="tokenizer.json" if "tokenizer.json" in model.companions else None,
-        certificate=runtime_certificate.JSON_NAME,
+        certificate=JSON_NAME,
         files=describe_files(folder, (stored.blob.file,)),
         provenance=Provenance(
             source_sha256=model.sha256(),

@@ -46,12 +46,12 @@ from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import bind, page_bytes, pages
 from ortolan.export.weights.int8_cache import with_int8_cache
 from ortolan.export.weights.store import Stored, store
-from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.certificate import Certificate
 from ortolan.runtime.machine.memory import return_large_memory
+from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, what is done of it, and all of it."""
@@ -237,7 +237,7 @@ def _write_draft(
     # No text is encoded with it, and nobody asks where it comes from.
     model = replace(model, companions={}, sha256=lambda: "0" * 64)
     stored = _write_files(folder, model, draft, graphs, Inputs(), _silent)
-    files.write(folder / runtime_certificate.JSON_NAME, b"")
+    files.write(folder / JSON_NAME, b"")
     write_manifest(folder, describe(folder, model, draft, stored))
 
 
@@ -340,5 +340,5 @@ def _write_certified(
     quality: Quality | None = None,
 ) -> None:
     """Write the certificate and the manifest that names it."""
-    runtime_certificate.write(folder, certificate)
+    write_certificate(folder, certificate)
     write_manifest(folder, describe(folder, model, settings, stored, quality))

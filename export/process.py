@@ -1,45 +1,33 @@
-"""Python in a process of its own: its memory is not that of the export."""
+"""Runs Python in a subprocess, so that its memory is not that of the export."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from tempfile import TemporaryFile
+
+from ortolan.runtime.machine.python_process import python_process
 
 
 class ProcessError(Exception):
-    """The last line that a process wrote of its errors."""
+    """A subprocess failed. The message is the last line it wrote to standard error."""
 
 
 def run_python(*arguments: str, told: Callable[[str], None]) -> None:
-    """Run Python, which imports from where this process does, until it ends.
+    """Run Python, importing from the same places as this process, until it ends.
 
     Args:
         arguments: of its command line.
-        told: each line that it prints. What this raises ends the process.
+        told: called with each line it prints. An exception from here ends the process.
 
     Raises:
         ProcessError: it failed.
     """
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    with (
-        TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(
-            # -P: the working directory is no place to import from
-            [sys.executable, "-P", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=os.environ | {"PYTHONPATH": path},
-            encoding="utf-8",
-        ) as process,
-    ):
-        try:
-            for line in process.stdout or ():
-                told(line)
+    with TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        with python_process(*arguments, stderr=errors) as process:
+            with TextIOWrapper(process.stdout or BytesIO(), encoding="utf-8") as lines:
+                for line in lines:
+                    told(line)
             status = process.wait()
-        finally:
-            process.kill()  # on Ctrl-C, say; of no effect when it has ended
         if status != 0:
             errors.seek(0)
-            lines = errors.read().strip().splitlines()
-            raise ProcessError(lines[-1] if lines else f"exit status {status}")
+            report = errors.read().strip().splitlines()
+            raise ProcessError(report[-1] if report else f"exit status {status}")

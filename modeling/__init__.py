@@ -9,8 +9,8 @@ from ortolan.modeling.config import (
     RecurrentConfig,
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError, ModelingError, WeightError
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
-from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel, EncoderDecoderModel, EncoderModel
 
 __all__ = [

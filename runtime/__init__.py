@@ -1,4 +1,4 @@
-"""Runs a bundle: numpy and onnxruntime, no PyTorch.
+"""Runs bundles with NumPy and onnxruntime, without PyTorch.
 
     from ortolan.runtime import Sampling, load
 
@@ -9,11 +9,9 @@
     load("translator/").generate("I live in Paris.", beams=4)
     load("encoder/").classify(["a text", "another"])
 
-Importing this package loads neither numpy nor onnxruntime: the names below come on first use. It
-does look whether onnxruntime is there, and says which extra to install when it is not.
-
-onnxruntime sends telemetry unless it is told not to before its first import. Importing this
-package tells it so.
+Importing this package is cheap: NumPy, onnxruntime and the names below are imported on first use.
+It raises `MissingExtraError` if onnxruntime is not installed, and disables onnxruntime's
+telemetry, which must happen before onnxruntime is imported.
 """
 
 import os
@@ -55,12 +53,12 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
-    from ortolan.runtime.certificate import Report, verify
-    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.call_syntax import ToolCall
     from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Classification, Encoder
+    from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.completion import (
         Completion,
         Hypothesis,
@@ -77,10 +75,11 @@ if TYPE_CHECKING:
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
     from ortolan.runtime.serving.chat_ticket import ChatTicket
-    from ortolan.runtime.serving.prefix_counts import PrefixCounts
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import Ticket
+    from ortolan.runtime.verification.replay import verify
+    from ortolan.runtime.verification.report import Report
 
 __all__ = [
     "Bundle",
@@ -157,8 +156,8 @@ _HOMES = {
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
     "ChatTicket": "serving.chat_ticket",
-    "PrefixCounts": "serving.prefix_counts",
-    "Report": "certificate",
+    "PrefixCounts": "engine.prefix_cache",
+    "Report": "verification.report",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
     "Session": "generation.session",
@@ -169,17 +168,17 @@ _HOMES = {
     "Timings": "generation.completion",
     "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
-    "ToolCall": "chat.call_bodies",
+    "ToolCall": "chat.call_syntax",
     "load": "loading",
     "open_bundle": "bundle.folder",
-    "verify": "certificate",
+    "verify": "verification.replay",
 }
 
 _TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
 
 
 def _switch_telemetry_off() -> None:
-    """Set the switch, unless the user has set it already, to whatever value."""
+    """Set the switch, unless the user has set it to any value."""
     if _TELEMETRY_SWITCH in os.environ:
         return
     os.environ[_TELEMETRY_SWITCH] = "1"
@@ -196,8 +195,7 @@ _switch_telemetry_off()
 
 if find_spec("onnxruntime") is None:
     raise MissingExtraError(
-        "ortolan.runtime: expected the package onnxruntime, got none. "
-        'Run: pip install "ortolan[cpu]"'
+        'ortolan.runtime needs onnxruntime, which is not installed. Run: pip install "ortolan[cpu]"'
     )
 
 

@@ -16,7 +16,7 @@ from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.source import Input, SourceReader
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer, read_ids

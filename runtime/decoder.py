@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.chat_model import ChatModel
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft
@@ -200,7 +199,7 @@ class Decoder(ChatModel, Model):
             fewest=1,
             most=self.manifest.context_length,
         )
-        return teacher_forced(Runner(self._engine, self._engine.slots()), tokens)
+        return Runner(self._engine, self._engine.slots()).teacher_forced(tokens)
 
     def session(self) -> Session:
         """Start a session, in which the caller appends and removes tokens."""
@@ -312,13 +311,5 @@ class Decoder(ChatModel, Model):
     ) -> Generator:
         if draft is not None:
             slots, exact = 1, True
-        if last is None:
-            return Generator(self._engine, slots=slots, exact=exact)
-        return Generator(
-            self._engine,
-            slots=slots,
-            exact=True,
-            chunk=last.chunk,
-            prefixes=last,
-            states=last.slots,
-        )
+        exact = exact or last is not None
+        return Generator(self._engine, slots=slots, exact=exact, last_prompt=last)

@@ -11,7 +11,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource, wrong_kind
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import BundleKindError, GraphError, InputError, NumericError, shown
 from ortolan.runtime.inputs.source import Inputs, Source, SourceReader, is_batch
 from ortolan.runtime.model import Model

@@ -10,12 +10,13 @@ from ortolan.runtime.bundle.folder import again_when_replaced, open_bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import check_load
-from ortolan.runtime.engine.session import Engine, onnxruntime_version
+from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.isolation.first_load import first_load
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
+from ortolan.runtime.verification.first_load import first_load
 
 __all__ = ["LoadOptions", "load"]
 

@@ -22,8 +22,8 @@ import ortolan
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.inputs.images import read_pixels
 
 PROMPT, STEPS = 33, 40

@@ -29,7 +29,8 @@ from ortolan.export.source import module as own
 from ortolan.export.source.family import trace_graph
 from ortolan.modeling.config import ModelConfig
 from ortolan.runtime.bundle.manifest import Graph, Manifest
-from ortolan.runtime.certificate import Report, verify
+from ortolan.runtime.verification.replay import verify
+from ortolan.runtime.verification.report import Report
 
 GRAPHS = "ORTOLAN_TEST_GRAPHS"
 """In the environment: the folder to keep the graphs of all exports in (`scripts/vocabulary.py`)."""

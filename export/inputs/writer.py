@@ -17,7 +17,7 @@ from ortolan.export.errors import ExportError
 from ortolan.export.process import ProcessError, run_python
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence

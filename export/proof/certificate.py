@@ -2,7 +2,7 @@
 
 The reference is the uncached forward pass in float32, of each probe alone. A decoder's bundle has
 to give the same logits in one go, in chunks, and token by token with its cache, an encoder's the
-same output alone and in a padded batch (`ortolan.runtime.certificate`).
+same output alone and in a padded batch (`ortolan.runtime.verification`).
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from ortolan.export.options import Cache
 from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
-from ortolan.runtime import certificate as runtime_certificate
 from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
-from ortolan.runtime.certificate import Certificate, Logits, Report, Thresholds, Vectors
-from ortolan.runtime.certificate.surroundings import Surroundings, meanings_sha256, read_probes
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
+from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
+from ortolan.runtime.verification.report import Report, Thresholds
+from ortolan.runtime.verification.surroundings import Surroundings, meanings_sha256, read_probes
 
 THRESHOLDS = {
     "fp32": Thresholds(mean_kl=1e-6, mean_cosine=1e-8, max_abs_delta=1e-4, near_tie=1e-3),
@@ -115,7 +115,7 @@ def certify(
     images = [probe.image for probe in probes if probe.image is not None]
     return Certificate(
         probes=tuple(
-            runtime_certificate.Probe(
+            Probe(
                 name=probe.name,
                 length=model.context_length if probe.token_ids is None else len(probe.token_ids),
                 source=None if probe.source is None else len(probe.source),

@@ -12,10 +12,9 @@ from torch import Tensor
 from ortolan.runtime.bundle.kinds import OUTPUTS, ScoreFunction
 from ortolan.runtime.bundle.labels import distinct
 from ortolan.runtime.bundle.manifest import Output
-from ortolan.runtime.certificate import Logits, Vectors, summarize
-from ortolan.runtime.certificate.fields import kept_positions
-from ortolan.runtime.certificate.figures import widened
-from ortolan.runtime.certificate.surroundings import MAX_SCORES
+from ortolan.runtime.verification.certificate import Logits, Vectors, kept_positions
+from ortolan.runtime.verification.comparison import summarize, widened
+from ortolan.runtime.verification.surroundings import MAX_SCORES
 
 TOP_K = 32
 """Logits kept of each position."""

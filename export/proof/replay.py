@@ -6,11 +6,11 @@ import msgspec
 
 from ortolan.export.errors import ExportError
 from ortolan.export.process import ProcessError, run_python
-from ortolan.runtime.certificate import Report
+from ortolan.runtime.verification.report import Report
 
 _SCRIPT = """
 import sys, msgspec
-from ortolan.runtime.certificate import verify
+from ortolan.runtime.verification.replay import verify
 from ortolan.errors import OrtolanError
 try:
     report = verify(sys.argv[1], device="cpu", exact=False, isolate=False, trust=True)

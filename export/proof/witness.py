@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.export.proof.placement import without_weights
-from ortolan.runtime.certificate.sums import (
+from ortolan.runtime.graph.products import Product, products
+from ortolan.runtime.verification.weight_sums import (
     VECTORS,
     ExpectedWeights,
     block_sizes,
     block_sums,
     probe_vectors,
 )
-from ortolan.runtime.graph.products import Product, products
 
 
 class Witness:

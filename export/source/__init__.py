@@ -37,8 +37,8 @@ from ortolan.modeling.checkpoint.folder import read_config, unknown_keys
 from ortolan.modeling.config import ModelConfig, RecurrentConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import FAMILIES, unknown_family
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
-from ortolan.modeling.models.stack import TransformerModel
 
 __all__ = ["Source", "open_exportable", "unknown_keys_of", "way_of"]
 

@@ -28,8 +28,8 @@ from ortolan.modeling.config import (
 from ortolan.modeling.layers.cache import StepLengths
 from ortolan.modeling.layers.memory import MemoryState
 from ortolan.modeling.models.attention_maps import attention_maps
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
-from ortolan.modeling.models.stack import TransformerModel
 from ortolan.modeling.state import CachedState
 from ortolan.runtime.bundle.interface import IDS, PRESENT, TARGET_IDS
 

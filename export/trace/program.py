@@ -22,8 +22,8 @@ from ortolan.export.trace.repeat import UnlikeBlocksError, repeat
 from ortolan.export.trace.shorten import mark, shorten
 from ortolan.export.values import share_initializer
 from ortolan.modeling.config import ModelConfig
-from ortolan.modeling.models.building import build
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
+from ortolan.modeling.models.transformer import build
 
 C = TypeVar("C", bound=ModelConfig)
 

@@ -20,7 +20,8 @@ from ortolan.modeling.config import (
     ModelConfig,
     StackConfig,
 )
-from ortolan.modeling.models.stack import Stack, TransformerModel
+from ortolan.modeling.models.model import TransformerModel
+from ortolan.modeling.models.stack import Stack
 from ortolan.runtime.bundle.interface import CROSS, PAST, PRESENT
 
 C = TypeVar("C", bound=ModelConfig)

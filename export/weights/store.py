@@ -13,7 +13,7 @@ from ortolan.export.settings import Settings
 from ortolan.export.weights.blob import Blob, BlobWriter, initializer_bytes, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
 from ortolan.runtime.bundle.manifest import QuantizedTensor
-from ortolan.runtime.certificate.sums import ExpectedWeights
+from ortolan.runtime.verification.weight_sums import ExpectedWeights
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, what is done of it, and all of it."""

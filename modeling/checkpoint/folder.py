@@ -49,10 +49,15 @@ from ortolan.modeling.families import family_of, published_config, weights_of
 from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
-from ortolan.modeling.models.building import build
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
-from ortolan.modeling.models.stack import Stack, TransformerModel
-from ortolan.modeling.models.transformer import DecoderModel, EncoderDecoderModel, EncoderModel
+from ortolan.modeling.models.stack import Stack
+from ortolan.modeling.models.transformer import (
+    DecoderModel,
+    EncoderDecoderModel,
+    EncoderModel,
+    build,
+)
 from ortolan.modeling.weights import TensorSource, published_pieces
 from ortolan.staging import BusyError, placed
 

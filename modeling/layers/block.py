@@ -4,19 +4,32 @@ Shape letters: B batch, S new tokens, N of them to go on with, T tokens of the s
 width.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ortolan.modeling.config import BlockConfig, MixtureConfig, Positions
-from ortolan.modeling.layers.attention import CrossAttention
+from ortolan.modeling.config import (
+    AttentionConfig,
+    BlockConfig,
+    GatedDeltaConfig,
+    LinearRecurrenceConfig,
+    Mixer,
+    MixtureConfig,
+    Positions,
+    ShortConvConfig,
+    StateSpaceConfig,
+)
+from ortolan.modeling.layers.attention import CrossAttention, SelfAttention
 from ortolan.modeling.layers.cache import LayerCache, Memory, Pick, StepLengths, same
+from ortolan.modeling.layers.convolution import ShortConv
 from ortolan.modeling.layers.feed_forward import feed_forward
-from ortolan.modeling.layers.mixers import mixer, mixer_name
+from ortolan.modeling.layers.gated_delta import GatedDelta
+from ortolan.modeling.layers.linear_recurrence import LinearRecurrence
 from ortolan.modeling.layers.mixture import Mixture
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
+from ortolan.modeling.layers.state_space import state_space
 
 
 class Block(nn.Module):
@@ -179,3 +192,34 @@ class Block(nn.Module):
     def _scaled(self, added: Tensor) -> Tensor:
         """What is added to the stream."""
         return added if self.residual_scale == 1.0 else added * self.residual_scale
+
+
+class _Kind(NamedTuple):
+    name: str
+    layer: Callable[[Any, int], nn.Module]
+
+
+_KINDS: Mapping[type[Mixer], _Kind] = {
+    GatedDeltaConfig: _Kind("gated_delta", GatedDelta),
+    LinearRecurrenceConfig: _Kind("linear_recurrence", LinearRecurrence),
+    ShortConvConfig: _Kind("short_conv", ShortConv),
+    StateSpaceConfig: _Kind("state_space", state_space),
+}
+
+
+def mixer_name(config: Mixer) -> str:
+    """What a mixer is called in its block: `attention`, or its kind."""
+    return "attention" if isinstance(config, AttentionConfig) else _KINDS[type(config)].name
+
+
+def mixer(config: Mixer, width: int, positions: Positions | None) -> nn.Module:
+    """The layer of a mixer.
+
+    Args:
+        config: of any kind.
+        width: of the stream.
+        positions: of the stack; some kinds of attention have a table in every layer.
+    """
+    if isinstance(config, AttentionConfig):
+        return SelfAttention(config, width, positions=positions)
+    return _KINDS[type(config)].layer(config, width)

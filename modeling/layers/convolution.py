@@ -8,7 +8,13 @@ a tenth of the time of joining, cutting and convolving, for one token.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from ortolan.modeling.config import ShortConvConfig
+from ortolan.modeling.layers.cache import Memory
+from ortolan.modeling.layers.fixed_memory import FixedMemoryMixer
+from ortolan.modeling.layers.linear import PackedLinear
+from ortolan.modeling.layers.ops import split
 
 
 def convolve(
@@ -45,3 +51,26 @@ def _node(
         version=1,
     )
     return out_BCS, after_BCX
+
+
+class ShortConv(FixedMemoryMixer):
+    """out(after * convolve(before * x)): both gates and x come from one product.
+
+    Args:
+        config: its sizes.
+        width: of the stream.
+    """
+
+    def __init__(self, config: ShortConvConfig, width: int) -> None:
+        super().__init__(config)
+        channels = config.channels
+        self.project = PackedLinear(width, (channels,) * 3, bias=config.bias)
+        self.conv = nn.Conv1d(channels, channels, config.taps, groups=channels, bias=config.bias)
+        self.out = nn.Linear(channels, width, bias=config.bias)
+
+    def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:
+        """See `FixedMemoryMixer.mix`."""
+        before, after, x = split(self.project(x_BSE), list(self.project.parts), -1)
+        gated_BCS = (before * x).transpose(1, 2)
+        mixed_BCS, window = convolve(gated_BCS, self.conv.weight, self.conv.bias, memory[0])
+        return after * mixed_BCS.transpose(1, 2), (window,)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ortolan.modeling.config import LayerState
 from ortolan.modeling.layers.cache import Memory, Pick, StepLengths, same
-from ortolan.modeling.layers.ops import Relative, Rotary
+from ortolan.modeling.layers.lowering import Rotary
+from ortolan.modeling.layers.scores import Relative
 
 
 class _Config(Protocol):

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from ortolan.modeling.layers.additive_attention import AdditiveAttention
 from ortolan.modeling.layers.attention import CrossAttention, SelfAttention
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import EncoderDecoderModel
 
 

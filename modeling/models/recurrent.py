@@ -15,7 +15,7 @@ from ortolan.modeling.config.recurrent import RecurrentConfig
 from ortolan.modeling.layers.additive_attention import AdditiveAttention
 from ortolan.modeling.layers.cells import Cell, RecurrentCell, States, cell_of
 from ortolan.modeling.layers.memory import Memory, MemoryState
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.state import State
 from ortolan.modeling.weights import EMBEDDING, HEAD
 

@@ -14,7 +14,6 @@ from ortolan.modeling.config import (
     AlibiPositions,
     ConcatenatedPositions,
     LearnedPositions,
-    ModelConfig,
     RelativeBiasPositions,
     RelativeKeyPositions,
     StackConfig,
@@ -25,17 +24,7 @@ from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
 from ortolan.modeling.layers.positions import relative_index, rotary_names, tables
 from ortolan.modeling.layers.scores import add, window_bias
-
-
-class TransformerModel(nn.Module):
-    """A model: a config, and weights that have more than one name."""
-
-    config: ModelConfig
-
-    @property
-    def tied(self) -> dict[str, str]:
-        """Names that a checkpoint may use for a copy of a weight, and that weight's name."""
-        return {}
+from ortolan.modeling.models.model import TransformerModel
 
 
 class Stack(TransformerModel):

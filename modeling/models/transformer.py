@@ -18,6 +18,7 @@ from ortolan.modeling.config import (
     EncoderDecoderConfig,
     LanguageModelHead,
     ModelConfig,
+    RecurrentConfig,
     TokenInput,
 )
 from ortolan.modeling.layers.attention import CrossAttention
@@ -32,7 +33,9 @@ from ortolan.modeling.layers.cache import (
 from ortolan.modeling.layers.embeddings import input_embedding
 from ortolan.modeling.layers.heads import DenseLayer, LanguageModel, encoder_head
 from ortolan.modeling.layers.ops import select
-from ortolan.modeling.models.stack import Stack, TransformerModel
+from ortolan.modeling.models.model import TransformerModel
+from ortolan.modeling.models.recurrent import RecurrentModel
+from ortolan.modeling.models.stack import Stack
 from ortolan.modeling.weights import EMBEDDING, HEAD
 
 
@@ -320,5 +323,7 @@ def build(config: ModelConfig) -> TransformerModel:
             return EncoderModel(config)
         case EncoderDecoderConfig():
             return EncoderDecoderModel(config)
+        case RecurrentConfig():
+            return RecurrentModel(config)
         case _:
             raise TypeError(f"expected the config of a model, got {type(config).__name__}")

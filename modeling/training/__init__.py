@@ -1,6 +1,6 @@
 """Training by a recipe, on the user's own data.
 
-A recipe is a TOML file, `recipe.py`; the function that reads its data lies beside it, `data.py`.
+A recipe is a TOML file (`recipe.py`). It names the function that reads the data (`data.py`).
 """
 
 from ortolan.modeling.training.data import (

@@ -1,50 +1,41 @@
-"""What a recipe learns from: the kinds of data, and the user's own function that reads them.
+"""Training data: the kinds of it, and how a recipe's own function is called to read it.
 
     [data]
     source = "data.py:read"
     exclude = ["test/*"]
 
-names the function `read` in the file `data.py` beside the recipe. It is called with the other keys
-of the table, which are checked against the annotations of its parameters, and returns one of the
-classes below:
+calls the function `read` of `data.py` next to the recipe; the other keys are its arguments. It
+returns one of the classes below:
 
     def read(*, exclude: tuple[str, ...] = ()) -> Texts: ...
-
-The file may import its neighbours (`from .grammar import sentences`) and any installed package.
 """
 
-import importlib
-import inspect
-import itertools
-import sys
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.recipe import Recipe
+from ortolan.modeling.training.source import arguments_of, named_object
 
 Figures = Callable[[], Mapping[str, object]]
-"""More figures for training.json, such as those of a baseline; computed once, at the end."""
+"""Additional figures for training.json, such as a baseline's; computed once, at the end."""
 
 Pair = tuple[str, str]
 """A sentence and its translation, or a prompt and its answer."""
 
 Metric = Callable[[Sequence[str], Sequence[str]], float]
-"""How good translations are, given their references."""
+"""Scores translations against their references."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Documents to learn from and documents to measure on."""
+    """Documents."""
 
     train: Sequence[str]
     held_out: Sequence[str]
@@ -53,11 +44,11 @@ class Texts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledTexts:
-    """Texts, each with the index of its label.
+    """Texts with the index of their label.
 
     Attributes:
-        labels: their names.
-        unlabelled: what a new tokenizer is trained on; the texts of `train` if empty.
+        labels: names of the labels.
+        unlabelled: texts that a new tokenizer is trained on; the texts of `train` if empty.
     """
 
     labels: tuple[str, ...]
@@ -73,7 +64,7 @@ class LabelledTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """Images, and the index of the label of each.
+    """Images with the index of their label.
 
     Attributes:
         pixels: uint8 `(N, H, W, C)`.
@@ -87,8 +78,8 @@ class Images:
         pixels, labels = self.pixels, self.labels
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or labels.shape != pixels.shape[:1]:
             raise RecipeError(
-                "data: expected pixels as bytes (N, H, W, C) and N labels, got "
-                f"{pixels.dtype} {pixels.shape} and {labels.shape}. Correct what read the images."
+                "data: pixels must be uint8 (N, H, W, C) with N labels (got "
+                f"{pixels.dtype} {pixels.shape} and {labels.shape})."
             )
 
     def __len__(self) -> int:
@@ -100,8 +91,8 @@ class LabelledImages:
     """Images of one size.
 
     Attributes:
-        labels: their names.
-        augment: changes images to learn from, float32 `(B, C, H, W)` from -1 to 1, at random.
+        labels: names of the labels.
+        augment: random change of training images, float32 `(B, C, H, W)` from -1 to 1.
     """
 
     labels: tuple[str, ...]
@@ -115,18 +106,18 @@ class LabelledImages:
             _check_labels(set(part.labels.tolist()), self.labels)
 
 
-def _check_labels(found: set[int], labels: Sequence[str]) -> None:
-    wrong = sorted(label for label in found if label not in range(len(labels)))
+def _check_labels(labels: set[int], names: Sequence[str]) -> None:
+    wrong = sorted(label for label in labels if label not in range(len(names)))
     if wrong:
         raise RecipeError(
-            f"data: expected labels from 0 to {len(labels) - 1}, got {wrong[0]}. "
-            "A label is an index into the names of the labels."
+            f"data: labels must be from 0 to {len(names) - 1} (got {wrong[0]}). A label is an "
+            "index into the names of the labels."
         )
 
 
-def equal_share(translated: Sequence[str], references: Sequence[str]) -> float:
-    """The part of the translations that equals the reference, letter by letter."""
-    equal = sum(mine == theirs for mine, theirs in zip(translated, references, strict=True))
+def equal_share(translations: Sequence[str], references: Sequence[str]) -> float:
+    """Share of translations that equal their reference exactly."""
+    equal = sum(text == reference for text, reference in zip(translations, references, strict=True))
     return equal / len(references)
 
 
@@ -136,7 +127,7 @@ class Pairs:
 
     Attributes:
         held_out: sets to measure on, by name.
-        metrics: what is measured on each of them, by name; the first, on the first set, is drawn.
+        metrics: scores by name; the first one, on the first set, is plotted.
     """
 
     train: Sequence[Pair]
@@ -147,10 +138,10 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Prompts and their answers; tokens are what stands between spaces.
+    """Prompts and their answers; whitespace separates tokens.
 
     Attributes:
-        held_out: sets to measure on, by name; the first is drawn.
+        held_out: sets to measure on, by name; the first is plotted.
     """
 
     train: Sequence[Pair]
@@ -162,84 +153,31 @@ Data = Texts | LabelledTexts | LabelledImages | Pairs | Answers
 
 D = TypeVar("D", Texts, LabelledTexts, LabelledImages, Pairs, Answers)
 
-_NUMBERS = itertools.count()
-
 
 def read_data(recipe: Recipe, folder: Path, kind: type[D]) -> D:
     """Call the function that a recipe names.
 
     Args:
         recipe: the recipe.
-        folder: where it lies.
-        kind: what its task learns from.
+        folder: the folder of the recipe.
+        kind: class that the task learns from.
 
     Raises:
-        RecipeError: there is no such function, its parameters are not the keys of the recipe, or it
-            returns something else or nothing to learn from or to measure on.
+        RecipeError: there is no such function, its parameters do not match the recipe, or it
+            returns something else, nothing to learn from or nothing to measure on.
     """
     options = dict(recipe.data)
     source = options.pop("source", None)
-    file, _, name = source.rpartition(":") if isinstance(source, str) else ("", "", "")
-    if not (file.endswith(".py") and name.isidentifier()):
-        raise RecipeError(
-            f"data.source: expected a file and a function in it, such as 'data.py:read', got "
-            f"{source!r}. Correct it."
-        )
-    function = getattr(_module(folder / file), name, None)
-    if not callable(function):
-        raise RecipeError(
-            f"data.source: expected a function {name} in {folder / file}, got none. Write it."
-        )
-    data = function(**_arguments(function, options))
+    function = named_object(source, folder, "data")
+    data = function(**arguments_of(function, options, "data"))
     if not isinstance(data, kind):
         raise RecipeError(
-            f"data.source: expected {kind.__name__} from {source}, which the task learns from, got "
-            f"{type(data).__name__}. Return it, or correct task.name."
+            f"data.source: the task learns from {kind.__name__}, but {source} returned "
+            f"{type(data).__name__}. Correct the function, or the task."
         )
     if not len(data.train) or not len(data.held_out):
         raise RecipeError(
-            f"data: expected from {source} something to learn from and something to measure on, "
-            f"got {len(data.train)} and {len(data.held_out)}. Check the keys of the table."
+            f"data: {source} returned {len(data.train)} items to learn from and "
+            f"{len(data.held_out)} to measure on; both are needed. Check the keys of the table."
         )
     return data
-
-
-def _module(path: Path) -> types.ModuleType:
-    """A file as a module of a package of its own, so that it can import its neighbours."""
-    if not path.is_file():
-        raise RecipeError(
-            f"data.source: expected a file {path}, got none. Write it, or correct the name."
-        )
-    package = types.ModuleType(f"_ortolan_recipe_{next(_NUMBERS)}")
-    package.__path__ = [str(path.parent)]
-    sys.modules[package.__name__] = package
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(f"{package.__name__}.{path.stem}")
-    except ModuleNotFoundError as error:
-        raise RecipeError(
-            f"{path}: expected the package {error.name}, which it imports, got none. Install it."
-        ) from error
-
-
-def _arguments(function: Callable[..., object], options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a function, of the types of its annotations.
-
-    Raises:
-        RecipeError: one is unknown, missing or of the wrong type.
-    """
-    hints = typing.get_type_hints(function, include_extras=True)
-    fields = [
-        (name, hints.get(name, Any))
-        if parameter.default is parameter.empty
-        else (name, hints.get(name, Any), parameter.default)
-        for name, parameter in inspect.signature(function).parameters.items()
-    ]
-    table = msgspec.defstruct("data", fields, kw_only=True, forbid_unknown_fields=True)
-    try:
-        return msgspec.structs.asdict(msgspec.convert(options, table))
-    except msgspec.ValidationError as error:
-        raise RecipeError(
-            f"data: expected the arguments of {function.__name__}(), got {error}. "
-            "Correct the table, or the function."
-        ) from error

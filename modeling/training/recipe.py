@@ -1,6 +1,6 @@
-"""Training recipes: a TOML file that says how a model came to be.
+"""Training recipes: TOML files that describe how to train a model.
 
-The classes below are its tables; `data.py` describes `[data]`.
+The classes below are the tables of a recipe. `[task]` is described in `tasks`, `[data]` in `data`.
 """
 
 from pathlib import Path
@@ -20,82 +20,18 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file; an unknown field is an error."""
-
-
-class LanguageModel(_Table, frozen=True, kw_only=True, tag_field="name", tag="language-model"):
-    """A decoder learns to continue `Texts`."""
-
-
-class MaskedLanguageModel(
-    _Table, frozen=True, kw_only=True, tag_field="name", tag="masked-language-model"
-):
-    """An encoder learns to guess hidden tokens of `Texts` (Devlin et al. 2019).
-
-    Attributes:
-        hidden: part of the tokens that are hidden.
-        shortest: tokens of the first windows, which double to `sequence_length` in equal parts of
-            the training; None for that length throughout.
-    """
-
-    hidden: Fraction = 0.15
-    shortest: Count | None = None
-
-
-class TextClassification(
-    _Table, frozen=True, kw_only=True, tag_field="name", tag="text-classification"
-):
-    """An encoder learns the labels of `LabelledTexts`.
-
-    Attributes:
-        start: a checkpoint folder to start from, relative to the recipe; None for random weights.
-        hidden: part of the tokens that are hidden at random, so that no single one decides.
-    """
-
-    start: str | None = None
-    hidden: Fraction = 0.0
-
-
-class ImageClassification(
-    _Table, frozen=True, kw_only=True, tag_field="name", tag="image-classification"
-):
-    """An encoder learns the labels of `LabelledImages`."""
-
-
-class Translation(_Table, frozen=True, kw_only=True, tag_field="name", tag="translation"):
-    """An encoder-decoder learns to translate `Pairs`."""
-
-
-class Answering(_Table, frozen=True, kw_only=True, tag_field="name", tag="answering"):
-    """A decoder or a recurrent network learns the answers to prompts, `Answers`.
-
-    Attributes:
-        curriculum: part of the training in which the longest text grows from that of the shortest
-            to that of all; 0 for all of them from the first step.
-    """
-
-    curriculum: Fraction = 0.0
-
-
-TaskRecipe = (
-    LanguageModel
-    | MaskedLanguageModel
-    | TextClassification
-    | ImageClassification
-    | Translation
-    | Answering
-)
+    """A table of the recipe; unknown fields are errors."""
 
 
 class TokenizerRecipe(_Table, frozen=True, kw_only=True):
-    """A byte-level BPE trained on the training text.
+    """A byte-level BPE tokenizer, trained on the training text.
 
     Attributes:
-        vocab_size: ids, special ones included.
-        end_of_text: of decoders, the token that starts every document; of encoder-decoders, the
-            token that ends every sentence. Encoders have `[CLS]` and `[SEP]` instead.
-        pieces: a regular expression (Oniguruma) of the pieces into which a text is split first; no
-            token spans two. None for GPT-2's words.
+        vocab_size: number of ids, special tokens included.
+        end_of_text: for decoders, the token that starts every document; for encoder-decoders, the
+            token that ends every sentence. Encoders use `[CLS]` and `[SEP]` instead.
+        pieces: regular expression (Oniguruma) that splits text into pieces first; no token crosses
+            from one piece to the next. None uses GPT-2's expression.
     """
 
     vocab_size: Count
@@ -104,19 +40,19 @@ class TokenizerRecipe(_Table, frozen=True, kw_only=True):
 
 
 class OptimizerRecipe(_Table, frozen=True, kw_only=True):
-    """AdamW (Loshchilov and Hutter 2019) under a linear warm-up.
+    """AdamW (Loshchilov and Hutter 2019) with a linear warm-up.
 
     Attributes:
-        steps: updates; each sees `batch_size` windows, pairs or images.
-        sequence_length: tokens of a window or of a text; None for data without any.
+        steps: number of updates; each sees `batch_size` windows, pairs or images.
+        sequence_length: tokens per window or text; None for data that is not text.
         schedule: after the warm-up, a cosine to zero, or the inverse square root of the step
             (Vaswani et al. 2017).
-        average_last: the model is the mean of its weights after each of so many last steps
-            (Vaswani et al. 2017 average checkpoints); 0 for the weights of the last one.
-        label_smoothing: probability taken from the right answer and given to all.
-        clip: largest norm of the gradient.
-        precision: `bf16` multiplies in bfloat16 and keeps weights in float32.
-        compile: fuse with torch.compile, which needs a C++ compiler.
+        average_last: average the weights after each of the last N steps, as Vaswani et al. (2017)
+            average checkpoints; 0 keeps the final weights.
+        label_smoothing: probability taken from the correct label and spread over all labels.
+        clip: largest gradient norm.
+        precision: `bf16` multiplies in bfloat16 and keeps float32 weights.
+        compile: fuse operations with torch.compile, which needs a C++ compiler.
         evaluate_every: steps between measurements on the held-out data.
     """
 
@@ -139,30 +75,30 @@ class OptimizerRecipe(_Table, frozen=True, kw_only=True):
 
 
 class Recipe(_Table, frozen=True, kw_only=True):
-    """The whole recipe.
+    """A whole recipe.
 
     Attributes:
-        task: what is learned.
-        model: the keys of a Hugging Face config.
-        tokenizer: None for data that is not text, and for a model that starts from a checkpoint.
-        data: `source`, and the arguments of the function that it names; see `read_data`.
+        task: `name` or `source`, and the options of that task.
+        model: keys of a Hugging Face config.
+        tokenizer: None for data that is not text, and for models that start from a checkpoint.
+        data: `source`, and the arguments of the function it names.
     """
 
-    task: TaskRecipe
+    task: dict[str, Any]
     model: dict[str, Any]
     tokenizer: TokenizerRecipe | None = None
     data: dict[str, Any]
     training: OptimizerRecipe
 
     def required(self, value: T | None, field: str) -> T:
-        """The value of a field that other tasks can do without.
+        """The value of a field that only some tasks need.
 
         Raises:
-            RecipeError: it is absent.
+            RecipeError: the field is absent.
         """
         if value is None:
-            task = self.task.__struct_config__.tag
-            raise RecipeError(f"{field}: expected a value for {task}, got none. Set it.")
+            task = self.task.get("name", self.task.get("source"))
+            raise RecipeError(f"{field}: the task {task} needs it. Set it.")
         return value
 
 
@@ -170,15 +106,14 @@ def read_recipe(path: Path) -> Recipe:
     """Read a recipe.
 
     Raises:
-        RecipeError: no such file, not TOML, or a field unknown, missing or of the wrong type.
+        RecipeError: the file is absent or not TOML, or a field is unknown, missing or of the wrong
+            type.
     """
     try:
         return msgspec.toml.decode(path.read_bytes(), type=Recipe)
     except OSError as error:
-        raise RecipeError(
-            f"{path}: expected a recipe, got {error.strerror}. Check the path."
-        ) from error
+        raise RecipeError(f"{path}: cannot read it ({error.strerror}). Check the path.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecipeError(
-            f"{path}: expected a recipe, got {error}. See models/pythonic/recipe.toml."
+            f"{path}: not a valid recipe: {error}. See models/pythonic/recipe.toml."
         ) from error

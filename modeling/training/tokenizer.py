@@ -1,4 +1,4 @@
-"""Tokenizers that are trained on the text of a recipe."""
+"""Tokenizers trained on the text of a recipe."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,17 +16,16 @@ def byte_level_bpe(
     special_tokens: Sequence[str],
     pieces: str | None = None,
 ) -> Tokenizer:
-    """A byte-level BPE (Sennrich et al. 2016; Radford et al. 2019).
+    """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019).
 
     Args:
-        texts: to learn tokens from.
-        vocab_size: ids, special ones included; fewer where the texts give no more.
-        special_tokens: the first ids, in this order.
-        pieces: a regular expression of the pieces into which a text is split first; None for
-            GPT-2's words.
+        texts: training text.
+        vocab_size: number of ids, special tokens included; fewer if the texts have fewer.
+        special_tokens: tokens that get the first ids, in order.
+        pieces: see `TokenizerRecipe`.
 
     Raises:
-        RecipeError: `pieces` is no regular expression.
+        RecipeError: `pieces` is not a regular expression.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _splitter(pieces)
@@ -53,7 +52,7 @@ def _splitter(pieces: str | None) -> pre_tokenizers.PreTokenizer:
         split = pre_tokenizers.Split(Regex(pieces), "isolated")
     except Exception as error:  # the library raises nothing more specific
         raise RecipeError(
-            f"tokenizer.pieces: expected a regular expression, got {pieces!r}: {error}. Correct it."
+            f"tokenizer.pieces: {pieces!r} is not a regular expression: {error}."
         ) from error
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, byte_level])
@@ -65,17 +64,14 @@ def id_of(tokenizer: Tokenizer, token: str) -> int:
     Raises:
         RecipeError: the tokenizer has no such token.
     """
-    found = tokenizer.token_to_id(token)
-    if found is None:
-        raise RecipeError(
-            f"tokenizer: expected the token {token!r}, got a tokenizer without it. "
-            "Check tokenizer.end_of_text."
-        )
-    return found
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise RecipeError(f"The tokenizer has no token {token!r}. Check tokenizer.end_of_text.")
+    return number
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], end_of_text: str) -> list[list[int]]:
-    """Ids of each document, the special token before it.
+    """Ids of the documents, each after the special token.
 
     Raises:
         RecipeError: the tokenizer has no such token.

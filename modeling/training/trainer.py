@@ -1,4 +1,4 @@
-"""The small trainer of recipes: one process, one processor."""
+"""A small trainer: one process on one CPU."""
 
 import math
 import shutil
@@ -23,23 +23,22 @@ from ortolan.modeling.training.tasks.task import Batch, Task, write_json
 def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
     """Train the model of a recipe and write its checkpoint.
 
-    The folder then holds config.json, model.safetensors (bf16), what the model is used with
-    (tokenizer.json, generation_config.json, preprocessor_config.json), the calibration file,
-    loss.png, and training.json with every figure of the run. What is saved together is there
-    whole, or not at all.
+    The folder then holds config.json, model.safetensors (bf16), the files the model needs in use
+    (tokenizer.json, generation_config.json, preprocessor_config.json), a calibration file,
+    loss.png, and training.json with all figures. Each save replaces the files atomically.
 
     Args:
         recipe_path: the recipe.
-        out: the folder; the recipe's own by default.
+        out: folder to write to; the recipe's own by default.
 
     Returns:
         The folder.
 
     Raises:
-        RecipeError: the recipe is wrong, its data cannot be read, or this machine lacks what it
-            asks for.
-        ConfigError: the recipe's model is not one that Ortolan has.
-        CheckpointError: the folder cannot be written to.
+        RecipeError: the recipe is wrong, its data cannot be read, or this machine has no compiler
+            for `compile`.
+        ConfigError: Ortolan has no such model.
+        CheckpointError: the folder cannot be written.
     """
     path = Path(recipe_path)
     folder = Path(out) if out is not None else path.parent
@@ -57,26 +56,25 @@ def train(recipe_path: str | Path, out: str | Path | None = None) -> Path:
 
 
 def _check(recipe: OptimizerRecipe) -> None:
-    """Raise RecipeError, before any work, for what would fail later."""
+    """Raise RecipeError, before any work, for settings that would fail later."""
     if recipe.compile and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
         raise RecipeError(
-            "training.compile: expected a C++ compiler on PATH, got none. "
-            "Install g++ or set compile = false."
+            "training.compile needs a C++ compiler on PATH. Install g++, or set compile = false."
         )
     if recipe.warmup_steps >= recipe.steps:
         raise RecipeError(
-            f"training: expected warmup_steps below steps, got {recipe.warmup_steps} "
-            f"and {recipe.steps}. Correct one of them."
+            f"training: warmup_steps must be below steps (got {recipe.warmup_steps} and "
+            f"{recipe.steps})."
         )
     if recipe.average_last > recipe.steps:
         raise RecipeError(
-            f"training: expected average_last up to steps, got {recipe.average_last} "
-            f"and {recipe.steps}. Correct one of them."
+            f"training: average_last must not exceed steps (got {recipe.average_last} and "
+            f"{recipe.steps})."
         )
 
 
 def learning_rate(recipe: OptimizerRecipe, step: int) -> float:
-    """The rate of a step, from 0: linear warm-up, then what the schedule says."""
+    """Learning rate of a step, counted from 0: linear warm-up, then the schedule."""
     if step < recipe.warmup_steps:
         return recipe.learning_rate * (step + 1) / recipe.warmup_steps
     match recipe.schedule:
@@ -88,7 +86,7 @@ def learning_rate(recipe: OptimizerRecipe, step: int) -> float:
 
 
 class _Run:
-    """One training run: the task, and the figures so far."""
+    """One training run and its figures so far."""
 
     def __init__(self, recipe: OptimizerRecipe, task: Task, folder: Path) -> None:
         self.recipe, self.task, self.folder = recipe, task, folder
@@ -98,7 +96,7 @@ class _Run:
         self.seconds = 0.0
 
     def train(self) -> None:
-        """Take every step, measuring and saving on the way."""
+        """Run all steps; measure and save every `evaluate_every`."""
         recipe, module = self.recipe, self.task.module
         optimizer = _adamw(module, recipe)
         loss_of = _loss_function(self.task, recipe)
@@ -123,33 +121,33 @@ class _Run:
 
     @torch.no_grad()
     def _average(self, step: int) -> None:
-        """Take the weights after `step` into their mean."""
+        """Add the weights after `step` to their running mean."""
         count = step - (self.recipe.steps - self.recipe.average_last) + 1
         for name, parameter in self.task.module.named_parameters():
             mean = self.mean.setdefault(name, parameter.detach().clone())
             mean.lerp_(parameter, 1 / count)
 
     def measure(self, step: int) -> None:
-        """Measure the task on the held-out data."""
+        """Measure the model on the held-out data."""
         figures = self.task.measure()
         self.measured.append((step, figures))
         text = ", ".join(f"{_words(name)} {value:.4f}" for name, value in figures.items())
         tqdm.write(f"step {step}: loss {self.losses[-1]:.3f}, {text}")
 
     def _write(self, folder: Path) -> None:
-        """Write the checkpoint so far, and what belongs to it."""
         self.task.companions(folder)
         write_calibration(self.task.data, folder)
         write(self.task.module, folder, dtype=torch.bfloat16)
 
     def finish(self) -> None:
-        """Save the trained model, the figures and the curve."""
-        # The checkpoint is what users get, so its rounded weights are what is measured.
+        """Save the trained model, its figures and the loss curve."""
+        # Users load the rounded checkpoint, so measure the rounded weights.
         for name, parameter in self.task.module.named_parameters():
             parameter.data = self.mean.get(name, parameter.data).to(torch.bfloat16).float()
         self.measure(self.recipe.steps)
-        (drawn, *_), last = self.measured[-1][1], self.measured[-1][1]
-        curve = [(step, figures[drawn]) for step, figures in self.measured]
+        last = self.measured[-1][1]
+        plotted = next(iter(last))
+        curve = [(step, figures[plotted]) for step, figures in self.measured]
         figures = {
             "parameters": sum(p.numel() for p in self.task.module.parameters()),
             "training_seconds": round(self.seconds),
@@ -162,11 +160,11 @@ class _Run:
         with replaced(self.folder) as folder:
             self._write(folder)
             write_json(folder / "training.json", figures)
-            draw_losses(self.losses, curve, folder / "loss.png", measured_name=_words(drawn))
+            draw_losses(self.losses, curve, folder / "loss.png", measured_name=_words(plotted))
 
 
 def _adamw(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.AdamW:
-    """AdamW that decays matrices only."""
+    """AdamW with weight decay for matrices only."""
     matrices = [p for p in module.parameters() if p.dim() >= 2]
     vectors = [p for p in module.parameters() if p.dim() < 2]
     return torch.optim.AdamW(
@@ -181,7 +179,7 @@ def _adamw(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.AdamW:
 
 
 def _loss_function(task: Task, recipe: OptimizerRecipe) -> Callable[[Batch], Tensor]:
-    """The loss of a task, with the recipe's precision."""
+    """The loss of a task at the recipe's precision, compiled if the recipe says so."""
 
     def loss(batch: Batch) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16"):
@@ -193,7 +191,7 @@ def _loss_function(task: Task, recipe: OptimizerRecipe) -> Callable[[Batch], Ten
 def draw_losses(
     losses: list[float], measured: list[tuple[int, float]], path: Path, *, measured_name: str
 ) -> None:
-    """A picture of the training loss and of one held-out figure."""
+    """Plot the training loss and one held-out figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -212,5 +210,4 @@ def draw_losses(
 
 
 def _words(name: str) -> str:
-    """The name of a figure as it is read."""
     return name.replace("_", " ")

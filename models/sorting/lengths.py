@@ -1,6 +1,6 @@
-"""The share of prompts of each length that the trained networks sort without an error.
+"""Print the share of prompts that the trained networks sort correctly, by length.
 
-python models/sorting/lengths.py
+PYTHONPATH=models python -m sorting.lengths
 """
 
 import random
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from copying.answering import right_share
 from ortolan.modeling import TransformerModel, load
-from ortolan.modeling.training.tasks.answering import right_share
 
 HERE = Path(__file__).parent
 
@@ -21,7 +21,7 @@ TEXTS = 250
 
 
 def share(folder: Path, length: int) -> float:
-    """The share of right answers to prompts of a length, the same ones for every network."""
+    """Share of right answers to prompts of one length, the same prompts for every network."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     rng = random.Random(f"sorting {length}")
     texts = []

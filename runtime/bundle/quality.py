@@ -1,6 +1,6 @@
 """How far an exported model is from the trained one: figures, and a word for them.
 
-That a device computes what was exported is another question: `ortolan.runtime.certificate`.
+That a device computes what was exported is another question: `ortolan.runtime.verification`.
 """
 
 from typing import Annotated, Literal, get_args

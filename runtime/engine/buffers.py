@@ -1,19 +1,26 @@
-"""Buffers of states, one after the other in one piece of memory.
+"""Memory for states: zeroed buffers, one after the other in one piece.
 
-Zeros, not whatever memory holds: a portable body multiplies what follows the valid part by 0, and
+Buffers start as zeros because a portable graph multiplies what follows the valid part by 0, and
 0 times NaN is NaN.
+
+Reserved buffers have room for the whole context from the beginning. They are address space that
+becomes memory page by page as it is written, so a long context costs nothing until it is used,
+never has to be copied to grow, and returns its pages when a sequence leaves. Only on Linux:
+elsewhere returned pages need not be zeros, and a system that promises memory for every address
+(`vm.overcommit_memory` 2, Windows) reserves none.
 """
 
 import math
+import mmap
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.address_space import AddressSpace, reserved
-
-__all__ = ["Buffer", "Layout", "allocate", "reserve"]
+__all__ = ["AddressSpace", "Buffer", "Layout", "allocate", "reserve", "reserved"]
 
 Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
 
@@ -21,31 +28,76 @@ Layout = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and type of a buffer."""
 
 _ALIGNMENT = 64
-"""Bytes that every buffer begins at a multiple of, within its piece of memory."""
+"""Each buffer starts at a multiple of this many bytes."""
+
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Python exports it since 3.13; the number is the same on every Linux that onnxruntime supports."""
+
+
+class AddressSpace:
+    """Bytes that are zero until they are written.
+
+    Attributes:
+        array: all of it, as uint8.
+    """
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self.array: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
+        self._mapping = mapping
+        self._start = self.array.ctypes.data
+
+    def give_back(self, part: NDArray[Any]) -> None:
+        """Return the memory of a contiguous part of the array; it reads as zeros afterwards."""
+        start = part.ctypes.data - self._start
+        end = start + part.nbytes
+        first, last = -(-start // mmap.PAGESIZE), end // mmap.PAGESIZE
+        if first >= last:
+            self.array[start:end] = 0
+            return
+        # neighbours share the pages at both ends
+        self.array[start : first * mmap.PAGESIZE] = 0
+        self.array[last * mmap.PAGESIZE : end] = 0
+        self._mapping.madvise(
+            mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE
+        )
 
 
 def allocate(layouts: Sequence[Layout]) -> list[Buffer]:
-    """Buffers in memory.
+    """Allocate buffers.
 
-    In one piece, since many small ones take a page fault for every 4 KiB: a large one gets large
-    pages.
+    One large piece gets large pages; many small ones would fault once per 4 KiB.
 
     Raises:
         MemoryError: there is no memory.
     """
-    offsets, size = _places(layouts)
+    offsets, size = _offsets(layouts)
     return _views(np.zeros(size, np.uint8), layouts, offsets)
 
 
 def reserve(layouts: Sequence[Layout]) -> tuple[AddressSpace, list[Buffer]] | None:
-    """Buffers in address space that is reserved; `None` where the system reserves none."""
-    offsets, size = _places(layouts)
+    """Allocate buffers in reserved address space; `None` if the system reserves none."""
+    offsets, size = _offsets(layouts)
     space = reserved(size)
     return None if space is None else (space, _views(space.array, layouts, offsets))
 
 
-def _places(layouts: Sequence[Layout]) -> tuple[list[int], int]:
-    """Where each buffer begins, and the size of all of them."""
+def reserved(size: int) -> AddressSpace | None:
+    """Reserve address space of this many bytes; `None` if the system reserves none."""
+    if sys.platform != "linux" or size == 0:
+        return None
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    try:
+        mapping = mmap.mmap(-1, size, flags=flags)
+    except (OSError, OverflowError):
+        return None
+    with suppress(OSError):  # a kernel without huge pages
+        # a huge page would take 2 MiB for the first token in each head of each row
+        mapping.madvise(mmap.MADV_NOHUGEPAGE)
+    return AddressSpace(mapping)
+
+
+def _offsets(layouts: Sequence[Layout]) -> tuple[list[int], int]:
+    """Where each buffer starts, and the size of the whole piece."""
     offsets, end = [], 0
     for shape, dtype in layouts:
         offsets.append(end)

@@ -1,4 +1,4 @@
-"""Outputs of a bundle for made-up inputs: to see that it runs, or to compare two ways to run it."""
+"""Outputs for made-up inputs, to check that a bundle runs or to compare two ways of running it."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.engine.slots import Encoded
 
 __all__ = ["sample_outputs"]
@@ -17,7 +17,7 @@ _TOKENS = 32
 
 
 def sample_outputs(engine: Engine) -> list[NDArray[np.float32]]:
-    """Run every graph but the maps of attention, for one and for several tokens."""
+    """Run every graph except attention maps, with one and with several tokens."""
     manifest = engine.manifest
     kind = manifest.model_kind
     if not kind.has_decoder:

@@ -18,7 +18,7 @@ Sequences come and go between rounds and do not affect each other.
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,16 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
-from ortolan.runtime.engine.slots import Encoded, Slots
+from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.admission import Admission
-from ortolan.runtime.generation.prefixes import Ends, Prefixes
 from ortolan.runtime.generation.scheduler import Scheduler
 from ortolan.runtime.generation.speculation import Speculation
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
+    from ortolan.runtime.engine.prefix_cache import PrefixCache
+    from ortolan.runtime.generation.last_prompt import LastPrompt
 
 __all__ = ["Generator"]
 
@@ -55,14 +58,12 @@ class Generator:
         reserved: see `Slots`.
         memory: see `Admission`.
         prefixes: prefix cache, for decoders only.
-        ends: cache of the ends of conversations' prompts; needs `prefixes`.
-        states: slots to generate in; `None` for new ones. A row that holds tokens must hold the
-            first ones of its sequence's prompt.
+        last_prompt: slots to generate in, whose first row holds the beginning of the prompt.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "Engine",
         *,
         slots: int,
         beams: int = 1,
@@ -72,21 +73,22 @@ class Generator:
         prefill_first: bool = True,
         reserved: bool = False,
         memory: RequestMemory | None = None,
-        prefixes: Prefixes | None = None,
-        ends: Ends | None = None,
-        states: Slots | None = None,
+        prefixes: "PrefixCache | None" = None,
+        last_prompt: "LastPrompt | None" = None,
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
         slots = -(-slots // multiple) * multiple
-        if states is None:
+        if last_prompt is None:
             states = engine.slots(slots, beams=beams, reserved=reserved)
+        else:
+            states, chunk = last_prompt.slots, last_prompt.chunk
         self._runner = Runner(engine, states, exact=exact, chunk=chunk)
         self._scheduler: Scheduler[ActiveSequence] = Scheduler(slots, prefill_first=prefill_first)
         self._admission = Admission(self._runner, self._scheduler, memory)
         self._beams = beams
         self._encode = encode
         self._prefixes = prefixes
-        self._ends = ends
+        self._last_prompt = last_prompt
         self._speculations: dict[ActiveSequence, Speculation] = {}
         # what a decode step computes; selected again when the scheduler's `running` has changed
         self._selected = -1
@@ -150,8 +152,8 @@ class Generator:
         if start == 0 and self._prefixes is not None:
             # not at admission: the sequence before may just have computed a shared prefix
             start = self._prefixes.fetch(prompt, slots, slot)
-            if self._ends is not None and conversation is not None:
-                start = self._ends.fetch_end(conversation, prompt, slots, slot)
+            if conversation is not None:
+                start = self._prefixes.fetch_end(conversation, prompt, slots, slot)
             sequence.cached_tokens = start
         end = min(len(prompt), start + self._runner.chunk_tokens(slot))
         chunk = prompt[start:end]
@@ -160,13 +162,15 @@ class Generator:
             whole = end - end % self._prefixes.grid
             if whole > start:
                 self._prefixes.offer(prompt, slots, slot, whole)
+        if self._last_prompt is not None:
+            self._last_prompt.record(prompt, start, end)
         sequence.prefill_s += time.monotonic() - begun_at
         sequence.prefilled_tokens = end
         if end == len(prompt):
             self._scheduler.start(slot)
             self._advance(sequence, logits_RV[0])
-            if self._ends is not None and conversation is not None:
-                self._ends.offer_end(conversation, prompt, slots, slot)
+            if self._prefixes is not None and conversation is not None:
+                self._prefixes.offer_end(conversation, prompt, slots, slot)
             if sequence.finish_reason is not None:
                 self._leave(sequence)
 

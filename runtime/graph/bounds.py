@@ -3,7 +3,7 @@
 onnxruntime computes what follows from constants while it loads a graph, takes time that grows
 with the square of a value's readers, and divides whole numbers without a look at the divisor.
 Names of sizes are not known here, so the memory of a request is for the memory plan and for a
-first load apart (`ortolan.runtime.isolation`).
+first load apart (`ortolan.runtime.verification`).
 """
 
 import math

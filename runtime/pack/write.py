@@ -36,8 +36,9 @@ from ortolan.runtime.bundle.packed import (
     PackedWeight,
     Span,
 )
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.ort_session import onnxruntime_version, save_packed
 from ortolan.runtime.engine.sample_outputs import sample_outputs
-from ortolan.runtime.engine.session import Engine, onnxruntime_version, save_packed
 from ortolan.runtime.errors import BundleError, GraphError
 from ortolan.runtime.graph.schema import RefusedError, parse_model, text
 from ortolan.runtime.machine.processor import processor_features

@@ -17,9 +17,14 @@ from ortolan.runtime.arguments import checked_count, checked_integer, refuse_unk
 from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.prefix_cache import (
+    CACHE_BYTES,
+    FOLDER_BYTES,
+    PrefixCache,
+)
 from ortolan.runtime.engine.runner import GRID
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
@@ -29,11 +34,6 @@ from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.chat_service import ChatService
-from ortolan.runtime.serving.prefixes import (
-    CACHE_BYTES,
-    FOLDER_BYTES,
-    PrefixCache,
-)
 from ortolan.runtime.serving.stats import ServiceStats
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.serving.worker import Worker
@@ -127,7 +127,6 @@ class Service(ChatService):
             reserved=True,
             memory=self._memory,
             prefixes=prefixes,
-            ends=prefixes,
         )
         self._worker = Worker(generator, engine=engine, slots=slots, queue=queue, prefixes=prefixes)
         self._dropped = weakref.finalize(self, self._worker.close_later)
@@ -165,7 +164,7 @@ class Service(ChatService):
         with self._counting_refusals():
             if is_batch(prompt):
                 raise InputError("submit accepts a single prompt. Submit each prompt on its own.")
-            (ticket,) = self._submitted(
+            (ticket,) = self._submit_prompts(
                 [prompt], options, self._tokenizer, draft=draft, priority=priority
             )
         return ticket
@@ -218,7 +217,7 @@ class Service(ChatService):
             self._worker.count_refused(error.code)
             raise
 
-    def _asked(
+    def _submit_question(
         self,
         messages: Sequence[Message],
         options: ChatOptions,
@@ -231,7 +230,7 @@ class Service(ChatService):
         with self._counting_refusals():
             question = self._chat().question(messages, options)
             prompts = [question.prompt] * n
-            tickets = self._submitted(
+            tickets = self._submit_prompts(
                 prompts,
                 question.options,
                 question.tokenizer,
@@ -241,7 +240,7 @@ class Service(ChatService):
             )
         return tickets, question
 
-    def _submitted(
+    def _submit_prompts(
         self,
         prompts: Sequence[Prompt],
         options: Options,

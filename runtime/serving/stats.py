@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ortolan.runtime.engine.prefix_cache import PrefixCounts
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
-from ortolan.runtime.serving.prefix_counts import PrefixCounts
 
 __all__ = ["Counts", "ServiceStats"]
 

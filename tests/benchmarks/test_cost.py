@@ -6,7 +6,7 @@ import pytest
 
 import cost
 from cost import Point
-from ortolan.modeling.models.building import build
+from ortolan.modeling.models.transformer import build
 
 
 def point(kind: str, length: int, seconds: float | None) -> Point:

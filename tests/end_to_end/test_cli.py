@@ -11,8 +11,10 @@ from tests.end_to_end.conftest import Run
 
 from ortolan.cli import COMMANDS
 from ortolan.export.output import describe_files, write_manifest
-from ortolan.runtime import certificate, open_bundle
+from ortolan.runtime import open_bundle
 from ortolan.runtime.machine import bandwidth
+from ortolan.runtime.verification.certificate import Logits
+from ortolan.runtime.verification.certificate_files import read_certificate, write_certificate
 
 
 def fails_in_one_line(ortolan: Run, *arguments: str | Path, stdin: bytes = b"") -> str:
@@ -77,11 +79,11 @@ def test_verify_of_a_wrong_reference_exits_with_1(
     wrong = tmp_path / "wrong"
     shutil.copytree(bundle, wrong)
     opened = open_bundle(wrong)
-    reference = certificate.read(opened)
+    reference = read_certificate(opened)
     kept = reference.reference
-    assert isinstance(kept, certificate.Logits)
+    assert isinstance(kept, Logits)
     louder = replace(kept, top_logits=kept.top_logits + 0.5)
-    certificate.write(wrong, replace(reference, reference=louder))
+    write_certificate(wrong, replace(reference, reference=louder))
     manifest = msgspec.structs.replace(opened.manifest, files=describe_files(wrong))
     write_manifest(wrong, manifest)
 

@@ -22,7 +22,8 @@ from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.runtime import Bundle, open_bundle
-from ortolan.runtime.certificate import read, verify
+from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.replay import verify
 
 CHECKPOINT = Path(__file__).parents[2] / "models" / "pythonic"
 PROMPT = "def read_lines(path):\n"
@@ -36,7 +37,7 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def test_certificate_of_real_text_passes(portable: Bundle) -> None:
-    measured = read(portable).measured
+    measured = read_certificate(portable).measured
     assert measured is not None
     assert measured.verdict == "PASS"
     assert measured.top1_agreement == 1.0
@@ -98,7 +99,7 @@ def test_int4_is_calibrated_on_the_text_beside_the_checkpoint(int4: dict[str, Bu
     groups = {t.name: t.group for t in quantized}
     assert {t.method for t in quantized} == {"gptq"}
     assert all(groups[name] == (32 if ".blocks." in f".{name}" else 128) for name in groups)
-    measured = read(int4["fused"]).measured
+    measured = read_certificate(int4["fused"]).measured
     assert measured is not None
     assert measured.mean_kl is not None
     assert measured.perplexity is not None

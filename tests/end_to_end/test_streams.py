@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ortolan.cli.lines import ProgressLines
-from ortolan.cli.output import print_table, progress
+from ortolan.cli.output import print_table
+from ortolan.cli.progress import ProgressLines, progress
 
 RUN = """
 import sys, click

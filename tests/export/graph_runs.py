@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ortolan.export.passes import tidy
 from ortolan.export.source import open_exportable
 from ortolan.export.weights.blob import BlobWriter, bind, initializer_bytes, write_rest
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.runtime import Bundle
 from ortolan.runtime.bundle.manifest import Graph
 

@@ -20,7 +20,7 @@ from ortolan.modeling.config import (
     Positions,
     TokenInput,
 )
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import build
 
 LEARNED = LearnedPositions()

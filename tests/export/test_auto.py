@@ -12,7 +12,7 @@ from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.options import ExportOptions
 from ortolan.modeling import DecoderModel
 from ortolan.runtime import Bundle
-from ortolan.runtime.certificate import read
+from ortolan.runtime.verification.certificate_files import read_certificate
 
 LARGER = 3.0
 """Times what is drawn, so that the bits of this model matter to its logits."""
@@ -35,7 +35,7 @@ def export(out: Path, **bound: Any) -> Bundle:
 
 def test_a_divergence_is_kept_in_fewer_bytes_than_8_bits_take(tmp_path: Path) -> None:
     bundle = export(tmp_path / "out", max_kl=0.02)
-    measured = read(bundle).measured
+    measured = read_certificate(bundle).measured
     assert measured is not None
     assert measured.mean_kl is not None
     assert 0.001 < measured.mean_kl <= 0.02  # all in 8 bits: 0.001, in 4 bits: 0.1

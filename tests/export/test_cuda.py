@@ -39,10 +39,11 @@ from ortolan.export.settings import resolve
 from ortolan.export.weights.blob import BlobWriter
 from ortolan.export.weights.codes import write_codes
 from ortolan.modeling.config import EmbeddingHead, RelativeBiasPositions
-from ortolan.modeling.models.stack import TransformerModel
-from ortolan.runtime import Bundle, DeviceError, certificate, verify
+from ortolan.modeling.models.model import TransformerModel
+from ortolan.runtime import Bundle, DeviceError, verify
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.placement import node_kinds, placement
+from ortolan.runtime.verification.certificate_files import read_certificate
 
 BFLOAT16, FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
 
@@ -210,7 +211,7 @@ def test_bundle_that_the_cpu_cannot_compute_says_so_and_keeps_its_reference(
     assert bundle.manifest.devices == ("cuda",)
     assert bundle.manifest.unverified is not None
     assert "no kernels for bfloat16; run `ortolan verify`" in bundle.manifest.unverified
-    proof = certificate.read(bundle)
+    proof = read_certificate(bundle)
     assert proof.measured is None
     assert proof.thresholds.max_abs_delta is not None
     for device in ("cpu", "auto"):
@@ -228,7 +229,7 @@ def test_int4_for_cuda_has_float16_around_it_and_is_proven_on_the_cpu(tmp_path: 
     )
     assert bundle.manifest.devices == ("cuda", "cpu")
     assert bundle.manifest.unverified is None
-    assert certificate.read(bundle).measured is not None
+    assert read_certificate(bundle).measured is not None
     assert {state.dtype for state in bundle.manifest.states} == {"float16"}
     assert {tensor.bits for tensor in bundle.manifest.quantized} == {4, 8}
     assert placement(bundle, "cuda").misplaced == ()

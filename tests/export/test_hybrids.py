@@ -18,8 +18,8 @@ from ortolan.export.trace.attention_maps import map_names
 from ortolan.export.trace.sides import sides_of
 from ortolan.modeling import DecoderModel
 from ortolan.modeling.config import BlockConfig, DecoderConfig, Mixer
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 
 Logits = NDArray[np.float32]
 

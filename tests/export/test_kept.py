@@ -18,7 +18,7 @@ from ortolan.export.quantize.plan import scheme_of
 from ortolan.export.settings import resolve
 from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.certificate import read
+from ortolan.runtime.verification.certificate_files import read_certificate
 
 QUICK = Int4(group_size=64, head_bits=8, calibration_sequences=1)
 """What is not kept is fitted to what little the model writes."""
@@ -42,7 +42,7 @@ def test_codes_of_packed_checkpoints_are_kept(name: str, tmp_path: Path) -> None
     assert set(found.values()) == {(4, 32, symmetric)}
     others = {w.name: w.method for w in bundle.manifest.quantized if w.name not in found}
     assert others == {"embedding.weight": "rtn", "head.weight": "gptq"}
-    measured = read(bundle).measured
+    measured = read_certificate(bundle).measured
     assert measured is not None
     assert measured.verdict == "PASS"
 
@@ -88,7 +88,7 @@ def test_codes_of_a_gguf_file_are_kept_in_their_formats(tmp_path: Path) -> None:
     assert len(found) == len(bundle.manifest.quantized) - 2 == 2 * 5
     assert set(found.values()) == {(4, 32, True)}
     assert bundle.manifest.provenance.calibrated_on is None
-    measured = read(bundle).measured
+    measured = read_certificate(bundle).measured
     assert measured is not None
     assert measured.verdict == "PASS"
 
@@ -133,7 +133,7 @@ def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:
         precision=replace(QUICK, exclude=["embedding.weight"]),
         options=options,
     )
-    measured = read(precise).measured
+    measured = read_certificate(precise).measured
     assert measured is not None
     assert measured.mean_kl is not None
     assert measured.mean_kl < 0.02

@@ -28,7 +28,7 @@ from transformers import (
 
 import ortolan
 from ortolan.runtime import Encoder, load
-from ortolan.runtime.certificate import verify
+from ortolan.runtime.verification.replay import verify
 
 SINGLE, MULTI, REGRESSION = (
     {"problem_type": f"{each}"}

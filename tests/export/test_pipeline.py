@@ -26,7 +26,7 @@ from ortolan.export.weights import blob as weights
 from ortolan.export.weights import store
 from ortolan.modeling.weights import Weights
 from ortolan.runtime import GraphError, open_bundle
-from ortolan.runtime.certificate import read
+from ortolan.runtime.verification.certificate_files import read_certificate
 
 Export = Callable[[str], Exported]
 
@@ -131,7 +131,7 @@ def test_weights_that_the_disk_does_not_give_back_fail_the_export(
 @pytest.mark.parametrize("name", tiny_models.CASES)
 def test_certificate_holds_what_the_export_measured(name: str, exported: Export) -> None:
     bundle = exported(name).bundle
-    certificate = read(bundle)
+    certificate = read_certificate(bundle)
     assert certificate.measured is not None
     # Half precision may exchange two tokens that are nearly tied.
     verdicts = {"fp32": ("PASS",), "fp16": ("PASS", "AMBIGUOUS")}

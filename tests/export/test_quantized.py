@@ -24,7 +24,7 @@ from ortolan.export.precision import GroupSize, Int4, Int8, Precision
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.runtime import Bundle, load
-from ortolan.runtime.certificate import read
+from ortolan.runtime.verification.certificate_files import read_certificate
 
 Array = NDArray[Any]
 
@@ -268,7 +268,7 @@ def test_bundle_beyond_the_bound_is_not_kept(tmp_path: Path) -> None:
 def test_certificate_holds_the_quality(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.gpt2())
     bundle, _ = export(module, tmp_path / "out", max_kl=None)
-    certificate = read(bundle)
+    certificate = read_certificate(bundle)
     measured = certificate.measured
     assert measured is not None
     assert measured.mean_kl is not None

@@ -22,7 +22,7 @@ from ortolan.modeling.models.attention_maps import attention_maps as maps_of_tor
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.runtime import Decoder, InputError, PromptLookup
 from ortolan.runtime.attention_maps import attention_maps
-from ortolan.runtime.certificate import verify
+from ortolan.runtime.verification.replay import verify
 
 VOCAB, CONTEXT = 53, 400
 
@@ -133,7 +133,7 @@ def test_requests_of_a_service_give_what_torch_gives(tiny: Tiny) -> None:
 
 
 def test_drafts_are_refused(tiny: Tiny) -> None:
-    with pytest.raises(InputError, match="cannot take a wrong guess back"):
+    with pytest.raises(InputError, match="recurrent state"):
         tiny[1].generate([1, 2], draft=PromptLookup(), max_new_tokens=2)
 
 

@@ -35,11 +35,12 @@ from ortolan.modeling.config import (
     RelativeBiasPositions,
 )
 from ortolan.modeling.weights import Weights
-from ortolan.runtime import certificate as certificates
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.certificate import Report, replay, verify
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.replay import replay, verify
+from ortolan.runtime.verification.report import Report
 
 NORM = NormConfig(kind="layer", eps=1e-5)
 
@@ -92,7 +93,7 @@ def test_sound_bundle_of_every_kind_passes(name: str, exported: Callable[[str], 
     else:
         assert (report.kind, report.output) == ("encoder", name.split()[-1])
         assert set(report.phases) == {"single", "batch"}
-    stored = certificates.read(open_bundle(exported(name))).measured
+    stored = read_certificate(open_bundle(exported(name))).measured
     assert stored is not None
     assert stored.phases.keys() == report.phases.keys()
 
@@ -121,7 +122,7 @@ def test_weight_that_was_changed_is_found(
 
 def replayed(bundle: Path) -> Report:
     opened = open_bundle(bundle)
-    return replay(Engine(opened, threads=1), certificates.read(opened))
+    return replay(Engine(opened, threads=1), read_certificate(opened))
 
 
 def test_padding_of_a_source_that_is_not_masked_is_found_while_decoding(
@@ -216,7 +217,7 @@ def test_every_kind_is_calibrated_and_judged_on_a_file(name: str, tmp_path: Path
     )
     methods = {weight.name: weight.method for weight in bundle.manifest.quantized}
     assert {method for weight, method in methods.items() if "blocks." in weight} == {"gptq"}
-    certificate = certificates.read(bundle)
+    certificate = read_certificate(bundle)
     assert certificate.thresholds.mean_kl is not None
     assert certificate.measured is not None
     assert len(certificate.probes) == {"logits": 4, "image labels": 8, "seq2seq": 16}[name]

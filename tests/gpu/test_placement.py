@@ -17,7 +17,7 @@ from tests.gpu.one_node import ELEMENTS, PROVIDERS
 import ortolan
 from ortolan.export.precision import Int4
 from ortolan.modeling.config import EmbeddingHead
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.runtime import Bundle
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT, KERNELS, Kernels

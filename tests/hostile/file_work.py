@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 import ortolan
 from ortolan import files, staging
-from ortolan.cli.chat_history import add_to_history, read_history
+from ortolan.cli.chat.history import add_to_history, read_history
 from ortolan.export.options import ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.modeling import CheckpointError, DecoderModel, load, save
@@ -25,10 +25,10 @@ from ortolan.modeling.training import trainer
 from ortolan.runtime import BundleNotFoundError, StateFileError, open_bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.chat.conversation import Conversation
-from ortolan.runtime.engine.session import onnxruntime_version
+from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.prefix_files import PrefixFiles
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.pack import write as packing
-from ortolan.runtime.serving.prefix_files import PrefixFiles
 
 State = Literal["old", "new"] | None
 

@@ -16,8 +16,8 @@ from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.inspect import description
 
 WARM = (
-    *("attention_maps", "bundle.packed", "certificate", "chat.chat", "jinja.template", "loading"),
-    *("inputs.tokenizer", "serving.service"),
+    *("attention_maps", "bundle.packed", "verification.replay", "chat.chat", "jinja.template"),
+    *("inputs.tokenizer", "loading", "serving.service"),
 )
 """Modules that are imported when they are first needed, which would be in each child."""
 

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 import copying.data
 import copying.pictures
 import sorting.data
+from copying.answering import AnsweringTask, right_share
 from ortolan.modeling import TransformerModel, load
 from ortolan.modeling.training import Answers, Pair
-from ortolan.modeling.training.recipe import Answering, read_recipe
-from ortolan.modeling.training.tasks.answering import AnsweringTask, right_share
+from ortolan.modeling.training.recipe import read_recipe
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -66,9 +66,8 @@ def test_data_is_the_same_again_and_no_long_text_is_held_out_and_learned(task: s
 
 def answering_task(task: str, kind: str) -> AnsweringTask:
     recipe = read_recipe(MODELS / task / kind / "recipe.toml")
-    assert isinstance(recipe.task, Answering)
     recipe.data.update({"texts": 300, "held_out": 30})
-    return AnsweringTask(recipe, recipe.task, MODELS / task / kind)
+    return AnsweringTask(recipe, MODELS / task / kind)
 
 
 @pytest.mark.parametrize(("task", "kind"), TRAINED)

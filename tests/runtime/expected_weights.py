@@ -6,13 +6,13 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.certificate.sums import (
+from ortolan.runtime.graph.products import products
+from ortolan.runtime.verification.weight_sums import (
     ExpectedWeights,
     block_sizes,
     block_sums,
     probe_vectors,
 )
-from ortolan.runtime.graph.products import products
 
 
 def expected_weights(

@@ -22,7 +22,7 @@ from ortolan.runtime import encoder as encoders
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import TextSource
 from ortolan.runtime.encoder import Encoder, batches
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import (
     BundleKindError,
     ContextLengthError,

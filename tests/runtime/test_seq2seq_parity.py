@@ -13,8 +13,8 @@ from tests.runtime.tiny_translators import EOS, FORMS, SOURCES, START, family_of
 from transformers import PreTrainedModel
 
 from ortolan.runtime import Completion, Seq2Seq, open_bundle
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 
 NEW_TOKENS = 24
 
@@ -150,8 +150,8 @@ def test_many_sources_of_any_length_give_what_each_gives_alone(pair: Pair) -> No
 def test_one_row_a_source_has_a_graph_of_its_own(exported: Callable[[str], Path]) -> None:
     bundle = open_bundle(exported("marian-split") / "bundle")
     engine = Engine(bundle, threads=1)
-    assert engine.session(1) is not engine.session(2)
-    assert engine.session(1, rows_per_source=4) is engine.session(2)
+    assert engine.ort_session(1) is not engine.ort_session(2)
+    assert engine.ort_session(1, rows_per_source=4) is engine.ort_session(2)
     # Nothing to fold, and the position is the length.
     spared = {"ai.onnx::Transpose", "ai.onnx::Range", "ai.onnx::GatherND"}
     assert not spared & set(bundle.graphs["decode"].operators)

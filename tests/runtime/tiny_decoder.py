@@ -22,9 +22,12 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from ortolan.runtime import certificate
 from ortolan.runtime.bundle.manifest import File, Graph, Manifest, Provenance, State, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
+from ortolan.runtime.verification.certificate import Certificate, Logits, Probe
+from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
+from ortolan.runtime.verification.comparison import summarize
+from ortolan.runtime.verification.report import Thresholds
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH = 2, 32, 4, 2, 16
 VOCABULARY = 97
@@ -90,7 +93,7 @@ def write_bundle(
     written = [contents[f"{role}.onnx"] for role in graphs]
     reference = replace(reference, weights=expected_weights(sound, written))
     folder.mkdir(parents=True)
-    certificate.write(folder, reference)
+    write_certificate(folder, reference)
     contents |= {path.name: path.read_bytes() for path in folder.iterdir()}
     for name, data in contents.items():
         (folder / name).write_bytes(data)
@@ -107,7 +110,7 @@ def write_bundle(
         weights=(blob_name,),
         tokens=Tokens() if tokens is None else tokens,
         tokenizer=None if tokenizer is None else "tokenizer.json",
-        certificate=certificate.JSON_NAME,
+        certificate=JSON_NAME,
         files=_files(contents),
         provenance=Provenance(source_sha256="0" * 64, model_type="tiny", versions={"tiny": "1"}),
     )
@@ -360,24 +363,22 @@ def _external(
     return tensor
 
 
-def _certificate(
-    weights: dict[str, NDArray[np.float32]], *, recurrent: bool
-) -> certificate.Certificate:
+def _certificate(weights: dict[str, NDArray[np.float32]], *, recurrent: bool) -> Certificate:
     random = np.random.default_rng(1)
     token_ids = random.integers(0, VOCABULARY, sum(PROBES)).astype(np.int32)
     ends = np.cumsum(PROBES)
     probes = np.split(token_ids, ends[:-1])
     logits = [reference_logits(weights, ids.tolist(), recurrent=recurrent) for ids in probes]
-    top_ids, top_logits, log_sum_exp = certificate.summarize(np.concatenate(logits), TOP_K)
+    top_ids, top_logits, log_sum_exp = summarize(np.concatenate(logits), TOP_K)
     next_ids = np.concatenate([np.roll(ids, -1) for ids in probes])
     next_logits = np.concatenate(logits)[np.arange(len(next_ids)), next_ids]
-    return certificate.Certificate(
-        probes=tuple(certificate.Probe(name=f"tokens {n}", length=n) for n in PROBES),
-        thresholds=certificate.Thresholds(max_abs_delta=1e-4, mean_kl=1e-5, near_tie=1e-3),
+    return Certificate(
+        probes=tuple(Probe(name=f"tokens {n}", length=n) for n in PROBES),
+        thresholds=Thresholds(max_abs_delta=1e-4, mean_kl=1e-5, near_tie=1e-3),
         measured=None,
         token_ids=token_ids,
         text="random ids",
-        reference=certificate.Logits(
+        reference=Logits(
             top_ids=top_ids,
             top_logits=top_logits,
             log_sum_exp=log_sum_exp,

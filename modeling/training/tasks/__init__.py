@@ -1,46 +1,58 @@
-"""The tasks that a recipe can name."""
+"""Training tasks.
 
+    [task]
+    name = "text-classification"
+    start = "pretrained"
+
+names a task of `TASKS`. `source = "task.py:MyTask"` names a class next to the recipe instead, which
+implements `Task`. The other keys of the table are the keyword arguments of its constructor.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 
-from ortolan.modeling.training.recipe import (
-    Answering,
-    ImageClassification,
-    LanguageModel,
-    MaskedLanguageModel,
-    Recipe,
-    TextClassification,
-    Translation,
-)
-from ortolan.modeling.training.tasks.answering import AnsweringTask
-from ortolan.modeling.training.tasks.image_classification import ImageClassificationTask
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.training.recipe import Recipe
+from ortolan.modeling.training.source import arguments_of, named_object
 from ortolan.modeling.training.tasks.language_model import LanguageModelTask
-from ortolan.modeling.training.tasks.masked_language_model import MaskedLanguageModelTask
 from ortolan.modeling.training.tasks.task import Task
 from ortolan.modeling.training.tasks.text_classification import TextClassificationTask
 from ortolan.modeling.training.tasks.translation import TranslationTask
 
+TASKS: dict[str, Callable[..., Task]] = {
+    "language-model": LanguageModelTask,
+    "text-classification": TextClassificationTask,
+    "translation": TranslationTask,
+}
+
 
 def task_of(recipe: Recipe, folder: Path) -> Task:
-    """The task of a recipe: its data read, its model made.
+    """Construct the task of a recipe: read its data and build its model.
 
     Args:
-        recipe: what to train.
-        folder: of the recipe, to which the paths in it are relative.
+        recipe: the recipe.
+        folder: the folder of the recipe, which its paths are relative to.
 
     Raises:
-        RecipeError: the data cannot be read, or the recipe's parts do not fit each other.
-        ConfigError: the recipe's model is not one that Ortolan has, or of the wrong kind.
+        RecipeError: the task is unknown, its data cannot be read, or parts of the recipe contradict
+            each other.
+        ConfigError: Ortolan has no such model, or it is of the wrong kind.
     """
-    match recipe.task:
-        case LanguageModel():
-            return LanguageModelTask(recipe, folder)
-        case MaskedLanguageModel() as task:
-            return MaskedLanguageModelTask(recipe, task, folder)
-        case TextClassification() as task:
-            return TextClassificationTask(recipe, task, folder)
-        case ImageClassification():
-            return ImageClassificationTask(recipe, folder)
-        case Translation():
-            return TranslationTask(recipe, folder)
-        case Answering() as task:
-            return AnsweringTask(recipe, task, folder)
+    options = dict(recipe.task)
+    name, source = options.pop("name", None), options.pop("source", None)
+    if (name is None) is (source is None):
+        raise RecipeError(
+            f"[task] needs either a name ({', '.join(TASKS)}) or a source, such as "
+            "'task.py:MyTask'."
+        )
+    if source is not None:
+        task = named_object(source, folder, "task")
+    elif name in TASKS:
+        task = TASKS[name]
+    else:
+        raise RecipeError(
+            f"task.name must be one of {', '.join(TASKS)} (got {name!r}). For another task, name "
+            "its class with task.source."
+        )
+    options = arguments_of(task, options, "task", other=("recipe", "folder"))
+    return task(recipe, folder, **options)

@@ -19,7 +19,7 @@ from ortolan.modeling.training.tokenizer import byte_level_bpe, encode, id_of, s
 
 
 class LanguageModelTask:
-    """A decoder that continues texts, measured in bits per byte."""
+    """A decoder learns to continue texts; its figure is bits per byte."""
 
     module: DecoderModel
 
@@ -27,7 +27,7 @@ class LanguageModelTask:
         self.recipe = recipe.training
         tokenizer = recipe.required(recipe.tokenizer, "tokenizer")
         self.window = recipe.required(self.recipe.sequence_length, "training.sequence_length")
-        # Before the data is read, which may take minutes.
+        # Check before reading the data, which may take minutes.
         config = _config(recipe, vocab_size=tokenizer.vocab_size, end=0)
         check_length(self.window, config.context_length)
         self.data = read_data(recipe, folder, Texts)
@@ -50,14 +50,14 @@ class LanguageModelTask:
         self.tokens = torch.tensor([i for ids in documents for i in ids], dtype=torch.int32)
         if len(self.tokens) < self.window + 2:
             raise RecipeError(
-                f"training: expected sequence_length below the {len(self.tokens)} tokens of the "
-                f"text, got {self.window}. Learn from more text."
+                f"training.sequence_length must be below the {len(self.tokens)} tokens of the text "
+                f"(got {self.window}). Use more text."
             )
         self.held_out = encode(self.tokenizer, self.data.held_out, special)
         self.held_out_bytes = sum(len(text.encode()) for text in self.data.held_out)
 
     def batches(self) -> Iterator[Batch]:
-        """Windows from anywhere in the text, `(B, S + 1)`, without end."""
+        """Yield windows from random places in the text, `(B, S + 1)`."""
         generator = torch.Generator().manual_seed(self.recipe.seed)
         span = torch.arange(self.window + 1)
         last = len(self.tokens) - self.window - 1
@@ -81,7 +81,7 @@ class LanguageModelTask:
         return {"held_out_bits_per_byte": bits}
 
     def companions(self, folder: Path) -> None:
-        """Write the tokenizer and the defaults of generation."""
+        """Write the tokenizer and the generation defaults."""
         config = self.module.config
         save_tokenizer(self.tokenizer, folder)
         write_json(
@@ -101,6 +101,6 @@ class LanguageModelTask:
 
 
 def _config(recipe: Recipe, *, vocab_size: int, end: int) -> DecoderConfig:
-    """The recipe's model for a tokenizer of `vocab_size` ids, one of them the end of a text."""
+    """Config of the recipe's model; `end` is both BOS and EOS."""
     special = {"bos_token_id": end, "eos_token_id": end}
     return config_from_hf({"vocab_size": vocab_size, **special, **recipe.model})

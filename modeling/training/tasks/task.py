@@ -1,4 +1,4 @@
-"""What the trainer needs to know of a task: its data, its loss, its figures."""
+"""The interface between the trainer and a task, and helpers that tasks share."""
 
 import json
 import math
@@ -10,59 +10,61 @@ from torch import Tensor, nn
 
 from ortolan import files
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.training.data import Data
 
 Batch = tuple[Tensor, ...]
-"""What one step learns from; only its task knows what each tensor is."""
+"""Tensors of one training step; only the task knows what they are."""
 
 
 class Task(Protocol):
-    """One objective on one set of data; constructing one reads, and writes nothing."""
+    """One objective on one data set.
+
+    The constructor gets the recipe, its folder and the task's options. It reads the data and writes
+    nothing.
+    """
 
     @property
     def module(self) -> TransformerModel:
-        """What is trained; its parameters are changed in place."""
+        """The model; training changes its parameters in place."""
         ...
 
     @property
     def data(self) -> Data:
-        """What it learns from and is measured on."""
+        """Data to learn from and to measure on."""
         ...
 
     def batches(self) -> Iterator[Batch]:
-        """Yield batches without end, the same for the same seed."""
+        """Yield batches forever, the same ones for the same seed."""
         ...
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a batch, a float32 scalar; runs under autocast and torch.compile."""
+        """Mean loss of a batch, a float32 scalar; runs under autocast and torch.compile."""
         ...
 
     def measure(self) -> dict[str, float]:
-        """Held-out figures by name, in training.json's names; the first is drawn."""
+        """Held-out figures by name, as in training.json; the first is plotted."""
         ...
 
     def companions(self, folder: Path) -> None:
-        """Write what the model is used with: the tokenizer, defaults of generation, ..."""
+        """Write what the model needs in use, such as the tokenizer."""
         ...
 
     def figures(self) -> dict[str, object]:
-        """More figures for training.json, computed once at the end."""
+        """Additional figures for training.json, computed once at the end."""
         ...
 
 
 KEPT = ("decay", "step_bias")
-"""Parameters of recurrences, whose values say how fast a state forgets."""
+"""Parameters that set how fast a recurrent state forgets; they keep the values of their papers."""
 
 
 def initialise(module: TransformerModel, *, layers: int, std: float = 0.02) -> None:
-    """Normal weights, those of residual projections smaller with depth (GPT-2).
-
-    What says how fast a state forgets keeps the values of its paper.
+    """Draw the weights from a normal distribution and set biases to zero (GPT-2).
 
     Args:
-        module: the matrices and biases of its products are drawn anew; the rest stays as it is.
-        layers: residual projections in series are twice as many.
+        module: the model; norms and the parameters in `KEPT` do not change.
+        layers: number of blocks; residual projections shrink with it.
         std: standard deviation of the other matrices.
     """
     for name, parameter in module.named_parameters():
@@ -77,14 +79,14 @@ def initialise(module: TransformerModel, *, layers: int, std: float = 0.02) -> N
 
 
 def check_length(length: int, longest: int, *, least: int = 1) -> None:
-    """Raise RecipeError unless a model takes so many tokens: from `least` to `longest`."""
+    """Raise RecipeError if `sequence_length` is too short or exceeds the model's context."""
     if not least <= length <= longest:
         raise RecipeError(
-            f"training: expected sequence_length from {least} to the model's {longest}, got "
-            f"{length}. Correct one of them."
+            f"training.sequence_length must be from {least} to {longest}, the model's context (got "
+            f"{length})."
         )
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write an indented file."""
+    """Write an indented JSON file."""
     files.write(path, json.dumps(value, indent=2) + "\n")

@@ -1,6 +1,6 @@
-"""Classification of texts, from random weights or from a pre-trained encoder."""
+"""Text classification, from random weights or from a pretrained encoder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.folder import load
-from ortolan.modeling.errors import CheckpointError, RecipeError
+from ortolan.modeling.checkpoint.folder import config_from_hf, load
+from ortolan.modeling.config import ClassifierHead, EncoderConfig
+from ortolan.modeling.errors import CheckpointError, ConfigError, RecipeError
 from ortolan.modeling.models.transformer import EncoderModel
 from ortolan.modeling.training.data import LabelledTexts, read_data
-from ortolan.modeling.training.recipe import Recipe, TextClassification
+from ortolan.modeling.training.recipe import Fraction, Recipe
 from ortolan.modeling.training.tasks.bert import (
     MASK_ID,
     PAD_ID,
@@ -23,27 +24,34 @@ from ortolan.modeling.training.tasks.bert import (
     initialise_bert,
     write_tokenizer,
 )
-from ortolan.modeling.training.tasks.labels import classifier_config
 from ortolan.modeling.training.tasks.task import Batch, check_length
 
 
 class TextClassificationTask:
-    """An encoder that names the label of a text, measured by its accuracy."""
+    """An encoder learns the labels of texts; its figure is the accuracy.
+
+    Args:
+        recipe: the recipe.
+        folder: the folder of the recipe.
+        start: checkpoint folder to start from, relative to the recipe; None for random weights.
+        hidden: share of the tokens to hide at random, so that no single token decides.
+    """
 
     module: EncoderModel
 
-    def __init__(self, recipe: Recipe, task: TextClassification, folder: Path) -> None:
-        self.recipe, self.task = recipe.training, task
+    def __init__(
+        self, recipe: Recipe, folder: Path, *, start: str | None = None, hidden: Fraction = 0.0
+    ) -> None:
+        self.recipe, self.start, self.hidden = recipe.training, start, hidden
         self.window = recipe.required(self.recipe.sequence_length, "training.sequence_length")
-        start = None if task.start is None else folder / task.start
         if (start is None) is (recipe.tokenizer is None):
             raise RecipeError(
-                "tokenizer: expected one to train, or task.start, whose tokenizer is taken, got "
-                f"{'neither' if start is None else 'both'}. Give one of them."
+                "The recipe needs either [tokenizer], to train one, or task.start, whose tokenizer "
+                f"is used (got {'neither' if start is None else 'both'})."
             )
         self.data = read_data(recipe, folder, LabelledTexts)
         if start is not None:
-            self.tokenizer = _tokenizer_of(start)
+            self.tokenizer = _tokenizer_of(folder / start)
         else:
             texts = self.data.unlabelled or [text for text, _ in self.data.train]
             self.tokenizer = bert_tokenizer(recipe.required(recipe.tokenizer, "tokenizer"), texts)
@@ -55,14 +63,14 @@ class TextClassificationTask:
         self.module = EncoderModel(config)
         initialise_bert(self.module)
         if start is not None:
-            take_body(self.module, start)
+            take_body(self.module, folder / start)
         self.train = self._encoded(self.data.train)
         self.held_out = self._encoded(self.data.held_out)
 
     def batches(self) -> Iterator[Batch]:
-        """Padded ids `(B, S)`, lengths `(B,)` and labels `(B,)`, without end.
+        """Yield padded ids `(B, S)`, lengths `(B,)` and labels `(B,)`.
 
-        A label is as likely as the square root of the number of its texts.
+        The probability of a label grows with the square root of the number of its texts.
         """
         generator = torch.Generator().manual_seed(self.recipe.seed)
         labels = torch.tensor([label for _, label in self.data.train])
@@ -72,18 +80,18 @@ class TextClassificationTask:
                 weights, self.recipe.batch_size, replacement=True, generator=generator
             )
             ids, lengths = padded([self.train[i] for i in chosen.tolist()], self.window)
-            is_hidden = torch.rand(ids.shape, generator=generator) < self.task.hidden
+            is_hidden = torch.rand(ids.shape, generator=generator) < self.hidden
             ids = ids.masked_fill(is_hidden & (ids >= len(SPECIAL)), MASK_ID)
             yield ids, lengths, labels[chosen]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the labels."""
+        """Mean cross-entropy."""
         ids, lengths, labels = batch
         logits = self.module(ids, lengths).float()
         return F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
 
     def measure(self) -> dict[str, float]:
-        """The accuracy on the held-out texts, and its mean over the labels."""
+        """Accuracy on the held-out texts, over all texts and averaged over labels."""
         return accuracies([label for _, label in self.data.held_out], self._guesses())
 
     def companions(self, folder: Path) -> None:
@@ -94,7 +102,7 @@ class TextClassificationTask:
         """Sizes of the data."""
         cut = sum(len(ids) == self.window for ids in self.held_out)
         return {
-            "start": self.task.start,
+            "start": self.start,
             "train_texts": len(self.train),
             "held_out_texts": len(self.held_out),
             "held_out_texts_cut_short": cut / len(self.held_out),
@@ -113,8 +121,37 @@ class TextClassificationTask:
         return encode_texts(self.tokenizer, [text for text, _ in texts], self.window)
 
 
+def classifier_config(
+    model: Mapping[str, object], architecture: str, labels: Sequence[str]
+) -> EncoderConfig:
+    """Config of a classifier.
+
+    Args:
+        model: keys of a Hugging Face config.
+        architecture: class of transformers that loads it, unless `model` names one.
+        labels: names of the labels.
+
+    Raises:
+        ConfigError: Ortolan has no such model, or its labels differ.
+    """
+    keys: dict[str, object] = {
+        "architectures": [architecture],
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+    config = config_from_hf({**keys, **model}, EncoderConfig)
+    configured = config.head.labels if isinstance(config.head, ClassifierHead) else ()
+    if configured != tuple(labels):
+        raise ConfigError(
+            f"model: the data has {len(labels)} labels, but the config describes "
+            f"{type(config.head).__name__} with {len(configured)}. Leave architectures and labels "
+            "out."
+        )
+    return config
+
+
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], window: int) -> list[list[int]]:
-    """Ids of texts, with their special tokens, cut to `window` tokens."""
+    """Ids of texts with special tokens, truncated to `window` tokens."""
     tokenizer.enable_truncation(window)
     encodings = tokenizer.encode_batch(list(texts))
     tokenizer.no_truncation()
@@ -122,7 +159,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], window: int) -> lis
 
 
 def padded(rows: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
-    """Ids `(B, length)`, right padded, and the lengths `(B,)`."""
+    """Right-padded ids `(B, length)`, and the lengths `(B,)`."""
     ids = torch.full((len(rows), length), PAD_ID)
     for place, row in zip(ids, rows, strict=True):
         place[: len(row)] = torch.tensor(row)
@@ -130,10 +167,10 @@ def padded(rows: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
 
 
 def accuracies(labels: Sequence[int], guesses: Sequence[int]) -> dict[str, float]:
-    """The share of right guesses, and the mean of this share over the labels."""
-    known = np.array(labels)
-    right = known == np.array(guesses)
-    by_label = [float(right[known == label].mean()) for label in np.unique(known)]
+    """Share of correct guesses, over all texts and averaged over labels."""
+    expected = np.array(labels)
+    right = expected == np.array(guesses)
+    by_label = [float(right[expected == label].mean()) for label in np.unique(expected)]
     return {
         "held_out_accuracy": float(right.mean()),
         "held_out_balanced_accuracy": sum(by_label) / len(by_label),
@@ -141,29 +178,28 @@ def accuracies(labels: Sequence[int], guesses: Sequence[int]) -> dict[str, float
 
 
 def take_body(module: EncoderModel, start: Path) -> None:
-    """Copy all weights but the head's from a checkpoint of the same shape.
+    """Copy all weights except the head's from a checkpoint of the same shape.
 
     Raises:
-        CheckpointError: no checkpoint there.
-        RecipeError: its model is another.
+        CheckpointError: there is no checkpoint in the folder.
+        RecipeError: the checkpoint's model differs.
     """
     pretrained = load(start, EncoderModel)
     if replace(pretrained.config, head=None) != replace(module.config, head=None):
         raise RecipeError(
-            f"task.start: expected the recipe's model up to its head in {start}, got another. "
-            "Give [model] the values of its config.json."
+            f"task.start: the model in {start} differs from the recipe's. Copy the values of its "
+            "config.json to [model]."
         )
     body = {k: v for k, v in pretrained.state_dict().items() if not k.startswith("head.")}
-    missing = [k for k in module.load_state_dict(body, strict=False).missing_keys]
+    missing = module.load_state_dict(body, strict=False).missing_keys
     if not all(name.startswith("head.") for name in missing):
-        raise RecipeError(f"task.start: expected every weight in {start}, got no {missing[0]}.")
+        raise RecipeError(f"task.start: {start} has no weight {missing[0]}.")
 
 
 def _tokenizer_of(start: Path) -> Tokenizer:
     path = start / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(
-            f"task.start: expected a checkpoint with tokenizer.json in {start}, got none. "
-            "Run its recipe first."
+            f"task.start: {start} has no checkpoint with a tokenizer.json. Train it first."
         )
     return Tokenizer.from_file(str(path))

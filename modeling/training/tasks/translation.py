@@ -27,10 +27,10 @@ _POOL = 50
 
 
 class TranslationTask:
-    """An encoder-decoder that translates, measured by the metrics of its data.
+    """An encoder-decoder learns to translate; its figures are the metrics of its data.
 
-    The last token of the vocabulary pads, starts the decoder's text and is never generated; its
-    embedding stays zero, which is Marian's convention.
+    As in Marian, the last token of the vocabulary pads and starts the decoder's sequence. It is
+    never generated, and its embedding stays zero.
     """
 
     module: EncoderDecoderModel
@@ -38,7 +38,7 @@ class TranslationTask:
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe = recipe.training
         spec = recipe.required(recipe.tokenizer, "tokenizer")
-        # Before the data is read, which may take minutes.
+        # Check before reading the data, which may take minutes.
         _config(recipe, vocab_size=spec.vocab_size, end=0)
         self.data = read_data(recipe, folder, Pairs)
         self.tokenizer = train_tokenizer(spec, self.data.train)
@@ -51,15 +51,15 @@ class TranslationTask:
         longest = max(map(len, self.sources + self.targets))
         if longest >= self.context_length:
             raise RecipeError(
-                f"model: expected max_position_embeddings above {longest}, the longest sentence, "
-                f"got {self.context_length}. Increase it."
+                f"model.max_position_embeddings must exceed the longest sentence, {longest} "
+                f"tokens (got {self.context_length})."
             )
         self.module = _initialised(config, self.pad)
 
     def batches(self) -> Iterator[Batch]:
-        """Ids of pairs, without end: sources `(B, T)`, their lengths, inputs and labels `(B, S)`.
+        """Yield sources `(B, T)`, their lengths, inputs and labels `(B, S)`.
 
-        Pairs of similar length are batched together. Labels are -100 after the end.
+        Pairs of similar length share a batch. Labels after EOS are -100.
         """
         rng, size = random.Random(self.recipe.seed), self.recipe.batch_size
         rows = list(range(len(self.sources)))
@@ -74,7 +74,7 @@ class TranslationTask:
                     yield self._batch(group)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the labels, smoothed."""
+        """Mean cross-entropy with label smoothing."""
         sources, lengths, inputs, labels = batch
         logits = self.module(sources, inputs, lengths)
         return F.cross_entropy(
@@ -84,7 +84,7 @@ class TranslationTask:
         )
 
     def measure(self) -> dict[str, float]:
-        """Every metric on greedy translations of every held-out set."""
+        """Every metric, on greedy translations of every held-out set."""
         figures: dict[str, float] = {}
         for name, held_out in self.data.held_out.items():
             translated = self.translate([source for source, _ in held_out])
@@ -104,7 +104,7 @@ class TranslationTask:
         return [str(text) for text in self.tokenizer.decode_batch(ids)]
 
     def companions(self, folder: Path) -> None:
-        """Write the tokenizer, the roles of its tokens, and the defaults of generation."""
+        """Write the tokenizer, its special tokens, and the generation defaults."""
         save_tokenizer(self.tokenizer, folder)
         special = {
             "eos_token": self.tokenizer.id_to_token(self.end),
@@ -147,7 +147,7 @@ class TranslationTask:
         }
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, its end included."""
+        """Ids of the texts, EOS included."""
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
 
     def _batch(self, rows: Sequence[int]) -> Batch:
@@ -159,7 +159,7 @@ class TranslationTask:
 
 
 def train_tokenizer(recipe: TokenizerRecipe, learned: Sequence[Pair]) -> Tokenizer:
-    """One vocabulary for both languages; it puts the end after every text."""
+    """Train one vocabulary for both languages; it appends EOS to every text."""
     end = recipe.end_of_text
     tokenizer = byte_level_bpe(
         (text for pair in learned for text in pair),
@@ -175,7 +175,7 @@ def train_tokenizer(recipe: TokenizerRecipe, learned: Sequence[Pair]) -> Tokeniz
 
 
 def _config(recipe: Recipe, *, vocab_size: int, end: int) -> EncoderDecoderConfig:
-    """The recipe's model for a tokenizer whose last id pads."""
+    """Config of the recipe's model, with the last id for padding."""
     special = {
         "decoder_start_token_id": vocab_size - 1,
         "eos_token_id": end,
@@ -187,7 +187,7 @@ def _config(recipe: Recipe, *, vocab_size: int, end: int) -> EncoderDecoderConfi
 
 
 def _initialised(config: EncoderDecoderConfig, pad: int) -> EncoderDecoderModel:
-    """A fresh model: matrices of the variance 1/d, and zeros in the row that pads."""
+    """A new model whose matrices have variance 1/d; the padding row stays zero."""
     module = EncoderDecoderModel(config)
     for name, parameter in module.named_parameters():
         if parameter.dim() == 2:
@@ -195,11 +195,11 @@ def _initialised(config: EncoderDecoderConfig, pad: int) -> EncoderDecoderModel:
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     if module.decoder.head_bias is not None:
-        module.decoder.head_bias.requires_grad_(False)  # the paper's has none
+        module.decoder.head_bias.requires_grad_(False)  # the paper has no such bias
     table = module.decoder.embedding.weight
-    kept = torch.ones(len(table), 1)
-    kept[pad] = 0
+    is_token = torch.ones(len(table), 1)
+    is_token[pad] = 0
     with torch.no_grad():
-        table.mul_(kept)
-    table.register_hook(lambda gradient: gradient * kept)  # type: ignore[no-untyped-call]
+        table.mul_(is_token)
+    table.register_hook(lambda gradient: gradient * is_token)  # type: ignore[no-untyped-call]
     return module

@@ -5,13 +5,7 @@ from pathlib import Path
 import click
 
 from ortolan.cli import options
-from ortolan.errors import OrtolanError
-
-
-class MissingPlotError(OrtolanError):
-    """The package of the extra `plot` is absent."""
-
-    code = "missing-extra"
+from ortolan.cli.extras import extra
 
 
 def _numbers(
@@ -59,13 +53,8 @@ def command(
     Queries are rows and keys are columns. BUNDLE was exported with --attention-maps; TEXT is an
     image file where it takes images.
     """
-    try:
+    with extra("plot", command="attention"):
         from ortolan.cli.attention_picture import choose, draw
-    except ModuleNotFoundError as error:
-        raise MissingPlotError(
-            f"attention: expected the package {error.name}, got none. "
-            'Run: pip install "ortolan[plot]"'
-        ) from error
     from ortolan.runtime.attention_maps import attention_maps
 
     found = attention_maps(bundle, text, target=target, threads=threads)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
-from ortolan.cli.output import print_json, print_table, progress, size
+from ortolan.cli.output import print_json, print_table, size
+from ortolan.cli.progress import progress
 
 if TYPE_CHECKING:
     from ortolan.runtime.bench.figures import CaseResult, Generation, Result

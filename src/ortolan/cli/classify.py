@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
+from ortolan.cli.inputs import read_inputs
 from ortolan.cli.output import print_json, print_table
-from ortolan.cli.texts import inputs_of
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime import Classification
@@ -48,7 +48,7 @@ def command(
     from ortolan.runtime import Encoder, load
 
     model = load(bundle, Encoder, device=device, threads=threads)
-    given = inputs_of(model.manifest, inputs)
+    given = read_inputs(model.manifest, inputs)
     found = model.classify(given, truncate=truncate)
     if top is None and model.manifest.output_kind.scores == "softmax":
         top = 1

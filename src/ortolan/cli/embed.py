@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from ortolan.cli import options
+from ortolan.cli.inputs import read_inputs
 from ortolan.cli.output import print_json
-from ortolan.cli.texts import inputs_of
 
 
 @click.command()
@@ -35,7 +35,7 @@ def command(
     from ortolan.runtime import Encoder, load
 
     model = load(bundle, Encoder, device=device, threads=threads)
-    given = inputs_of(model.manifest, inputs)
+    given = read_inputs(model.manifest, inputs)
     vectors = model.embed(given, prompt=prompt, truncate=truncate)
     if as_json:
         results = [

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortolan.cli.extras import export_packages
-from ortolan.cli.output import print_json, print_table, progress, quality_rows, size
+from ortolan.cli import options
+from ortolan.cli.extras import extra
+from ortolan.cli.help import LongCommand, section
+from ortolan.cli.output import print_json, print_table, quality_rows, size
+from ortolan.cli.progress import progress
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import Manifest
-
 
 _FIGURES = (
     "verdict",
@@ -24,9 +26,9 @@ _FIGURES = (
     "perplexity",
     "reference_perplexity",
 )
-"""What `--json` says of the certificate; null where nothing was measured."""
+"""Fields of the certificate that `--json` prints; null where they were not measured."""
 
-_OF_INTEGERS = (
+_INTEGER_OPTIONS = (
     "method",
     "group_size",
     "asymmetric",
@@ -35,185 +37,177 @@ _OF_INTEGERS = (
     "calibration_sequences",
     "tune",
 )
+"""Options of `Int4`, `Int8` and `Auto`."""
+
+_low_bit = section("Low-bit weights")
+_graph = section("Graphs")
+_proof = section("Proof")
+_reading = section("Reading the checkpoint")
+_path = click.Path(path_type=Path)
 
 
-@click.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    show_default=True,
-    help="Device to run on.",
-)
+@click.command(cls=LongCommand)
+@click.argument("source", type=_path)
+@click.argument("out", type=_path)
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4", "auto"]),
     default="fp32",
     show_default=True,
-    help="Precision of the weights; no bf16 on cpu, no fp32 on cuda. With int8 and int4, all else "
-    "is fp32 on cpu and fp16 on cuda. auto chooses 4 or 8 bits for each weight, by --max-kl or "
-    "--target-size.",
+    help="Precision of the weights. auto chooses 4 or 8 bits for each weight, within --max-kl or "
+    "--target-size. fp32 runs on cpu only, bf16 on cuda only.",
 )
 @click.option(
-    "--graphs",
-    type=click.Choice(["unified", "split"]),
-    default="unified",
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
     show_default=True,
-    help="One graph, or one for prefill and one for decoding.",
+    help="Device that the bundle runs on.",
 )
 @click.option(
-    "--attention",
-    type=click.Choice(["fused", "portable"]),
-    default="fused",
-    show_default=True,
-    help="portable adds bodies of standard operators, for tools other than onnxruntime.",
+    "--max-context", type=int, help="Longest context in tokens. Default: the model's limit."
 )
 @click.option(
-    "--method",
-    type=click.Choice(["rtn", "hqq", "gptq"]),
-    help="How int4 and int8 weights are found. By default gptq for int4, which takes longest; rtn "
-    "for int8; and weights that SOURCE stores in as few bits are kept.",
-)
-@click.option(
-    "--group-size",
-    type=click.Choice(["32", "64", "128", "256"]),
-    help="Values that share a scale; 128 by default, 256 in blocks if the head has 4 bits, 32 in "
-    "rows of less than 2048 columns.",
-)
-@click.option("--asymmetric", is_flag=True, help="Store a zero point for each group as well.")
-@click.option(
-    "--head-bits",
-    type=click.Choice(["4", "8"]),
-    help="Bits of the head and the embedding with int4; 4 by default in a decoder by gptq, else 8.",
-)
-@click.option(
-    "--exclude", multiple=True, metavar="PATTERN", help="Weights to keep as floats; repeatable."
-)
-@click.option(
-    "--prefill-precision",
-    type=click.Choice(["int8"]),
-    help="Multiply 8-bit integers: in prefill only, with --graphs split, which is faster and takes "
-    "more memory; or in all of an encoder.",
-)
-@click.option(
-    "--cache",
-    type=click.Choice(["float", "int8"]),
-    default="float",
-    show_default=True,
-    help="How a decoder keeps keys and values. int8 takes a quarter of the memory; prompts take "
-    "longer.",
-)
-@click.option(
-    "--attention-maps",
-    is_flag=True,
-    help="Add a graph that shows what each token attends to, for ortolan attention.",
-)
-@click.option(
-    "--allow-cpu-nodes",
-    is_flag=True,
-    help="With --device cuda, let the CPU compute what CUDA has no kernel for. Slow.",
-)
-@click.option(
-    "--proof",
-    type=click.Choice(["quick", "full"]),
-    default="quick",
-    show_default=True,
-    help="Every weight by itself and the model on short texts; or on more and longer ones.",
-)
-@click.option(
-    "--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model."
+    "--calibration",
+    type=_path,
+    help="Text, source TAB target lines, or images in .npy, to calibrate and measure on. Default "
+    "for int8 and int4: calibration.txt, .tsv or .npy in SOURCE, else text that the model writes.",
 )
 @click.option(
     "--max-kl",
     type=float,
-    help="Fail if the mean KL divergence from PyTorch is larger; with --precision auto, the fewest "
-    "bytes that keep it.",
+    help="Fail if the mean KL divergence from PyTorch is larger. With auto: the smallest bundle "
+    "within this bound.",
 )
 @click.option(
     "--target-size",
     type=float,
     metavar="MB",
-    help="With --precision auto, the most that the weights take, in millions of bytes.",
+    help="With auto: the most accurate bundle within this size, in millions of bytes.",
 )
-@click.option(
-    "--max-context", type=int, help="Longest context in tokens; the model's own by default."
+@click.option("--tokenizer", type=_path, help="A tokenizer.json. Default: the checkpoint's own.")
+@click.option("--adapter", type=_path, help="Folder of a PEFT LoRA adapter to merge.")
+@click.option("--force", is_flag=True, help="Replace an existing bundle at OUT.")
+@options.as_json
+@_low_bit(
+    "--method",
+    type=click.Choice(["rtn", "hqq", "gptq"]),
+    help="Rounding method. Default: gptq for int4 (the slowest), rtn for int8. Weights that "
+    "SOURCE stores in low-bit form are kept unless a method is given.",
 )
-@click.option(
-    "--calibration",
-    type=click.Path(path_type=Path),
-    help="Text, lines of source TAB target, or images in .npy, to calibrate and prove parity on. "
-    "Default for int8 and int4: calibration.txt, .tsv or .npy in SOURCE; without it, gptq "
-    "calibrates on what the model writes itself.",
+@_low_bit(
+    "--group-size",
+    type=click.Choice(["32", "64", "128", "256"]),
+    help="Number of values that share a scale. Default: 128; 256 in blocks if the head has 4 "
+    "bits; 32 for rows under 2048 columns.",
 )
-@click.option(
-    "--tune",
-    is_flag=True,
-    help="With int4: train the scales of a decoder end to end as well. Takes minutes for 100M "
-    "parameters.",
+@_low_bit("--asymmetric", is_flag=True, help="Store a zero point per group.")
+@_low_bit(
+    "--head-bits",
+    type=click.Choice(["4", "8"]),
+    help="Bits of the head and the embedding with int4. Default: 4 for a decoder with gptq, "
+    "else 8.",
 )
-@click.option(
+@_low_bit(
+    "--exclude", multiple=True, metavar="PATTERN", help="Keep these weights as floats; repeatable."
+)
+@_low_bit(
     "--calibration-sequences",
     type=int,
-    help="Most texts of 256 tokens, images, or groups of eight pairs that gptq calibrates on; 32 "
-    "by default.",
+    help="Maximum number of calibration samples for gptq: texts of 256 tokens, images, or groups "
+    "of eight pairs. Default: 32.",
 )
-@click.option(
+@_low_bit(
+    "--tune",
+    is_flag=True,
+    help="With int4: also train the scales of a decoder end to end. Takes minutes for 100M "
+    "parameters.",
+)
+@_graph(
+    "--graphs",
+    type=click.Choice(["unified", "split"]),
+    default="unified",
+    show_default=True,
+    help="One graph, or separate graphs for prefill and decoding.",
+)
+@_graph(
+    "--attention",
+    type=click.Choice(["fused", "portable"]),
+    default="fused",
+    show_default=True,
+    help="portable adds a body of standard operators, for tools other than onnxruntime.",
+)
+@_graph(
+    "--prefill-precision",
+    type=click.Choice(["int8"]),
+    help="Multiply 8-bit integers: in a decoder's prefill (with --graphs split), which is faster "
+    "and needs more memory, or throughout an encoder.",
+)
+@_graph(
+    "--cache",
+    type=click.Choice(["float", "int8"]),
+    default="float",
+    show_default=True,
+    help="Format of a decoder's KV cache. int8 needs a quarter of the memory; prefill is slower.",
+)
+@_graph("--attention-maps", is_flag=True, help="Add the graph that `ortolan attention` needs.")
+@_graph(
+    "--allow-cpu-nodes",
+    is_flag=True,
+    help="With --device cuda, run nodes without a CUDA kernel on the CPU. Slow.",
+)
+@_proof(
+    "--proof",
+    type=click.Choice(["quick", "full"]),
+    default="quick",
+    show_default=True,
+    help="quick checks every weight, and the model on short texts; full adds more and longer "
+    "texts.",
+)
+@_proof("--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model.")
+@_reading(
+    "--via",
+    type=click.Choice(["family", "transformers"]),
+    help="Read the model as a supported family, or as transformers computes it. Default: as a "
+    "family if there is one.",
+)
+@_reading(
     "--accept-unknown",
     multiple=True,
     metavar="KEY",
-    help="Ignore a key of config.json of which nothing is known; repeatable.",
+    help="Ignore an unknown key of config.json; repeatable.",
 )
-@click.option(
-    "--via",
-    type=click.Choice(["family", "transformers"]),
-    help="How to read the model: as one of our families, or as transformers computes it. By "
-    "default as a family where there is one.",
-)
-@click.option(
-    "--adapter",
-    type=click.Path(path_type=Path),
-    help="Folder of a LoRA of PEFT to merge into the checkpoint.",
-)
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    help="A tokenizer.json; the checkpoint's own by default.",
-)
-@click.option("--force", is_flag=True, help="Replace the bundle at OUT.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    source: Path, out: Path, *, as_json: bool, precision: str, force: bool, **given: Any
+    source: Path, out: Path, *, as_json: bool, precision: str, force: bool, **fields: Any
 ) -> None:
-    """Make the bundle OUT from the checkpoint SOURCE, and prove its parity.
+    """Export the checkpoint SOURCE to the bundle OUT and prove its parity.
 
-    SOURCE is a folder in Hugging Face format (config.json and safetensors or pytorch_model.bin), a
-    folder of the hub's cache, or a GGUF file. Nothing is kept at OUT unless the bundle computes
-    what PyTorch computes, and rounded weights are not too far from the trained ones. No CPU
-    computes bf16: such a bundle is proved on the device, by ortolan verify.
+    SOURCE is a folder in Hugging Face format (config.json with safetensors or
+    pytorch_model.bin), a folder of the Hugging Face cache, or a GGUF file. OUT is written only if
+    the bundle computes what PyTorch computes and rounded weights stay close to the trained ones.
+    A bf16 bundle is proved on its device, by `ortolan verify`.
     """
-    with export_packages("export"):
+    with extra("export", command="export"):
         from ortolan.export.pipeline import export
     import msgspec
 
     from ortolan.export.options import ExportOptions
-    from ortolan.runtime import certificate
+    from ortolan.runtime.verification.certificate_files import read_certificate
 
-    keywords = {name: given.pop(name) for name in ("device", "calibration", "max_context")}
-    weights = _weights_of(precision, given)
+    keywords = {name: fields.pop(name) for name in ("device", "calibration", "max_context")}
+    weights = _weights_of(precision, fields)
     with progress("export") as steps:
         bundle = export(
             source,
             out,
             precision=weights,
-            options=ExportOptions(**given),
+            options=ExportOptions(**fields),
             force=force,
             progress=steps,
             warn=lambda text: click.echo(f"ortolan: warning: {text}", err=True),
             **keywords,
         )
-    measured = certificate.read(bundle).measured
+    measured = read_certificate(bundle).measured
     unverified = bundle.manifest.unverified
     total = sum(file.size for file in bundle.manifest.files)
     if as_json:
@@ -245,7 +239,7 @@ def command(
 
 def _weights_of(precision: str, options: dict[str, Any]) -> Any:
     """The precision with what belongs to it, which is taken out of the options."""
-    integers = {name: options.pop(name) for name in _OF_INTEGERS}
+    integers = {name: options.pop(name) for name in _INTEGER_OPTIONS}
     target = options.pop("target_size")
     if precision == "auto":
         return _auto(integers, options.pop("max_kl"), target)

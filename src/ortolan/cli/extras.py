@@ -1,4 +1,4 @@
-"""Packages that some commands need and not every installation has."""
+"""Packages that only some installations have."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,23 +6,22 @@ from contextlib import contextmanager
 from ortolan.errors import OrtolanError
 
 
-class MissingExportError(OrtolanError):
-    """The packages of the extra `export` are absent."""
+class MissingPackageError(OrtolanError):
+    """A package of an optional extra is not installed."""
 
     code = "missing-extra"
 
 
 @contextmanager
-def export_packages(command: str) -> Iterator[None]:
-    """Import something that needs the extra `export`.
+def extra(name: str, *, command: str) -> Iterator[None]:
+    """Import packages of an extra.
 
     Raises:
-        MissingExportError: a package is absent.
+        MissingPackageError: one is not installed.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        raise MissingExportError(
-            f"{command}: expected the package {error.name}, got none. "
-            'Run: pip install "ortolan[export]"'
+        raise MissingPackageError(
+            f'{command} needs the package {error.name}. Run: pip install "ortolan[{name}]"'
         ) from error

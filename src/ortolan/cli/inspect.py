@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
-from ortolan.cli.checkpoint import print_preview
 from ortolan.cli.output import print_json, print_table, quality_rows, size
+from ortolan.cli.preview import print_preview
 from ortolan.runtime.bundle.kinds import KINDS
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import QuantizedTensor
     from ortolan.runtime.inspect.description import AttentionKind, Description
     from ortolan.runtime.inspect.placement import Placement
-    from ortolan.runtime.inspect.trial import Trial
+    from ortolan.runtime.verification.first_load import Trial
 
 
 @click.command()
@@ -84,7 +84,7 @@ def _describe_bundle(
     from ortolan.runtime import FirstLoadError, open_bundle
     from ortolan.runtime.inspect.description import describe
     from ortolan.runtime.inspect.placement import placement
-    from ortolan.runtime.inspect.trial import try_load
+    from ortolan.runtime.verification.first_load import try_load
 
     opened = open_bundle(bundle)
     about = describe(opened, context=context, batch=batch, device=device)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, said once."""
+"""Arguments and options that several commands share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ortolan.cli.help import section
 
 if TYPE_CHECKING:
     from ortolan.runtime import Decoder, Sampling, Seq2Seq
@@ -18,16 +20,16 @@ device = click.option("--device", default="auto", show_default=True, help="auto,
 threads = click.option(
     "--threads",
     type=int,
-    help="Number of threads: the physical cores by default, 1 for a small translator.",
+    help="Number of threads. Default: the physical cores; 1 for a small encoder-decoder.",
 )
 
-truncate = click.option("--truncate", is_flag=True, help="Cut texts that are too long.")
+truncate = click.option("--truncate", is_flag=True, help="Truncate texts that are too long.")
 
 isolate = click.option(
     "--isolate/--no-isolate",
     default=True,
     show_default=True,
-    help="A process of its own loads a bundle first that has not passed verification here.",
+    help="Load unverified bundles in a subprocess first.",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -36,7 +38,7 @@ max_new_tokens = click.option(
     "-n",
     "max_new_tokens",
     type=int,
-    help="Maximum number of new tokens; as many as fit by default.",
+    help="Maximum number of new tokens. Default: as many as the context allows.",
 )
 
 stop = click.option(
@@ -44,74 +46,80 @@ stop = click.option(
 )
 
 _SAMPLING = {
-    "temperature": (float, "0 takes the likeliest token."),
-    "top_k": (int, "Sample from this many tokens; 0 for all."),
-    "top_p": (float, "Sample from the likeliest tokens that reach this probability."),
-    "min_p": (float, "Sample from tokens at least this likely, relative to the top."),
-    "repetition_penalty": (float, "Above 1: repeat fewer tokens."),
-    "presence_penalty": (float, "Above 0: repeat fewer tokens."),
-    "frequency_penalty": (float, "The same, for each repetition."),
-    "seed": (int, "Makes sampling repeatable."),
+    "temperature": (float, "Sampling temperature; 0 picks the likeliest token."),
+    "top_p": (float, "Sample from the likeliest tokens up to this total probability."),
+    "seed": (int, "Seed, for reproducible sampling."),
+    "top_k": (int, "Sample from the k likeliest tokens; 0 for all."),
+    "min_p": (float, "Minimum probability, relative to that of the likeliest token."),
+    "repetition_penalty": (float, "Above 1: repeat less."),
+    "presence_penalty": (float, "Above 0: repeat less."),
+    "frequency_penalty": (float, "Above 0: repeat less, in proportion to earlier uses."),
 }
-"""Fields of `ortolan.Sampling`: the type and a line of help."""
+"""Fields of `ortolan.Sampling`: type and help."""
+
+_MAIN_SAMPLING = ("temperature", "top_p", "seed")
+"""Sampling options that `--help` shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingChoice:
-    """What a command line says of sampling.
+    """Sampling options of a command line.
 
     Attributes:
-        given: options by name.
-        from_model: whether the others are those that the model recommends; greedy choice else.
+        values: options by name.
+        from_model: whether other options default to what the model recommends, rather than to
+            greedy decoding.
 
     Raises:
-        SamplingError: an option is out of its range.
+        SamplingError: an option is out of range.
     """
 
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
     from_model: bool
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range before a model is loaded."""
+        """Validate the options before a model is loaded."""
         from ortolan.runtime import Sampling
 
-        Sampling(**self.given)
+        Sampling(**self.values)
 
-    def of(self, model: "Decoder | Seq2Seq") -> "Sampling | None":
-        """The sampling of a model; `None` for greedy choice.
+    def resolve(self, model: "Decoder | Seq2Seq") -> "Sampling | None":
+        """Return the sampling for a model; `None` for greedy decoding.
 
         Raises:
-            SamplingError: what the model recommends is broken.
+            SamplingError: the model's recommendation is invalid.
         """
         from ortolan.runtime import Sampling
 
         base = model.recommended_sampling if self.from_model else Sampling()
-        chosen = replace(base, **self.given)
+        chosen = replace(base, **self.values)
         return None if chosen == Sampling() else chosen
 
 
 def sampling(*, from_model: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options of sampling; the command takes them as one, `sampling: SamplingChoice`.
+    """Add the sampling options; the command receives them as `sampling: SamplingChoice`.
 
     Args:
-        from_model: whether what the model recommends holds unless it is asked not to.
+        from_model: default of `--model-sampling`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def with_sampling(*, model_sampling: bool, **values: Any) -> Any:
             named = {name: values.pop(name) for name in _SAMPLING}
-            given = {name: value for name, value in named.items() if value is not None}
-            return command(**values, sampling=SamplingChoice(given, model_sampling))
+            chosen = {name: value for name, value in named.items() if value is not None}
+            return command(**values, sampling=SamplingChoice(chosen, model_sampling))
 
-        with_sampling = click.option(
+        in_section = section("Sampling")
+        with_sampling = in_section(
             "--model-sampling/--no-model-sampling",
             default=from_model,
             show_default=True,
-            help="Sample as the model recommends, but for the options above.",
+            help="Default to the sampling that the model recommends.",
         )(with_sampling)
         for name, (kind, text) in reversed(_SAMPLING.items()):
-            with_sampling = click.option(f"--{name.replace('_', '-')}", type=kind, help=text)(
+            option = click.option if name in _MAIN_SAMPLING else in_section
+            with_sampling = option(f"--{name.replace('_', '-')}", type=kind, help=text)(
                 with_sampling
             )
         return with_sampling

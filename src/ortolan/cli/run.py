@@ -9,40 +9,41 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortolan.cli import options
+from ortolan.cli.help import LongCommand, section
+from ortolan.cli.inputs import read_stdin
 from ortolan.cli.output import print_json
-from ortolan.cli.texts import read_stdin
 
 if TYPE_CHECKING:
     from ortolan.runtime import Completion, Grammar, TextStream
     from ortolan.runtime.generation.drafts import Draft
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_constraint = section("Constraints")
+_seq2seq = section("Encoder-decoder models")
 
 
-@click.command()
+@click.command(cls=LongCommand)
 @options.bundle
 @click.argument("prompt", default="-")
 @options.max_new_tokens
 @options.sampling(from_model=False)
 @options.stop
-@click.option("--ignore-eos", is_flag=True, help="Continue past the end of the text.")
-@click.option("--json-schema", type=_FILE, help="Write JSON that is valid by this schema.")
-@click.option("--regex", help="Write a text that this expression matches.")
-@click.option("--lark", type=_FILE, help="Write a text of this grammar.")
+@click.option("--json-schema", type=_FILE, help="Generate JSON that this schema accepts.")
 @click.option(
     "--draft",
     metavar="lookup|BUNDLE",
-    help="Guess tokens, from the text itself or by a smaller model, and check several at once.",
+    help="Speed up decoding with drafts: from the prompt, or by a smaller model.",
 )
-@click.option("--beams", type=int, help="Search with this many beams (encoder-decoders).")
-@click.option("--n-best", type=int, help="Print this many results of a search, with their scores.")
-@click.option(
-    "--first", metavar="TOKEN", help="The first new token, such as a language (encoder-decoders)."
-)
-@click.option("--length-penalty", type=float, help="For beams: above 0 favours long texts.")
 @options.device
 @options.threads
 @options.as_json
+@_constraint("--regex", help="Generate text that matches this regular expression.")
+@_constraint("--lark", type=_FILE, help="Generate text of this Lark grammar.")
+@_constraint("--ignore-eos", is_flag=True, help="Continue past the end-of-sequence token.")
+@_seq2seq("--beams", type=int, help="Number of beams of a beam search.")
+@_seq2seq("--n-best", type=int, help="Print the best results of the search, with their scores.")
+@_seq2seq("--length-penalty", type=float, help="Above 0, a beam search favors longer texts.")
+@_seq2seq("--first", metavar="TOKEN", help="First new token, such as the target language.")
 def command(
     bundle: Path,
     prompt: str,
@@ -80,7 +81,7 @@ def command(
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
     _check_options(model, search | begins)
-    request |= {"sampling": sampling.of(model)}
+    request |= {"sampling": sampling.resolve(model)}
     request |= {"grammar": _grammar(json_schema, regex, lark)}
     request |= begins | _draft(draft, device=device, threads=threads)
     if model.manifest.source is not None:

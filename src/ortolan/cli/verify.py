@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from ortolan.cli import options
-from ortolan.cli.output import print_json, print_table, progress
+from ortolan.cli.output import print_json, print_table
+from ortolan.cli.progress import progress
 
 
 @click.command()

@@ -14,7 +14,8 @@ from ortolan.export.proof.probes import make_probes
 from ortolan.export.proof.reference import TOP_K
 from ortolan.export.source import open_exportable
 from ortolan.modeling import DecoderModel
-from ortolan.runtime.certificate import Certificate, Logits, summarize
+from ortolan.runtime.verification.certificate import Certificate, Logits
+from ortolan.runtime.verification.comparison import summarize
 
 CONFIGS = {
     config.__name__: config

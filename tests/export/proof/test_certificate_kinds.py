@@ -26,10 +26,16 @@ from ortolan.export.proof.probes import inputs_of, make_probes
 from ortolan.export.source import open_exportable
 from ortolan.modeling import load
 from ortolan.modeling.config import ClassifierHead, EmbeddingHead, Head, LanguageModelHead
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.weights import read_weight
-from ortolan.runtime.certificate import Certificate, Divergence, Logits, Report, Vectors
-from ortolan.runtime.certificate.fields import ROWS, kept_positions
+from ortolan.runtime.verification.certificate import (
+    ROWS,
+    Certificate,
+    Logits,
+    Vectors,
+    kept_positions,
+)
+from ortolan.runtime.verification.report import Divergence, Report
 
 FAMILIES = {
     **{name: tiny_encoders.ENCODERS[name] for name in ("bert-masked-values", "roberta-masked")},

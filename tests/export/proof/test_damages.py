@@ -11,8 +11,8 @@ import ortolan
 from ortolan.export.options import ExportOptions
 from ortolan.export.precision import Int4, Int8
 from ortolan.runtime import open_bundle
-from ortolan.runtime.certificate import read
-from ortolan.runtime.certificate.weights import check_weights
+from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.weights import check_weights
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -38,7 +38,7 @@ def test_every_kind_of_weight_is_proved_and_single_damages_are_found(
     module = tiny_models.decoder(tiny_models.llama())
     given = ExportOptions(allow_poor=True, **options)
     bundle = ortolan.export(module, tmp_path / "bundle", precision=precision, options=given)
-    expected = read(bundle).weights
+    expected = read_certificate(bundle).weights
     sound = check_weights(bundle, expected, threads=1)
     assert sound.wrong == ()
     assert 30 * sound.largest_error < sound.bound

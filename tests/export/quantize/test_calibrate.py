@@ -27,7 +27,7 @@ from ortolan.modeling.config import (
     SinusoidalPositions,
 )
 from ortolan.modeling.layers.linear import PackedLinear
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 
 SCHEME = Scheme(bits=4, group=32)
 

@@ -17,7 +17,7 @@ from ortolan.export.quantize.tune import Predictions, divergence, tuned
 from ortolan.export.source import open_exportable
 from ortolan.export.streamed import Result, run
 from ortolan.modeling.config import LearnedPositions
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.weights import Weights
 
 SCHEME = Scheme(bits=4, group=32)

@@ -21,7 +21,7 @@ from ortolan.modeling.config import (
     Positions,
     RotaryPositions,
 )
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import build
 
 TEXTS = np.random.default_rng(0).integers(0, VOCAB, (6, 14))

@@ -26,7 +26,7 @@ from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.inert_keys import INERT
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.models.stack import TransformerModel
+from ortolan.modeling.models.model import TransformerModel
 
 SOURCES = Path(transformers.__file__).parent
 

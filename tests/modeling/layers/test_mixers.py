@@ -10,9 +10,9 @@ from tests.modeling.plain_mixers import mixed, weights_of
 from torch import Tensor
 
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.layers.block import mixer
 from ortolan.modeling.layers.cache import Memory, StepLengths, empty_cache
 from ortolan.modeling.layers.fixed_memory import FixedMemoryMixer
-from ortolan.modeling.layers.mixers import mixer
 
 LENGTH = 11
 

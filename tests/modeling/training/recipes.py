@@ -1,6 +1,8 @@
-"""Recipes of tiny models, each with a data module of its own."""
+"""Recipes of tiny models, and the data modules that they name."""
 
 from pathlib import Path
+
+MODELS = Path(__file__).parents[3] / "models"
 
 LANGUAGE_MODEL = """
 [task]
@@ -74,7 +76,7 @@ evaluate_every = 75
 """
 
 MASKED = (
-    '[task]\nname = "masked-language-model"\n'
+    f'[task]\nsource = "{MODELS}/snippets/masked_language_model.py:MaskedLanguageModelTask"\n'
     + BERT
     + TOKENIZER
     + '[data]\nsource = "data.py:read_texts"\n'
@@ -118,9 +120,9 @@ def read_labelled(*, whole: bool = False) -> LabelledTexts:
     return LabelledTexts(labels=LABELS, train=TRAIN, held_out=HELD_OUT, unlabelled=unlabelled)
 """
 
-IMAGE_CLASSIFICATION = """
+IMAGE_CLASSIFICATION = f"""
 [task]
-name = "image-classification"
+source = "{MODELS}/digits/image_classification.py:ImageClassificationTask"
 
 [model]
 model_type = "vit"
@@ -228,9 +230,9 @@ def read(*, pairs: int = 400) -> Pairs:
     return Pairs(train=sentences(pairs, 0), held_out={"numbers": sentences(12, 1)})
 """
 
-ANSWERING = """
+ANSWERING = f"""
 [task]
-name = "answering"
+source = "{MODELS}/copying/answering.py:AnsweringTask"
 
 [model]
 model_type = "recurrent"

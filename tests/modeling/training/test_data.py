@@ -1,4 +1,4 @@
-"""The data module beside a recipe: how its function is found, called and checked."""
+"""The function that a recipe names: how it is imported, called and checked."""
 
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,23 @@ from ortolan.modeling.training.data import (
     Images,
     LabelledImages,
     LabelledTexts,
-    Pairs,
     Texts,
     equal_share,
     read_data,
 )
-from ortolan.modeling.training.recipe import LanguageModel, OptimizerRecipe, Recipe
+from ortolan.modeling.training.recipe import OptimizerRecipe, Recipe
 
 READ = """
-from ortolan.modeling.training import Texts
+from ortolan.modeling.training import Pairs, Texts
 
 def read(*, words: tuple[str, ...], times: int = 1) -> Texts:
     return Texts(train=[word * times for word in words], held_out=words)
 
 def wrong():
     return 3
+
+def pairs():
+    return Pairs(train=[("a", "b")], held_out={"x": [("a", "b")]})
 
 number = 3
 """
@@ -35,12 +37,13 @@ TRAINING = OptimizerRecipe(steps=1, batch_size=1, learning_rate=1.0, warmup_step
 
 def recipe(source: object = "data.py:read", **options: object) -> Recipe:
     data = {"source": source, **options}
-    return Recipe(task=LanguageModel(), model={}, data=data, training=TRAINING)
+    return Recipe(task={}, model={}, data=data, training=TRAINING)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "data.py").write_text(READ)
+    (tmp_path / "absent.py").write_text("import no_such_package\n")
     return tmp_path
 
 
@@ -76,17 +79,19 @@ def test_a_changed_module_is_read_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (recipe(None), r"data\.source: expected a file and a function in it, .* got None"),
-        (recipe("data.py"), r"data\.source: .* got 'data\.py'"),
-        (recipe("stdlib"), r"data\.source: .* got 'stdlib'"),
-        (recipe("other.py:read"), r"data\.source: expected a file .*other\.py, got none"),
-        (recipe("data.py:reed"), r"data\.source: expected a function reed in .*data\.py, got none"),
-        (recipe("data.py:number"), r"expected a function number"),
-        (recipe("data.py:wrong"), r"expected Texts from data\.py:wrong, .* got int"),
-        (recipe(), r"data: expected the arguments of read\(\), .*missing required field `words`"),
-        (recipe(words=["a"], word=1), r"data: .* unknown field `word`"),
-        (recipe(words=["a"], times="2"), r"data: .*Expected `int`, got `str` - at `\$\.times`"),
-        (recipe(words=[]), r"something to measure on, got 0 and 0"),
+        (recipe(None), r"data\.source .*None"),
+        (recipe("data.py"), r"data\.source .*'data\.py'"),
+        (recipe("stdlib"), r"data\.source .*'stdlib'"),
+        (recipe("other.py:read"), r"data\.source: .*other\.py"),
+        (recipe("data.py:reed"), r"data\.source: .*data\.py .*reed"),
+        (recipe("data.py:number"), r"data\.source: .*number"),
+        (recipe("data.py:wrong"), r"Texts.* data\.py:wrong .*int"),
+        (recipe("data.py:pairs"), r"Texts.* data\.py:pairs .*Pairs"),
+        (recipe("absent.py:read"), r"absent\.py: .*no_such_package"),
+        (recipe(), r"data.*read: .*`words`"),
+        (recipe(words=["a"], word=1), r"data.*`word`"),
+        (recipe(words=["a"], times="2"), r"data.*`int`, got `str` - at `\$\.times`"),
+        (recipe(words=[]), r"\b0 to measure on"),
     ],
 )
 def test_a_wrong_table_is_an_error_that_names_the_key(
@@ -96,32 +101,21 @@ def test_a_wrong_table_is_an_error_that_names_the_key(
         read_data(wrong, folder, Texts)
 
 
-def test_data_of_another_task_is_an_error(folder: Path) -> None:
-    with pytest.raises(RecipeError, match=r"expected Pairs from data\.py:read, .* got Texts"):
-        read_data(recipe(words=["a"]), folder, Pairs)
-
-
-def test_a_package_that_the_module_imports_and_that_is_absent_is_named(folder: Path) -> None:
-    (folder / "data.py").write_text("import no_such_package\n")
-    with pytest.raises(RecipeError, match=r"data\.py: expected the package no_such_package"):
-        read_data(recipe(), folder, Texts)
-
-
 def test_images_that_are_not_bytes_are_an_error() -> None:
     labels = np.zeros(2, np.int64)
     wrong: list[Any] = [np.zeros((2, 8, 8, 1), np.float32), np.zeros((2, 8, 8), np.uint8)]
     for pixels in wrong:
-        with pytest.raises(RecipeError, match="expected pixels as bytes"):
+        with pytest.raises(RecipeError, match="uint8"):
             Images(pixels=pixels, labels=labels)
-    with pytest.raises(RecipeError, match="and N labels"):
+    with pytest.raises(RecipeError, match="N labels"):
         Images(pixels=np.zeros((3, 8, 8, 1), np.uint8), labels=labels)
 
 
 def test_a_label_without_a_name_is_an_error() -> None:
-    with pytest.raises(RecipeError, match="expected labels from 0 to 1, got 2"):
+    with pytest.raises(RecipeError, match=r"0 to 1 .*2"):
         LabelledTexts(labels=("a", "b"), train=[("x", 0), ("y", 2)], held_out=[("x", 0)])
     images = Images(pixels=np.zeros((2, 8, 8, 1), np.uint8), labels=np.array([0, -1]))
-    with pytest.raises(RecipeError, match="got -1"):
+    with pytest.raises(RecipeError, match="-1"):
         LabelledImages(labels=("a", "b"), train=images, held_out=images)
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from tests.modeling.mixers import MIXERS, hybrid
 
-from ortolan.modeling.models.building import build
+from ortolan.modeling.models.transformer import build
 from ortolan.modeling.training.tasks.task import KEPT, initialise
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from ortolan.modeling import CheckpointError, ConfigError, EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.training.recipe import TextClassification, read_recipe
+from ortolan.modeling.training.recipe import read_recipe
 from ortolan.modeling.training.tasks.bert import MASK_ID, PAD_ID, SPECIAL
 from ortolan.modeling.training.tasks.text_classification import (
     TextClassificationTask,
@@ -25,8 +25,8 @@ from ortolan.modeling.training.trainer import train
 
 def task_of(path: Path) -> TextClassificationTask:
     recipe = read_recipe(path)
-    assert isinstance(recipe.task, TextClassification)
-    return TextClassificationTask(recipe, recipe.task, path.parent)
+    options = {name: value for name, value in recipe.task.items() if name != "name"}
+    return TextClassificationTask(recipe, path.parent, **options)
 
 
 # --- figures ------------------------------------------------------------------------------------
@@ -115,11 +115,11 @@ def test_batches_are_the_same_for_the_same_seed_and_hide_some_tokens(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "old", "new", "error", "message"),
     [
-        (STARTED, "", "", CheckpointError, "expected a checkpoint with tokenizer.json in"),
-        (SCRATCH, "[tokenizer]\nvocab_size = 400\n", "", RecipeError, "got neither"),
-        (SCRATCH, 'fication"', 'fication"\nstart = "x"', RecipeError, "got both"),
-        (SCRATCH, "sequence_length = 48", "sequence_length = 65", RecipeError, "64, got 65"),
-        (SCRATCH, "sequence_length = 48\n", "", RecipeError, "sequence_length: expected a value"),
+        (STARTED, "", "", CheckpointError, "tokenizer.json"),
+        (SCRATCH, "[tokenizer]\nvocab_size = 400\n", "", RecipeError, "neither"),
+        (SCRATCH, 'fication"', 'fication"\nstart = "x"', RecipeError, "both"),
+        (SCRATCH, "sequence_length = 48", "sequence_length = 65", RecipeError, "64.* 65"),
+        (SCRATCH, "sequence_length = 48\n", "", RecipeError, "sequence_length"),
         (SCRATCH, '"bert"', '"bert"\narchitectures = ["BertModel"]', ConfigError, "20 labels"),
         (SCRATCH, '"bert"', '"bert"\nid2label = { 0 = "a" }', ConfigError, "20 labels"),
     ],
@@ -136,7 +136,7 @@ def test_a_start_of_another_shape_is_an_error(tmp_path: Path) -> None:
     short = write_recipe(tmp_path, MASKED, "steps = 150", "steps = 11")
     train(short, tmp_path / "pretrained")
     recipe = write_recipe(tmp_path, STARTED, "intermediate_size = 48", "intermediate_size = 64")
-    with pytest.raises(RecipeError, match=r"expected the recipe's model up to its head"):
+    with pytest.raises(RecipeError, match="pretrained"):
         train(recipe, tmp_path / "out")
 
 

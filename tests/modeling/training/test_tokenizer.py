@@ -15,7 +15,7 @@ def test_a_document_is_its_text_after_the_special_token() -> None:
         assert ids[0] == end
         assert end not in ids[1:]
         assert tokenizer.decode(ids[1:]) == text
-    with pytest.raises(RecipeError, match="expected the token '<s>'"):
+    with pytest.raises(RecipeError, match="<s>"):
         encode(tokenizer, texts, "<s>")
 
 
@@ -27,5 +27,5 @@ def test_no_token_spans_two_pieces() -> None:
 
 
 def test_pieces_that_are_no_regular_expression_are_an_error() -> None:
-    with pytest.raises(RecipeError, match=r"tokenizer.pieces: expected a regular expression"):
+    with pytest.raises(RecipeError, match=r"tokenizer\.pieces"):
         byte_level_bpe([LINE], vocab_size=400, special_tokens=[], pieces="(")

@@ -32,12 +32,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("warmup_steps = 4", "warmup_steps = 24", "warmup_steps below steps, got 24 and 24"),
-        ("sequence_length = 32", "sequence_length = 65", "to the model's 64, got 65"),
-        ("sequence_length = 32", "", r"training\.sequence_length: expected a value for language"),
-        ("[tokenizer]\nvocab_size = 300", "", "tokenizer: expected a value for language-model"),
-        ("steps = 24", "steps = 24\naverage_last = 25", "average_last up to steps, got 25 and 24"),
-        ("held_out = 3", "held_out = 0", "something to measure on, got 2 and 0"),
+        ("warmup_steps = 4", "warmup_steps = 24", "warmup_steps .*24 and 24"),
+        ("sequence_length = 32", "sequence_length = 65", "64.* 65"),
+        ("sequence_length = 32", "", r"training\.sequence_length: .*language-model"),
+        ("[tokenizer]\nvocab_size = 300", "", "tokenizer: .*language-model"),
+        ("steps = 24", "steps = 24\naverage_last = 25", "average_last .*25 and 24"),
+        ("held_out = 3", "held_out = 0", r"\b0 to measure on"),
+        ("held_out = 3", "held_out = 3\ntrain = 0", r"sequence_length .*\d+ tokens"),
+        ('"language-model"', '"rhyme"', "task.name .*rhyme"),
+        ('"language-model"', "3", "task.name .*3"),
+        ('"language-model"', '"language-model"\nhidden = 0.2', "task.*hidden"),
+        ('"language-model"', '"language-model"\nsource = "a.py:b"', "task.* either"),
+        ('name = "language-model"', "", "task.* either"),
+        ('name = "language-model"', 'source = "task.py:Mine"', r"task\.source: .*task\.py"),
+        ('name = "language-model"', 'source = "data.py:Mine"', r"task\.source: .*Mine"),
     ],
 )
 def test_a_recipe_that_cannot_be_followed_is_an_error_before_any_work(
@@ -46,12 +54,6 @@ def test_a_recipe_that_cannot_be_followed_is_an_error_before_any_work(
     with pytest.raises(RecipeError, match=rf"recipe\.toml: .*{message}"):
         train(write_recipe(tmp_path, LANGUAGE_MODEL, old, new), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_text_shorter_than_a_window_is_an_error(tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "held_out = 3", "held_out = 3\ntrain = 0")
-    with pytest.raises(RecipeError, match=r"sequence_length below the \d+ tokens of the text"):
-        train(recipe, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_fusing_without_a_compiler_is_an_error(
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "steps = 24", "steps = 24\ncompile = true")
-    with pytest.raises(RecipeError, match=r"expected a C\+\+ compiler on PATH"):
+    with pytest.raises(RecipeError, match=r"C\+\+ compiler"):
         train(recipe, tmp_path / "out")
 
 

@@ -176,10 +176,10 @@ def test_a_training_learns_and_says_what_it_saw(trained: Path) -> None:
     ("old", "new", "error", "message"),
     [
         ("[tokenizer]\nvocab_size = 400\nend_of_text = \"</s>\"", "", RecipeError,
-         "tokenizer: expected a value for translation"),
+         "tokenizer: .*translation"),
         ('model_type = "marian"', 'model_type = "llama"', ConfigError, "hidden_size"),
         ("max_position_embeddings = 96", "max_position_embeddings = 20", RecipeError,
-         "max_position_embeddings above"),
+         "max_position_embeddings .*20"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_cannot_be_followed_is_an_error(

@@ -14,8 +14,8 @@ from tests.runtime.tiny_decoder import EOS
 
 from ortolan.runtime import Conversation, Decoder, Sampling, load
 from ortolan.runtime.chat.reply import Reply
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import GRID
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.last_prompt import LastPrompt

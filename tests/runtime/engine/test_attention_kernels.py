@@ -11,7 +11,7 @@ from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.engine import attention_kernels, checked_session, session
+from ortolan.runtime.engine import attention_kernels, ort_session
 from ortolan.runtime.engine.attention_kernels import (
     FEWEST,
     GRID,
@@ -21,9 +21,9 @@ from ortolan.runtime.engine.attention_kernels import (
     score_bytes,
     whole_scores,
 )
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import plan_memory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.session import Engine
 from ortolan.runtime.graph.summary import AttentionNode
 
 SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
@@ -118,13 +118,13 @@ def test_the_switch_stays_as_long_as_anybody_opens_sessions(
 def test_sessions_are_opened_with_it(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     seen: list[str | None] = []
-    made = checked_session.CheckedSession
+    made = ort_session.OrtSession
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.append(os.environ.get(SWITCH))
         return made(*args, **options)
 
-    monkeypatch.setattr(session, "CheckedSession", watched)
+    monkeypatch.setattr(ort_session, "OrtSession", watched)
     Engine(bundle, threads=1)
     assert seen == ["1"]
     assert SWITCH not in os.environ

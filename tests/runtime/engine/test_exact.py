@@ -10,8 +10,8 @@ from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import VOCABULARY
 
 from ortolan.runtime.engine.attention_kernels import CHUNK
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import GRID, Runner
-from ortolan.runtime.engine.session import Engine
 
 KINDS = (
     "fp32",

@@ -6,8 +6,8 @@ import pytest
 from tests.runtime import tiny_decoder, tiny_encoder
 
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.sample_outputs import sample_outputs
-from ortolan.runtime.engine.session import Engine
 
 
 @pytest.mark.parametrize("kind", ["decoder", "split", "encoder", "images", "encoder-decoder"])

@@ -154,7 +154,7 @@ def test_a_stop_token_comes_where_the_grammar_may_end(model: Decoder) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "sampling": likely, "stop_tokens": [stop]}
     done = model.generate("x", grammar=Grammar.regex("a{3,}"), **options)
     assert (done.text, done.tokens[-1], done.finish_reason) == ("aaa", stop, "stop")
-    with pytest.raises(GrammarError, match="may follow 1 others"):
+    with pytest.raises(GrammarError, match="No token can follow"):
         model.generate("x", grammar=Grammar.regex("ab"), **options)
 
 
@@ -307,7 +307,7 @@ def test_a_tokenizer_that_grammars_do_not_work_with_is_an_error(kind: str) -> No
 
 def test_what_is_no_grammar_or_has_no_tokenizer_is_an_error(model: Decoder, folder: Path) -> None:
     wrong: Any = POINT
-    with pytest.raises(InputError, match=r"grammar: expected ortolan\.Grammar, got dict"):
+    with pytest.raises(InputError, match="grammar must be"):
         model.generate("x", grammar=wrong)
     bare = load(write_bundle(folder / "bare").path, Decoder)
     with pytest.raises(TokenizerError, match="grammar"):

@@ -386,9 +386,9 @@ def test_greedy_without_penalties_makes_no_copy_and_keeps_no_count() -> None:
 
 @pytest.mark.parametrize("token", [-1, V, 2**40])
 def test_token_outside_the_vocabulary_is_refused(token: int) -> None:
-    with pytest.raises(InputError, match=f"0 to {V - 1}, got {token}"):
+    with pytest.raises(InputError, match=f"0 to {V - 1}.*{token}"):
         Sampler(Sampling(repetition_penalty=1.1), V, prompt=[0, token])
-    with pytest.raises(InputError, match=f"0 to {V - 1}, got {token}"):
+    with pytest.raises(InputError, match=f"0 to {V - 1}.*{token}"):
         Sampler(Sampling(), V).record(token)
 
 

@@ -50,9 +50,7 @@ def test_option_out_of_range_is_refused_by_name_and_value(name: str, values: lis
     for value in values:
         with pytest.raises(SamplingError) as caught:
             Sampling(**{name: value})
-        text = str(caught.value)
-        assert text.startswith(f"{name}: expected ")
-        assert "got " in text
+        assert str(caught.value).startswith(f"{name} must be")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_option_of_the_wrong_kind_is_refused_by_name(name: str, value: Any) -> N
     if (name, type(value)) == ("top_k", int):
         assert Sampling(top_k=value).top_k == value  # no limit: it keeps all
         return
-    with pytest.raises(SamplingError, match=f"^{name}: expected"):
+    with pytest.raises(SamplingError, match=f"^{name} must be"):
         Sampling(**{name: value})
 
 
@@ -113,7 +111,7 @@ def test_bad_bias_is_refused(bias: Any) -> None:
 def test_bias_is_taken_up_to_its_limits() -> None:
     bias = dict.fromkeys(range(MAX_LOGIT_BIAS), 3.4e38)
     assert Sampler(Sampling(logit_bias=bias), MAX_LOGIT_BIAS)
-    with pytest.raises(SamplingError, match=f"ids below {MAX_LOGIT_BIAS - 1}, got"):
+    with pytest.raises(SamplingError, match=f"below {MAX_LOGIT_BIAS - 1}"):
         Sampler(Sampling(logit_bias=bias), MAX_LOGIT_BIAS - 1)
 
 

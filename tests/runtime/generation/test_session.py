@@ -274,7 +274,7 @@ def test_a_snapshot_of_another_model_is_refused_and_changes_nothing(
     session, foreign = model.session(), other.session()
     session.append([1, 2, 3])
     foreign.append([4, 5])
-    with pytest.raises(InputError, match="got one of another"):
+    with pytest.raises(InputError, match="another bundle"):
         session.restore(foreign.snapshot())
     assert session.tokens == (1, 2, 3)
 

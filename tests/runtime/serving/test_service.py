@@ -11,7 +11,7 @@ from tests.runtime.serving.served import settle, write_models, write_texts
 from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.engine.session import Engine
+from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import (
     ContextLengthError,
     InputError,
@@ -142,7 +142,7 @@ def test_a_wrong_request_is_refused_at_once(
     ],
 )
 def test_a_wrong_option_of_a_service_is_refused(model: Decoder, options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"{next(iter(options))}: expected"):
+    with pytest.raises(InputError, match=f"^{next(iter(options))}"):
         model.serve(**options)
 
 
@@ -182,12 +182,12 @@ def test_what_can_never_fit_is_refused_at_once(
 ) -> None:
     memory_left(200_000)
     with model.serve(cache_bytes=0) as service:
-        with pytest.raises(MemoryPlanError, match=r"of free memory, got 0\.2 MB"):
+        with pytest.raises(MemoryPlanError, match=r"0\.2 MB is free"):
             service.submit("a", max_new_tokens=1000)
         assert len(service.submit("a", max_new_tokens=9, ignore_eos=True).completion().tokens) == 9
     with (
         model.serve(cache_bytes=190_000) as service,
-        pytest.raises(MemoryPlanError, match=r"0\.2 MB more are kept free for the prefix cache"),
+        pytest.raises(MemoryPlanError, match=r"0\.2 MB .* prefix cache"),
     ):
         service.submit("a", max_new_tokens=100)
 
@@ -250,7 +250,7 @@ def test_a_function_that_raises_ends_its_own_request_only(service: Service) -> N
         raise KeyError("no such thing")
 
     other = service.submit("abc", max_new_tokens=5, ignore_eos=True)
-    with pytest.raises(InputError, match="expected an answer, got KeyError"):
+    with pytest.raises(InputError, match="KeyError"):
         service.submit("abc", cancel=fail).completion()
     assert len(other.completion().tokens) == 5
 
@@ -263,9 +263,9 @@ def test_a_text_whose_logits_are_not_finite_fails_alone(tmp_path: Path) -> None:
     with poisoned.serve(slots=4) as service:
         sick = service.submit(f"ab{POISON}c", max_new_tokens=9)
         healthy = [service.submit("abc", max_new_tokens=9, ignore_eos=True) for _ in range(5)]
-        with pytest.raises(NumericError, match="expected finite logits"):
+        with pytest.raises(NumericError, match="overflow"):
             sick.completion()
-        with pytest.raises(NumericError, match="expected finite logits"):
+        with pytest.raises(NumericError, match="overflow"):
             list(sick)
         assert [len(ticket.completion().tokens) for ticket in healthy] == [9] * 5
 

@@ -1,0 +1,290 @@
+"""Engine: the onnxruntime sessions of one bundle.
+
+Several threads may share an `Engine`; each `Runner` belongs to one thread. A process forked after
+the engine was created may not use it: see `ortolan.runtime.engine.fork_guard`.
+"""
+
+import threading
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, check_layout
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.manifest_file import fingerprint
+from ortolan.runtime.engine.attention_kernels import query_heads
+from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.fork_guard import check_process, guard
+from ortolan.runtime.engine.ort_session import available_providers, open_session
+from ortolan.runtime.engine.slots import Encoded, Slots
+from ortolan.runtime.engine.threads import chosen_threads
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.machine.huge_pages import collapse_later, pages_in_use
+from ortolan.runtime.machine.memory import return_free_memory
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.packed import Packed
+
+__all__ = ["Engine"]
+
+_SCALED_CALL = "com.microsoft::DynamicQuantizeMatMul"
+_PAIRED = frozenset({"com.microsoft::MatMulNBits", "ai.onnx::DequantizeLinear"})
+"""Low-bit products; onnxruntime turns the second into the first."""
+
+_EXPERTS = frozenset({"com.microsoft::MoE", "com.microsoft::QMoE"})
+
+
+class Engine:
+    """The sessions of one bundle on one device. Several threads may use it at once.
+
+    Results do not depend on `packed`, which only saves memory. If the bundle keeps its files
+    (`Bundle.keeping`), the weights are read here and nothing is read later.
+
+    Attributes:
+        device: the device in use.
+        device_reason: why this device was chosen.
+        threads: threads within one operator.
+        heads: query heads of the widest attention.
+        source_states: states that the encoder computes.
+        is_stranded: whether this process is a fork of the one that created the engine.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        packed: "Packed | None" = None,
+    ) -> None:
+        self.is_stranded = False
+        self.manifest = bundle.manifest
+        choice = choose_device(device, bundle.manifest.devices, available_providers())
+        self.device, self.device_reason = choice.device, choice.reason
+        self.threads = chosen_threads(threads, bundle.manifest)
+        self.heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
+        check_layout(bundle.manifest)
+        pages_before = pages_in_use()
+        graphs = bundle.manifest.graphs
+        self.source_states = tuple(s for s in bundle.manifest.states if s.update == "source")
+        self._bundle = bundle
+        self._lock = threading.Lock()
+        is_copied = bundle.kept is not None
+        whole = bundle.keeping(weights=True) if is_copied else bundle
+        self._sessions = {
+            role: open_session(whole, role, self.threads, packed)
+            for role in graphs
+            if is_copied or role != MAPS_ROLE
+        }
+        del whole
+        if is_copied or packed is not None:
+            return_free_memory()
+        prefill = "prefill" if "prefill" in graphs else "decoder"
+        decode = "decode" if "decode" in graphs else "decoder"
+        self._prefill, self._decode = self._sessions.get(prefill), self._sessions.get(decode)
+        self._prefill_from = graphs[prefill].min_new_tokens if prefill in graphs else 0
+        collapse_later(pages_before)
+        guard(self)
+
+    @cached_property
+    def identity(self) -> str:
+        """Fingerprint of the bundle; any other weight, graph or token changes it."""
+        return fingerprint(self.manifest)
+
+    @cached_property
+    def parts_matter(self) -> bool:
+        """Whether results depend on where a prompt is cut, even into even parts.
+
+        They do where one scale rounds the activations of a whole call, and where a state is
+        replaced: such a part cannot be padded, so its number of tokens may be odd. Graphs that
+        take one token at a time do not care.
+        """
+        is_replaced = any(state.update == "replace" for state in self.manifest.states)
+        return not self.manifest.takes_one and (is_replaced or _SCALED_CALL in self._operators)
+
+    @property
+    def rows_multiple(self) -> int:
+        """The number of rows of a step must be a multiple of this for rows to be independent.
+
+        The kernel of low-bit products takes rows in pairs and sums a last odd row in another order
+        (measured on onnxruntime 1.31 with AVX-512).
+        """
+        return 1 if _PAIRED.isdisjoint(self._operators) else 2
+
+    @cached_property
+    def mixes_rows(self) -> bool:
+        """Whether rows of a batch change each other, as tokens that share an expert do."""
+        return not _EXPERTS.isdisjoint(self._operators)
+
+    @cached_property
+    def _operators(self) -> frozenset[str]:
+        return frozenset().union(*(graph.operators for graph in self._bundle.graphs.values()))
+
+    def slots(self, count: int = 1, *, beams: int = 1, reserved: bool = False) -> Slots:
+        """Create empty slots for this model; see `Slots`."""
+        return Slots(
+            self.manifest.states,
+            count=count,
+            beams=beams,
+            context_length=self.manifest.context_length,
+            identity=self.identity,
+            reserved=reserved,
+        )
+
+    @property
+    def decode_tokens(self) -> int:
+        """Most new tokens per row that the graph of decode steps accepts."""
+        if self.manifest.takes_one:
+            return 1
+        is_same = self._decode is self._prefill
+        return self.manifest.context_length if is_same else self._prefill_from - 1
+
+    def ort_session(self, new_tokens: int, *, rows_per_source: int = 1) -> Any:
+        """Return the onnxruntime session for this number of new tokens per row."""
+        is_decode = new_tokens < self._prefill_from and rows_per_source == 1
+        return self._decode if is_decode else self._prefill
+
+    def encode(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+        """Compute the outputs of the encoder.
+
+        Args:
+            inputs: `input_ids` int64 `(B, T)`, right padded, and `lengths` int32 `(B,)`, each at
+                least 1; or `pixels` float32 `(B, channels, height, width)`.
+
+        Returns:
+            Outputs by name, batch first.
+
+        Raises:
+            ForkedError: the process was forked after the engine was created.
+        """
+        return self._run(ENCODER, inputs)
+
+    def encode_source(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
+        """Compute what the decoder reads of its sources; same inputs as `encode`.
+
+        Raises:
+            ForkedError: the process was forked after the engine was created.
+        """
+        self.check_process()
+        # arrays: calls with OrtValues cost more than the encoder of a small model
+        names = [state.output for state in self.source_states]
+        values = self._sessions[ENCODER].run(names, dict(inputs))
+        lengths = inputs.get(LENGTHS)
+        if lengths is None:  # images have no padding
+            shape = values[0].shape
+            lengths = np.full(
+                shape[0], shape[self.source_states[0].shape.index("source")], np.int32
+            )
+        return Encoded(lengths=lengths, states=tuple(values))
+
+    def encode_sources(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
+        """Compute what the decoder reads of its sources, independently of each other.
+
+        An encoder with 8-bit products rounds all activations of a call on one scale, padding and
+        other sources included. Such an encoder runs once per source, without padding; a small
+        batch fills its kernel already.
+
+        Raises:
+            ForkedError: the process was forked after the engine was created.
+        """
+        count = len(next(iter(inputs.values())))
+        if count == 1 or self.manifest.prefill_precision is None:
+            return self.encode_source(inputs)
+        parts = [self.encode_source(_one_source(inputs, index)) for index in range(count)]
+        axes = [state.shape.index("source") for state in self.source_states]
+        return _batched(parts, axes)
+
+    def attention(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+        """Compute attention maps. The first call opens their graph.
+
+        Args:
+            inputs: as for `encode`; a decoder needs only `input_ids`; the decoder of an
+                encoder-decoder also needs `target_ids` int64 `(B, S)`.
+
+        Returns:
+            The manifest's `attention_maps` by name, each `(B, heads, queries, keys)`.
+
+        Raises:
+            InputError: the bundle has no such graph.
+            ForkedError: the process was forked after the engine was created.
+        """
+        if MAPS_ROLE not in self.manifest.graphs:
+            raise InputError(
+                "attention: this bundle has no attention maps. "
+                "Export the checkpoint with --attention-maps."
+            )
+        self.open_maps()
+        if not self.manifest.takes_one:
+            return self._run(MAPS_ROLE, inputs)
+        return self._maps_by_token(inputs[IDS])
+
+    def open_maps(self) -> None:
+        """Open the graph of attention maps, if the bundle has one and it is not open yet."""
+        with self._lock:
+            if MAPS_ROLE in self.manifest.graphs and MAPS_ROLE not in self._sessions:
+                self.check_process()
+                session = open_session(self._bundle, MAPS_ROLE, self.threads, None)
+                # a new dictionary: a fork in another thread may be iterating over the old one
+                self._sessions = {**self._sessions, MAPS_ROLE: session}
+
+    def _maps_by_token(self, ids_1S: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
+        """Attention maps from a graph that takes one token and the states before it."""
+        states: dict[str, NDArray[Any]] = {
+            state.input: np.zeros(
+                [n if isinstance(n, int) else 1 for n in state.shape], state.dtype
+            )
+            for state in self.manifest.states
+        }
+        rows: dict[str, list[NDArray[np.float32]]] = {n: [] for n in self.manifest.attention_maps}
+        for position in range(ids_1S.shape[1]):
+            outputs = self._run(MAPS_ROLE, {IDS: ids_1S[:, position : position + 1], **states})
+            states = {state.input: outputs[state.output] for state in self.manifest.states}
+            for name, row in rows.items():
+                row.append(outputs[name])
+        return {name: np.concatenate(row, axis=2) for name, row in rows.items()}
+
+    def _run(self, role: str, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+        """Run a graph that has no cache."""
+        self.check_process()
+        session = self._sessions[role]
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+    def native_sessions(self) -> list[Any]:
+        """Sessions whose destructors would wait for threads; see `fork_guard`."""
+        return list(self._sessions.values())
+
+    def check_process(self) -> None:
+        """Check that this process created the engine.
+
+        Raises:
+            ForkedError: it is a fork of the process that did.
+        """
+        check_process(self)
+
+
+def _one_source(inputs: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDArray[Any]]:
+    """The inputs of one source, without its padding."""
+    part = {name: values[index : index + 1] for name, values in inputs.items()}
+    if LENGTHS in part:
+        part[IDS] = np.ascontiguousarray(part[IDS][:, : int(part[LENGTHS][0])])
+    return part
+
+
+def _batched(parts: list[Encoded], axes: list[int]) -> Encoded:
+    """Batch sources of any lengths, padded with zeros along these axes of their states."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    states = []
+    for number, axis in enumerate(axes):
+        values = [part.states[number] for part in parts]
+        shape = list(values[0].shape)
+        shape[0], shape[axis] = len(parts), int(lengths.max())
+        batch = np.zeros(shape, values[0].dtype)
+        for index, value in enumerate(values):
+            batch[index][tuple(slice(0, size) for size in value.shape[1:])] = value[0]
+        states.append(batch)
+    return Encoded(lengths=lengths, states=tuple(states))

@@ -1,0 +1,213 @@
+"""onnxruntime sessions: how graphs are opened, and how their failures are raised.
+
+Never loads a library of custom operators, and takes no session option from a bundle.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.interface import check_names
+from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Graph
+from ortolan.runtime.engine.attention_kernels import whole_scores
+from ortolan.runtime.engine.threads import is_small_translator, step_threads
+from ortolan.runtime.errors import ComputeError, GraphError, MissingExtraError
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.packed import Packed
+
+try:
+    import onnxruntime as ort  # type: ignore[import-untyped]
+except ImportError as error:
+    raise MissingExtraError(
+        'ortolan.runtime needs onnxruntime. Run: pip install "ortolan[cpu]"'
+    ) from error
+
+__all__ = [
+    "OrtSession",
+    "available_providers",
+    "onnxruntime_version",
+    "open_part",
+    "open_session",
+    "save_packed",
+    "share",
+]
+
+_ERRORS_ONLY = 3
+
+_SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
+
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+class OrtSession(ort.InferenceSession):  # type: ignore[misc]
+    """An onnxruntime session that raises `ComputeError` when a kernel fails.
+
+    onnxruntime's own error classes have no common base. After a failure the outputs are undefined.
+    """
+
+    def run(self, *args: Any) -> Any:
+        """Compute outputs from inputs."""
+        try:
+            return super().run(*args)
+        except Exception as error:
+            raise _failed(error) from error
+
+    def run_with_iobinding(self, *args: Any) -> None:
+        """Compute from bound buffers into bound buffers."""
+        try:
+            super().run_with_iobinding(*args)
+        except Exception as error:
+            raise _failed(error) from error
+
+
+def onnxruntime_version() -> str:
+    """Version of the installed onnxruntime."""
+    return str(ort.__version__)
+
+
+def available_providers() -> tuple[str, ...]:
+    """Execution providers of the installed onnxruntime, best first; they may not work here."""
+    return tuple(ort.get_available_providers())
+
+
+def open_session(bundle: Bundle, role: str, threads: int, packed: "Packed | None") -> OrtSession:
+    """Open the graph with this role, and check the names of its inputs and outputs.
+
+    Raises:
+        GraphError: onnxruntime cannot load the graph, or a name does not match the manifest.
+    """
+    graph = bundle.manifest.graphs[role]
+    # the bytes that were checked, not the path: the file may have changed since
+    data = bundle.read(graph.file)
+    if packed is not None:
+        data = packed.attach(graph.file, data)
+    if role not in (ENCODER, MAPS_ROLE):
+        threads = step_threads(threads, bundle.manifest)
+    session = _load(
+        graph.file,
+        data,
+        _options(bundle, threads=threads),
+        attention_kernel=_attention_kernel(bundle, role),
+    )
+    check_names(
+        role,
+        bundle.manifest,
+        inputs=[value.name for value in session.get_inputs()],
+        outputs=[value.name for value in session.get_outputs()],
+    )
+    return session
+
+
+def open_part(
+    bundle: Bundle, graph: bytes, *, threads: int
+) -> Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]:
+    """Open a graph cut from one of the bundle's graphs, and return a function that runs it.
+
+    Args:
+        bundle: holds the weights.
+        graph: serialized ModelProto.
+        threads: threads within one operator.
+
+    Raises:
+        GraphError: onnxruntime cannot load the graph.
+    """
+    session = _load("a part of a graph", graph, _options(bundle, threads=threads))
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> Path:
+    """Write a graph as onnxruntime runs it, with all weights, packed copies included.
+
+    Args:
+        bundle: holds the graph.
+        graph: the graph to write.
+        folder: where to write it.
+        weights: file name for the weights.
+
+    Returns:
+        The path of the graph.
+
+    Raises:
+        GraphError: onnxruntime cannot load or write the graph.
+    """
+    options = _options(bundle, threads=1)
+    path = folder / graph.file
+    options.optimized_model_filepath = str(path)
+    for key, value in (
+        ("session.save_external_prepacked_constant_initializers", "1"),
+        ("session.optimized_model_external_initializers_file_name", weights),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", "0"),
+    ):
+        options.add_session_config_entry(key, value)
+    _load(graph.file, bundle.read(graph.file), options)
+    return path
+
+
+def share(array: NDArray[Any]) -> Any:
+    """Return an OrtValue over the memory of an array."""
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _attention_kernel(bundle: Bundle, role: str) -> Callable[[], AbstractContextManager[None]]:
+    """The context in which onnxruntime picks the faster attention kernel for this graph."""
+    is_short = role != ENCODER and is_small_translator(bundle.manifest)
+    # with 8-bit keys the tiled kernel is faster (docs/adr/0018)
+    is_coded = any(state.dtype == "int8" for state in bundle.manifest.states)
+    return nullcontext if is_short or is_coded else whole_scores
+
+
+def _options(bundle: Bundle, *, threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    if is_small_translator(bundle.manifest):
+        # many small tensors: without these two a sentence takes 0.96 of the time
+        options.enable_cpu_mem_arena = options.enable_mem_reuse = False
+    if bundle.kept is None:
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(bundle.path))
+    else:
+        names = bundle.manifest.weights
+        contents = [bundle.kept[name] for name in names]
+        options.add_external_initializers_from_files_in_memory(
+            names, contents, [*map(len, contents)]
+        )
+    return options
+
+
+def _load(
+    name: str,
+    data: bytes,
+    options: Any,
+    *,
+    attention_kernel: Callable[[], AbstractContextManager[None]] = whole_scores,
+) -> OrtSession:
+    try:
+        with attention_kernel():
+            return OrtSession(
+                data, options, ["CPUExecutionProvider"], disabled_optimizers=_SLOW_FUSIONS
+            )
+    except Exception as error:  # onnxruntime's own error classes have no common base
+        raise GraphError(
+            f"{name}: onnxruntime {ort.__version__} cannot load this graph: {_first_line(error)}. "
+            "Export the checkpoint again, or install the onnxruntime that it was exported with."
+        ) from error
+
+
+def _failed(error: Exception) -> ComputeError:
+    return ComputeError(
+        f"onnxruntime {ort.__version__} failed to run the model: {_first_line(error)}. "
+        "If `ortolan verify` passes on the bundle, memory is short; otherwise export it again."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

@@ -1,0 +1,338 @@
+"""Prefix cache: states computed for one prompt, reused by prompts that begin with the same tokens.
+
+A prompt is cut into blocks of `GRID` tokens. The key of a block is a hash of everything before it
+and of its ids; the first key covers the bundle and all else that decides results:
+
+    root = hash(bundle, onnxruntime, processor, exact, GRID)
+    key1 = hash(root + ids[0:128])
+    key2 = hash(key1 + ids[128:256])     ...a hash chain, as in vLLM
+
+(https://docs.vllm.ai/en/latest/design/prefix_caching.html). Ids are compared as well, so colliding
+hashes do no harm. A block holds the states that grew by its tokens and, for states that are
+replaced, their values after its last token. Blocks are copied into rows, not shared, since the
+states of a row are contiguous; copying is far cheaper than computing.
+
+The next prompt of a conversation usually continues where the last one ended, in the middle of a
+block. So the tokens after the last whole block are cached too, unless it matters where prompts are
+cut (docs/adr/0031).
+
+A chain is used from its first block on. Eviction takes the least recently used block, and a block
+always counts as more recent than those after it, so no block loses the ones that it follows.
+"""
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ortolan.runtime.engine.attention_kernels import GRID
+from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.prefix_files import PrefixFiles
+from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.machine.processor import processor_features
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
+
+__all__ = ["CACHE_BYTES", "FOLDER_BYTES", "PrefixCache", "PrefixCounts"]
+
+CACHE_BYTES = 1 << 28
+"""Default size in memory: 256 MiB, or 4,096 tokens of a model with 1B parameters."""
+
+FOLDER_BYTES = 1 << 32
+"""Default size on disk: 4 GiB, or 65,536 tokens of such a model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCounts:
+    """Statistics of a prefix cache.
+
+    Attributes:
+        prompts: prompts looked up.
+        hits: prompts that began with a cached block.
+        tokens: tokens that did not have to be computed.
+        blocks: blocks in memory now.
+        bytes: size of these blocks.
+        evicted: blocks evicted from memory.
+        read: blocks read from files.
+    """
+
+    prompts: int = 0
+    hits: int = 0
+    tokens: int = 0
+    blocks: int = 0
+    bytes: int = 0
+    evicted: int = 0
+    read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    ids: bytes
+    states: Snapshot
+
+    @property
+    def size(self) -> int:
+        return _size(self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A block of a prompt: its key, the key of the block before it, and its ids."""
+
+    key: bytes
+    after: bytes
+    ids: bytes
+
+
+class PrefixCache:
+    """Caches blocks in memory and, given a folder, in files.
+
+    Calls come from one thread at a time; `counts` and `free_bytes` may be read from any thread.
+
+    Args:
+        engine: computes the states. Blocks of another bundle, onnxruntime or kind of processor are
+            never used.
+        exact: whether blocks are computed by an exact `Runner`; exact blocks and others never mix.
+        most_bytes: size limit in memory.
+        folder: where blocks are kept for later processes, which may share it at any time; created
+            if missing. `None` writes no files.
+        most_file_bytes: size limit of all prefix caches in that folder.
+
+    Raises:
+        InputError: the folder cannot be created or written to.
+
+    Attributes:
+        grid: tokens per block.
+    """
+
+    grid = GRID
+
+    def __init__(
+        self,
+        engine: "Engine",
+        *,
+        exact: bool,
+        most_bytes: int = CACHE_BYTES,
+        folder: str | os.PathLike[str] | None = None,
+        most_file_bytes: int = FOLDER_BYTES,
+    ) -> None:
+        computed_by = (engine.identity, onnxruntime_version(), *processor_features(), exact, GRID)
+        self._root = _hash(repr(computed_by).encode())
+        self._most_bytes = most_bytes
+        self._caches_ends = not engine.parts_matter and not engine.mixes_rows
+        self._files = None
+        if folder is not None:
+            self._files = PrefixFiles(Path(folder), most_bytes=most_file_bytes)
+        self._blocks: OrderedDict[bytes, _Block] = OrderedDict()  # least recent first
+        self._counts = PrefixCounts()
+
+    @property
+    def counts(self) -> PrefixCounts:
+        """Statistics so far."""
+        return self._counts
+
+    def free_bytes(self) -> int:
+        """Bytes that the cache may still take."""
+        return self._most_bytes - self._counts.bytes
+
+    def fetch(self, ids: Sequence[int], slots: Slots, row: int) -> int:
+        """Copy the longest cached prefix of a prompt into an empty row with enough capacity.
+
+        Writes the states and `slots.lengths[row]`.
+
+        Returns:
+            Tokens in the row now: a multiple of `GRID`, and fewer than `len(ids)`, since the
+            logits after the last token have to be computed.
+        """
+        keys: list[bytes] = []
+        for link in self._chain(ids, (len(ids) - 1) // GRID):
+            states = self._find(link, keys, slots)
+            if states is None:
+                break
+            slots.extend(states, row=row)
+            keys.append(link.key)
+        self._touch(keys)
+        if self._files is not None:
+            self._files.touch(keys)
+        tokens = GRID * len(keys)
+        self._count(prompts=1, hits=int(tokens > 0), tokens=tokens)
+        return tokens
+
+    def offer(self, ids: Sequence[int], slots: Slots, row: int, tokens: int) -> None:
+        """Cache the first tokens of a row, if there is room.
+
+        Call it whenever part of a prompt has completed one block or more. In exact mode these
+        tokens must have been computed by exact chunks of prompts, never by decode steps.
+
+        Args:
+            ids: the whole prompt.
+            slots: if it replaces states, `slots.lengths[row] == tokens`.
+            row: holds at least `tokens` tokens.
+            tokens: a multiple of `GRID`.
+        """
+        keys: list[bytes] = []
+        for link in self._chain(ids, tokens // GRID):
+            if not self._holds(link):
+                end = GRID * (len(keys) + 1)
+                if slots.replaces and end != slots.lengths[row]:
+                    break  # the states after this block are gone
+                if not self._insert(link, slots.view(row=row, start=end - GRID, end=end), keys):
+                    break
+            keys.append(link.key)
+        self._touch(keys)
+
+    def fetch_end(self, conversation: bytes, ids: Sequence[int], slots: Slots, row: int) -> int:
+        """Append what a prompt shares with the cached end of its conversation's last prompt.
+
+        Args:
+            conversation: identifies the conversation.
+            ids: the whole prompt.
+            slots: the states.
+            row: filled by `fetch`.
+
+        Returns:
+            Tokens in the row now, fewer than `len(ids)`.
+        """
+        held = slots.lengths[row]
+        link = self._end(conversation, ids, held)
+        block = self._blocks.get(link.key)
+        if block is None or not block.ids.startswith(link.after):
+            return held
+        if held + block.states.length > len(ids):  # the row may not have room for all of it
+            return held
+        cached = np.frombuffer(block.ids[len(link.after) :], "<i4")
+        wanted = np.array(ids[held:-1], "<i4")[: len(cached)]
+        differ = np.flatnonzero(cached[: len(wanted)] != wanted)
+        shared = int(differ[0]) if len(differ) else len(wanted)
+        if shared:
+            slots.extend(block.states, row=row)
+            slots.rewind(held + shared, row=row)
+            self._touch([link.key])
+            self._count(tokens=shared)
+        return held + shared
+
+    def offer_end(self, conversation: bytes, ids: Sequence[int], slots: Slots, row: int) -> None:
+        """Cache the end of a prompt that a row holds, replacing that of the conversation's last."""
+        held = len(ids) - len(ids) % GRID
+        link = self._end(conversation, ids, held)
+        if link.key in self._blocks:
+            self._drop(link.key)
+        if not self._caches_ends or held == len(ids):
+            return
+        view = slots.view(row=row, start=held, end=len(ids))
+        keys = [block.key for block in self._chain(ids, held // GRID)]
+        if self._make_room(_size(view), keys):
+            self._put(link, view.copy())
+            self._touch(keys)
+
+    def clear(self) -> None:
+        """Drop all blocks in memory."""
+        self._blocks.clear()
+        self._count(blocks=-self._counts.blocks, bytes=-self._counts.bytes)
+
+    def close(self) -> None:
+        """Drop all blocks in memory, and wait until pending files are written."""
+        self.clear()
+        if self._files is not None:
+            self._files.close()
+
+    def _chain(self, ids: Sequence[int], count: int) -> Iterator[_Link]:
+        """The first blocks of a prompt."""
+        after = self._root
+        for start in range(0, count * GRID, GRID):
+            part = np.array(ids[start : start + GRID], "<i4").tobytes()
+            key = _hash(after + part)
+            yield _Link(key, after, part)
+            after = key
+
+    def _end(self, conversation: bytes, ids: Sequence[int], held: int) -> _Link:
+        """The end of a conversation's prompt, after the blocks of its first `held` tokens."""
+        after = self._root
+        for link in self._chain(ids, held // GRID):
+            after = link.key
+        part = np.array(ids[held:], "<i4").tobytes()
+        return _Link(_hash(b"end" + self._root + conversation), after, after + part)
+
+    def _find(self, link: _Link, before: list[bytes], slots: Slots) -> Snapshot | None:
+        block = self._blocks.get(link.key)
+        if block is not None and block.ids == link.ids:
+            self._write(link, block.states, before)  # it may not be in a file yet
+            return block.states
+        if self._files is None:
+            return None
+        states = self._files.read(link.key, link.ids, slots, after=link.after)
+        if states is not None:
+            self._count(read=1)
+            if self._make_room(_size(states), before):
+                self._put(link, states)
+        return states
+
+    def _holds(self, link: _Link) -> bool:
+        block = self._blocks.get(link.key)
+        if block is not None and block.ids == link.ids:
+            return True
+        return self._files is not None and self._files.has(link.key)
+
+    def _insert(self, link: _Link, view: Snapshot, before: list[bytes]) -> bool:
+        """Copy a block to memory, to a file, or both; `False` if neither has room."""
+        has_room = self._make_room(_size(view), before)
+        if not has_room and self._files is None:
+            return False
+        states = view.copy()
+        if has_room:
+            self._put(link, states)
+        self._write(link, states, before)
+        return True
+
+    def _write(self, link: _Link, states: Snapshot, before: list[bytes]) -> None:
+        if self._files is not None:
+            self._files.write([*before, link.key], link.ids, states, after=link.after)
+
+    def _make_room(self, size: int, before: list[bytes]) -> bool:
+        """Evict the least recent blocks, but none of those that the new block follows."""
+        if size > self._most_bytes:
+            return False
+        self._touch(before)
+        protected = set(before)
+        while self._counts.bytes + size > self._most_bytes:
+            key = next(iter(self._blocks))
+            if key in protected:
+                return False
+            self._drop(key)
+            self._count(evicted=1)
+        return True
+
+    def _put(self, link: _Link, states: Snapshot) -> None:
+        if link.key in self._blocks:  # other ids with the same hash
+            self._drop(link.key)
+        block = self._blocks[link.key] = _Block(link.ids, states)
+        self._count(blocks=1, bytes=block.size)
+
+    def _drop(self, key: bytes) -> None:
+        self._count(blocks=-1, bytes=-self._blocks.pop(key).size)
+
+    def _touch(self, keys: list[bytes]) -> None:
+        """Make a chain the most recent, its first block most of all."""
+        for key in reversed(keys):
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+
+    def _count(self, **changes: int) -> None:
+        counts = self._counts
+        self._counts = replace(
+            counts, **{name: getattr(counts, name) + more for name, more in changes.items()}
+        )
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+def _size(states: Snapshot) -> int:
+    return sum(buffer.nbytes for buffer in states.buffers) + 4 * states.length

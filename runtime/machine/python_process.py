@@ -1,0 +1,36 @@
+"""Starts Python in a subprocess."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO
+
+__all__ = ["python_process"]
+
+
+@contextmanager
+def python_process(
+    *arguments: str, stderr: int | IO[str], environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a Python that imports from the same places as this one. Kill it on the way out.
+
+    Args:
+        arguments: the command line after `python`.
+        stderr: as for `subprocess.Popen`. Standard output is a pipe; standard input is empty.
+        environment: variables to add.
+    """
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    with subprocess.Popen(
+        # -P: never import from the working directory
+        [sys.executable, "-P", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, **(environment or {}), "PYTHONPATH": path},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # after Ctrl-C, for example; does nothing to a process that has ended

@@ -1,0 +1,1 @@
+"""Verifies bundles: replays certificates (`replay`), and loads in a subprocess (`first_load`)."""

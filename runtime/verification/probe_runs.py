@@ -1,0 +1,308 @@
+"""Computes the probes of a certificate in every way that the runtime uses.
+
+A decoder, alone or after an encoder:
+
+1. prefill: the whole probe in one call;
+2. decode: cached and teacher-forced, one token per call; for a long probe only its end, after a
+   prefill of the rest. Text sources are padded here;
+3. chunked: the longest probe in several calls;
+4. batch: the last tokens of two probes in the same steps, without an encoder.
+
+An encoder alone:
+
+1. single: one input per call;
+2. batch: several inputs per call, padded to the longest.
+
+Shape letters: B inputs of a call, T tokens of the longest, R positions, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
+from ortolan.runtime.bundle.manifest import ImageSource, TextSource
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.inputs.images import read_pixels
+from ortolan.runtime.verification.certificate import Certificate, kept_positions
+from ortolan.runtime.verification.comparison import Numbers, Rows
+from ortolan.runtime.verification.report import PhaseName
+
+__all__ = ["BLOCK", "compute", "groups", "total_positions"]
+
+BLOCK = 512
+"""Positions with logits in memory at once: 256 MiB for a vocabulary of 128 Ki."""
+
+BLOCK_LOGITS = 1 << 24
+"""Logits in memory at once, 64 MiB, if the vocabulary allows more than `BLOCK` positions."""
+
+TAIL = 64
+"""Tokens at the end of a probe that are decoded one by one."""
+
+PAIR_TOKENS = 128
+"""Longest probe that is decoded together with another, in tokens."""
+
+PAIR_STEPS = 8
+"""Steps of those two, at most."""
+
+PADDING = 3
+"""Padding tokens after a source."""
+
+BATCH_NUMBERS = 1 << 24
+"""Output numbers of a batch, 64 MiB; two inputs are always a batch."""
+
+
+def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
+    """Compute every probe in every way, a few rows at a time."""
+    if not certificate.model_kind.has_decoder:
+        yield from _encoder_rows(engine, certificate)
+        return
+    offsets = _offsets([probe.length for probe in certificate.probes])
+    for number, phase in _decoder_runs(certificate):
+        probe, offset = certificate.probes[number], offsets[number]
+        ids = certificate.token_ids[offset : offset + probe.length].tolist()
+        source = _source(engine, certificate, number, phase)
+        for position, outputs in _WAYS[phase](engine, ids, source):
+            start = offset + position
+            yield Rows(
+                phase=phase,
+                probe=probe.name,
+                positions=list(range(position, position + len(outputs))),
+                part=slice(start, start + len(outputs)),
+                next_ids=ids[position + 1 :],
+                outputs=outputs,
+            )
+    yield from _together(engine, certificate, offsets)
+
+
+def total_positions(certificate: Certificate) -> int:
+    """Count the rows that `compute` yields."""
+    if not certificate.model_kind.has_decoder:
+        return 2 * sum(len(kept) for kept in _kept(certificate))
+    lengths = [probe.length for probe in certificate.probes]
+    return len(_pair(certificate)) * _steps(certificate) + sum(
+        min(lengths[number], TAIL) if phase == "decode" else lengths[number]
+        for number, phase in _decoder_runs(certificate)
+    )
+
+
+# --- decoders ---------------------------------------------------------------------------------
+
+
+def _decoder_runs(certificate: Certificate) -> Iterator[tuple[int, PhaseName]]:
+    """Yield the index of a probe and a way to compute it."""
+    lengths = [probe.length for probe in certificate.probes]
+    longest = lengths.index(max(lengths))
+    for number in range(len(lengths)):
+        yield number, "prefill"
+        yield number, "decode"
+        if number == longest:
+            yield number, "chunked"
+
+
+def _pair(certificate: Certificate) -> list[int]:
+    """Return the indices of the two probes to decode together, if there are two of fit length."""
+    if certificate.model_kind.has_encoder:
+        return []
+    lengths = [probe.length for probe in certificate.probes]
+    fit = [number for number, length in enumerate(lengths) if 1 < length <= PAIR_TOKENS]
+    return fit[-2:] if len(fit) > 1 else []
+
+
+def _steps(certificate: Certificate) -> int:
+    """Count the steps of the two probes that are decoded together."""
+    shortest = min((certificate.probes[number].length for number in _pair(certificate)), default=1)
+    return min(PAIR_STEPS, shortest - 1)
+
+
+def _together(engine: Engine, certificate: Certificate, offsets: Sequence[int]) -> Iterator[Rows]:
+    """Decode the last tokens of two probes in one batch."""
+    pair, steps = _pair(certificate), _steps(certificate)
+    if not pair:
+        return
+    texts = [
+        certificate.token_ids[offsets[number] :][: certificate.probes[number].length].tolist()
+        for number in pair
+    ]
+    runner = Runner(engine, engine.slots(len(pair)))
+    for row, ids in enumerate(texts):
+        runner.prefill(row, ids[:-steps])
+    runner.select(range(len(pair)))
+    for left in range(steps, 0, -1):
+        runner.step([ids[-left] for ids in texts])
+        for row, (number, ids) in enumerate(zip(pair, texts, strict=True)):
+            position = len(ids) - left
+            start = offsets[number] + position
+            yield Rows(
+                phase="batch",
+                probe=certificate.probes[number].name,
+                positions=[position],
+                part=slice(start, start + 1),
+                next_ids=ids[position + 1 :],
+                outputs=runner.logits_BV[row : row + 1].copy(),
+            )
+
+
+def _source(
+    engine: Engine, certificate: Certificate, number: int, phase: PhaseName
+) -> Encoded | None:
+    if not certificate.model_kind.has_encoder:
+        return None
+    if certificate.images is not None:
+        return engine.encode_source({PIXELS: _pixels(engine, certificate, [number])})
+    lengths = [probe.source or 0 for probe in certificate.probes]
+    start = _offsets(lengths)[number]
+    ids = certificate.source_ids[start : start + lengths[number]].astype(np.int64)
+    padding = _padding(engine, len(ids)) if phase == "decode" else 0
+    return engine.encode_source(
+        {IDS: np.pad(ids, (0, padding))[None], LENGTHS: np.array([len(ids)], np.int32)}
+    )
+
+
+def _padding(engine: Engine, length: int) -> int:
+    """Count the padding tokens that fit after a source."""
+    match engine.manifest.source:
+        case TextSource(max_tokens=most):
+            return min(PADDING, max(most - length, 0))
+        case _:
+            return 0
+
+
+def _in_one_call(
+    engine: Engine, ids: list[int], source: Encoded | None
+) -> Iterator[tuple[int, Numbers]]:
+    """Prefill the whole probe, again for each block of positions, which bounds memory."""
+    runner = _runner(engine, source)
+    block = max(BLOCK, BLOCK_LOGITS // engine.manifest.vocab_size)
+    for start in range(0, len(ids), block):
+        positions = range(start, min(start + block, len(ids)))
+        yield start, runner.chunk(0, ids, positions=positions)
+        runner.slots.rewind(0)
+
+
+def _one_by_one(
+    engine: Engine, ids: list[int], source: Encoded | None
+) -> Iterator[tuple[int, Numbers]]:
+    runner = _runner(engine, source)
+    first = max(len(ids) - TAIL, 0)
+    if first > 0:
+        runner.prefill(0, ids[:first])
+    runner.select([0])
+    for position in range(first, len(ids)):
+        runner.step([ids[position]])
+        yield position, runner.logits_BV
+
+
+def _in_chunks(
+    engine: Engine, ids: list[int], source: Encoded | None
+) -> Iterator[tuple[int, Numbers]]:
+    runner = _runner(engine, source)
+    size = min(BLOCK, -(-len(ids) // 3))
+    for start in range(0, len(ids), size):
+        part = ids[start : start + size]
+        yield start, runner.chunk(0, part, positions=range(len(part)))
+
+
+def _runner(engine: Engine, source: Encoded | None) -> Runner:
+    slots = engine.slots()
+    if source is not None:
+        slots.put_sources([0], source)
+    return Runner(engine, slots)
+
+
+_WAYS: dict[
+    PhaseName, Callable[[Engine, list[int], Encoded | None], Iterator[tuple[int, Numbers]]]
+] = {
+    "prefill": _in_one_call,
+    "decode": _one_by_one,
+    "chunked": _in_chunks,
+}
+
+
+# --- encoders ---------------------------------------------------------------------------------
+
+
+def _encoder_rows(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
+    output = engine.manifest.output
+    lengths = [probe.length for probe in certificate.probes]
+    for number in range(len(lengths)):
+        yield from _encoded(engine, certificate, [number], "single")
+    for group in groups(lengths, 1 if output is None else output.size):
+        yield from _encoded(engine, certificate, group, "batch")
+
+
+def _encoded(
+    engine: Engine, certificate: Certificate, group: list[int], phase: PhaseName
+) -> Iterator[Rows]:
+    if certificate.images is None:
+        inputs = _padded(certificate, group)
+    else:
+        inputs = {PIXELS: _pixels(engine, certificate, group)}
+    outputs = engine.encode(inputs)[OUTPUT]
+    kept = _kept(certificate)
+    offsets = _offsets([len(positions) for positions in kept])
+    for number, output in zip(group, outputs, strict=True):
+        rows = output if output.ndim > 1 else output[None]
+        for start in range(0, len(kept[number]), BLOCK):
+            positions = kept[number][start : start + BLOCK]
+            first = offsets[number] + start
+            yield Rows(
+                phase=phase,
+                probe=certificate.probes[number].name,
+                positions=positions,
+                part=slice(first, first + len(positions)),
+                next_ids=[],
+                outputs=rows[positions],
+            )
+
+
+def _kept(certificate: Certificate) -> list[list[int]]:
+    return [kept_positions(probe.length, certificate.output) for probe in certificate.probes]
+
+
+def groups(lengths: list[int], size: int) -> list[list[int]]:
+    """Split inputs into batches as large as memory allows, of at least two if there are two.
+
+    Args:
+        lengths: tokens of each input.
+        size: numbers that the encoder computes for a token.
+    """
+    batches: list[list[int]] = []
+    for number in range(len(lengths)):
+        batch = [*batches[-1], number] if batches else [number]
+        longest = max(lengths[place] for place in batch)
+        if batches and (len(batch) <= 2 or len(batch) * longest * size <= BATCH_NUMBERS):
+            batches[-1] = batch
+        else:
+            batches.append([number])
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        last = batches.pop()
+        batches[-1] += last
+    return batches
+
+
+def _padded(certificate: Certificate, group: list[int]) -> dict[str, NDArray[Any]]:
+    """Pad texts to one batch, `(B, T)`."""
+    lengths = [probe.length for probe in certificate.probes]
+    offsets = _offsets(lengths)
+    ids_BT = np.zeros((len(group), max(lengths[number] for number in group)), np.int64)
+    for row, number in enumerate(group):
+        start = offsets[number]
+        ids_BT[row, : lengths[number]] = certificate.token_ids[start : start + lengths[number]]
+    return {IDS: ids_BT, LENGTHS: np.array([lengths[number] for number in group], np.int32)}
+
+
+def _pixels(engine: Engine, certificate: Certificate, group: list[int]) -> Numbers:
+    source, images = engine.manifest.source, certificate.images
+    if images is None or not isinstance(source, ImageSource):
+        raise TypeError("expected the images of a certificate of an encoder of images")
+    return np.stack([read_pixels(images[number], source) for number in group])
+
+
+def _offsets(lengths: list[int]) -> list[int]:
+    """Return the start of each of several adjacent parts."""
+    return [sum(lengths[:number]) for number in range(len(lengths))]

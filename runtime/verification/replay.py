@@ -1,0 +1,139 @@
+"""Replays the certificate of a bundle: does this device compute the exported model?
+
+First each weight alone (`weights`) and the tokenizer and labels (`surroundings`), then the whole
+model (`probe_runs`), then sequences alone and among others (`exactness`).
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ortolan.runtime.arguments import checked_path
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.ort_session import available_providers, onnxruntime_version
+from ortolan.runtime.engine.threads import chosen_threads
+from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.inputs.tokenizer import open_tokenizer
+from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.comparison import Comparison
+from ortolan.runtime.verification.exactness import check_exact
+from ortolan.runtime.verification.first_load import first_load
+from ortolan.runtime.verification.probe_runs import compute, total_positions
+from ortolan.runtime.verification.report import Report
+from ortolan.runtime.verification.surroundings import SurroundingsReport, check_surroundings
+from ortolan.runtime.verification.verified import remember, stamps
+from ortolan.runtime.verification.weights import check_weights
+
+__all__ = ["replay", "verify"]
+
+
+def verify(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    exact: bool = True,
+    isolate: bool = True,
+    trust: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Replay the certificate of a bundle on this machine, after hashing every file.
+
+    A bundle that passes is remembered for this version of onnxruntime, so that
+    `ortolan.load(isolate=True)` needs no subprocess for it.
+
+    Args:
+        path: folder of a bundle of any kind.
+        device: as for `ortolan.load`, like `threads` and `trust`.
+        threads: within one operator.
+        exact: also check that sequences are bit-identical alone and among others.
+        isolate: load the bundle in a subprocess first. With `False` a pass is not remembered.
+        trust: accept custom operators.
+        progress: called with the numbers of positions done and in total.
+
+    Raises:
+        BundleError: the bundle is damaged.
+        DeviceError: the device cannot be used.
+        FirstLoadError: the subprocess crashed or exceeded its limits.
+        CertificateError: the certificate cannot be replayed.
+        InputError: an argument has the wrong type.
+        MemoryPlanError: the longest probe does not fit into memory.
+    """
+    started, before = time.monotonic(), stamps(checked_path("path", path))
+    bundle = open_bundle(path, full_check=True, trust=trust)
+    certificate = read_certificate(bundle)
+    choose_device(device, bundle.manifest.devices, available_providers())
+    packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
+    if isolate:
+        first_load(bundle, device=device, packed=packed)
+    # Before the model is loaded, so that memory holds only one weight at a time.
+    weights = check_weights(
+        bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
+    )
+    _check_memory(bundle, certificate)
+    surroundings = _check_surroundings(bundle, certificate)
+    engine = Engine(bundle, device=device, threads=threads, packed=packed)
+    report = replay(engine, certificate, progress=progress)
+    is_wrong = weights.wrong or (surroundings is not None and surroundings.wrong)
+    report = msgspec.structs.replace(
+        report,
+        weights=weights,
+        surroundings=surroundings,
+        exact=check_exact(engine, certificate) if exact else None,
+        verdict="FAIL" if is_wrong else report.verdict,
+        seconds=time.monotonic() - started,
+    )
+    if isolate and report.verdict == "PASS":
+        remember(bundle, before, onnxruntime=report.onnxruntime)
+    return report
+
+
+def replay(
+    engine: Engine,
+    certificate: Certificate,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Compute the probes of a certificate and compare them with its reference."""
+    started = time.monotonic()
+    comparison = Comparison(certificate)
+    total, done = total_positions(certificate), 0
+    for rows in compute(engine, certificate):
+        comparison.add(rows)
+        done += len(rows.outputs)
+        if progress is not None:
+            progress(done, total)
+    return comparison.report(
+        device=engine.device,
+        onnxruntime=onnxruntime_version(),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _check_memory(bundle: Bundle, certificate: Certificate) -> None:
+    """Raise MemoryPlanError if the states of the longest probe cannot fit."""
+    RequestMemory(bundle.manifest).check(
+        tokens=max(probe.length for probe in certificate.probes),
+        rows=1,
+        source_tokens=max(probe.source or 0 for probe in certificate.probes),
+    )
+
+
+def _check_surroundings(bundle: Bundle, certificate: Certificate) -> SurroundingsReport | None:
+    if certificate.surroundings is None:
+        return None
+    try:
+        tokenizer = open_tokenizer(bundle)
+    except TokenizerError:
+        tokenizer = None
+    return check_surroundings(
+        bundle, tokenizer, certificate.surroundings, certificate.reference.of_labels
+    )

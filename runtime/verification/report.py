@@ -1,0 +1,212 @@
+"""Results of a verification: measured differences, and the verdict."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.kinds import OUTPUTS
+from ortolan.runtime.bundle.manifest import KindName, Label, OutputName
+from ortolan.runtime.bundle.quality import Quality, rate
+from ortolan.runtime.verification.surroundings import SurroundingsReport
+from ortolan.runtime.verification.weight_sums import WeightsReport
+
+__all__ = ["Divergence", "ExactReport", "Phase", "PhaseName", "Report", "Rule", "Thresholds"]
+
+Nats = Annotated[float, Meta(gt=0, le=limits.MAX_MEAN_KL)]
+Cosine = Annotated[float, Meta(gt=0, le=limits.MAX_COSINE_DISTANCE)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+PhaseName = Literal["prefill", "decode", "chunked", "single", "batch"]
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tolerances. Each has an upper limit, so that none can accept everything.
+
+    Attributes:
+        mean_kl: KL divergence of the logits in nats, averaged over positions.
+        mean_cosine: average cosine distance, for vectors and scores.
+        max_abs_delta: largest difference of one number, times the largest magnitude if that is
+            above 1. `None` for rounded weights, where only the mean counts.
+        near_tie: gap between the two highest logits within which either may come first. `None`
+            if any token may.
+    """
+
+    mean_kl: Nats | None = None
+    mean_cosine: Cosine | None = None
+    max_abs_delta: Annotated[float, Meta(gt=0, le=1)] | None = None
+    near_tie: Share | None = None
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first position that differs, counted from 0 within its probe."""
+
+    probe: str
+    position: int
+    phase: PhaseName
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Figures for one way to compute the probes. Same fields as in `Report`."""
+
+    positions: int
+    max_abs_delta: float
+    mean_kl: float | None
+    max_kl: float | None
+    top1_agreement: float | None
+    near_ties: int
+    non_finite: int
+    mean_cosine: float | None = None
+    max_cosine: float | None = None
+    p99_kl: float | None = None
+    p99_cosine: float | None = None
+
+
+Rule = Literal["rows", "parts", "restored"]
+
+RULES: dict[Rule, str] = {
+    "rows": "{count} sequences in a batch and alone",
+    "parts": "{count} prompts in chunks and whole",
+    "restored": "{count} prompt from a prefix and whole",
+}
+"""Comparison behind each rule, in words."""
+
+
+class ExactReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether a sequence is bit-identical alone and among others: the bundle against itself.
+
+    Attributes:
+        comparisons: number of comparisons.
+        different: rules that do not hold here.
+        tried: comparisons by rule; rules that do not apply to this model are missing.
+    """
+
+    comparisons: int
+    different: tuple[Rule, ...]
+    tried: dict[Rule, int] = {}
+
+    @property
+    def summary(self) -> str:
+        """One line for a person."""
+        if self.different:
+            return f"{', '.join(self.different)} differ from a sequence alone: serve mode='fast'"
+        words = [RULES[rule].format(count=count) for rule, count in self.tried.items()]
+        return f"the bundle against itself, bit by bit: {', '.join(words)}"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether a device computes the exported model, and how far that is from the trained one.
+
+    Figures are over all positions. Those of KL divergence, `top1_agreement` and the perplexities
+    are `None` where vectors are compared, those of cosine distance where logits are.
+
+    Attributes:
+        verdict: does the device compute the exported model? `PASS`; `AMBIGUOUS` if only near ties
+            changed places; `FAIL`.
+        max_abs_delta: largest difference of a kept logit or of a number of a vector.
+        max_abs_logit: largest magnitude of those in the reference.
+        mean_kl: average KL divergence from the reference in nats. All logits that were not kept
+            count as one, which makes it a lower bound.
+        max_kl: the largest of one position.
+        top1_agreement: share of positions with the same most probable token.
+        perplexity: of the probes' own tokens, by prefill; `None` for encoders.
+        reference_perplexity: the same in the reference.
+        near_ties: positions where the two most probable tokens, nearly tied, changed places.
+        non_finite: positions with infinite outputs or NaN; other figures leave them out, except
+            `top1_agreement`.
+        first_divergence: first position, in the order of the replay, with another most probable
+            token (near ties included) or a difference beyond the thresholds.
+        phases: figures by way to compute the probes.
+        device: where it was computed.
+        onnxruntime: its version.
+        seconds: duration.
+        thresholds: the tolerances.
+        weights: each weight on its own; `None` if not checked.
+        surroundings: tokenizer, labels and the like; `None` if not recorded or not checked.
+        exact: bit-identity alone and among others; `None` if not checked or not offered.
+        p99_kl: 99th percentile, as is `p99_cosine`.
+        text: what the probes contain, in words.
+        kind: of the bundle.
+        output: what was compared.
+        mean_cosine: average of 1 minus the cosine to the reference vector; for scores, half their
+            squared error relative to the reference's mean square.
+        max_cosine: the largest of one vector.
+    """
+
+    verdict: Literal["PASS", "AMBIGUOUS", "FAIL"]
+    max_abs_delta: float
+    max_abs_logit: float
+    mean_kl: float | None
+    max_kl: float | None
+    top1_agreement: float | None
+    near_ties: int
+    perplexity: float | None
+    reference_perplexity: float | None
+    non_finite: int
+    first_divergence: Divergence | None
+    phases: dict[PhaseName, Phase]
+    device: str
+    onnxruntime: str
+    seconds: float
+    text: Label
+    thresholds: Thresholds
+    weights: WeightsReport | None = None
+    surroundings: SurroundingsReport | None = None
+    exact: ExactReport | None = None
+    p99_kl: float | None = None
+    p99_cosine: float | None = None
+    kind: KindName = "decoder"
+    output: OutputName = "logits"
+    mean_cosine: float | None = None
+    max_cosine: float | None = None
+
+    @property
+    def device_summary(self) -> str:
+        """Whether the device computes the exported model, in one line."""
+        parts = [] if self.weights is None else [self.weights.summary]
+        if self.surroundings is not None and self.surroundings.wrong:
+            parts.append(self.surroundings.summary)
+        if self.weights is None or not self.weights.wrong:
+            parts.append(self._model_summary)
+        return f"{self._verdict_words}: {'; '.join(parts)}"
+
+    @property
+    def _verdict_words(self) -> str:
+        """The verdict for a person, who need not know that a near tie is ambiguous."""
+        if self.verdict != "AMBIGUOUS":
+            return self.verdict
+        return f"PASS with {self.near_ties} near {'tie' if self.near_ties == 1 else 'ties'}"
+
+    @property
+    def _model_summary(self) -> str:
+        """Differences of the whole model, with their tolerance."""
+        bounds, where = self.thresholds, self.first_divergence
+        distance = OUTPUTS[self.output].distance
+        if bounds.max_abs_delta is None:
+            name, value, most = "mean KL", self.mean_kl, bounds.mean_kl
+            if value is None:
+                name, value, most = f"mean {distance}", self.mean_cosine, bounds.mean_cosine
+            words = f"{self.output}: {name} {value or 0:.2g} (at most {most or 0:.2g})"
+        else:
+            most = bounds.max_abs_delta * max(1.0, self.max_abs_logit)
+            words = f"{self.output} within {self.max_abs_delta:.1g} (at most {most:.1g})"
+        if self.verdict == "PASS" or where is None:
+            return words
+        return f"{words}, first at {where.probe}, position {where.position}, {where.phase}"
+
+    @property
+    def quality(self) -> Quality:
+        """How far the exported model is from the trained one."""
+        distance = OUTPUTS[self.output].distance
+        return Quality(
+            word=rate(mean_kl=self.mean_kl, mean_cosine=self.mean_cosine),
+            text=self.text,
+            mean_kl=self.mean_kl,
+            p99_kl=self.p99_kl,
+            top1_agreement=self.top1_agreement,
+            perplexity=self.perplexity,
+            trained_perplexity=self.reference_perplexity,
+            mean_cosine=self.mean_cosine,
+            p99_cosine=self.p99_cosine,
+            distance=UNSET if OUTPUTS[self.output].scores != "none" else distance,
+        )

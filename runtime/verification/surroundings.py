@@ -1,0 +1,206 @@
+"""Checks everything around a model that users depend on: tokenizer, special tokens, labels."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.labels import distinct, named_scores
+from ortolan.runtime.bundle.manifest import (
+    FileName,
+    ImageSource,
+    Manifest,
+    Output,
+    Sha256,
+    TextSource,
+    Tokens,
+)
+from ortolan.runtime.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.bundle import Bundle
+    from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+__all__ = [
+    "Reading",
+    "Surroundings",
+    "SurroundingsReport",
+    "check_surroundings",
+    "meanings_of",
+    "meanings_sha256",
+    "read_probes",
+]
+
+_MOST = 4096
+"""Characters of a text, and its token ids."""
+
+PROBE_TEXTS = (
+    "The quick brown fox doesn't jump over 12 lazy dogs; it's 3.14159 km away (or 1,000 ft).",
+    'def read(path):\n    with open(path) as file:\n\treturn file.read()  # "done" & {x: [1]}\n',
+    "  Leading, trailing   and\n\n\nblank lines \t ",
+    "Größe, déjà vu, señor, Łódź; Привет, мир; Ελλάδα",
+    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 \u0928\u092e\u0938\u094d\u0924\u0947",
+    "\u4f60\u597d\uff0c\u4e16\u754c \u3053\u3093\u306b\u3061\u306f \uc548\ub155",
+    "\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd",
+    "\u00bd \ufb01 \u2167 \u212b e\u0301 \u200b \u00a0 \ufffd",
+    "<s> </s> <pad> <unk> [CLS] [SEP] <|endoftext|> <|im_start|>user",
+)
+"""Texts that exercise a tokenizer: words, signs and scripts of many kinds."""
+
+
+MAX_SCORES = 8
+"""Labels per probe whose scores are kept."""
+
+Scores = Annotated[dict[str, float], Meta(max_length=MAX_SCORES)]
+
+_CLOSE: Mapping[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
+"""Tolerance of scores computed from the same numbers in float64."""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text, its ids, and the text decoded from them without special tokens."""
+
+    text: Annotated[str, Meta(max_length=_MOST)]
+    ids: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=_MOST)]
+    decoded: Annotated[str, Meta(max_length=4 * _MOST)]
+
+
+class Surroundings(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Everything exported around the model.
+
+    Attributes:
+        meanings: see `meanings_sha256`.
+        files: hashes of the files for tokenizer, chat and generation, by name.
+        readings: by the tokenizer, if there is one.
+        scores: for labels, by probe: the highest first, as PyTorch computes them from the
+            reference. Older certificates have none.
+    """
+
+    meanings: Sha256
+    files: Annotated[dict[FileName, Sha256], Meta(max_length=16)] = {}
+    readings: Annotated[tuple[Reading, ...], Meta(max_length=64)] = ()
+    scores: Annotated[tuple[Scores, ...], Meta(max_length=limits.MAX_PROBES)] = ()
+
+
+class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether a bundle still has its surroundings.
+
+    Attributes:
+        readings: number of texts encoded and decoded.
+        wrong: differences from the export, in words.
+        scores: number of probes whose labels were scored.
+    """
+
+    readings: int
+    wrong: tuple[str, ...] = ()
+    scores: int = 0
+
+    @property
+    def summary(self) -> str:
+        """One line for a person."""
+        if self.wrong:
+            return f"different from the export: {', '.join(self.wrong)}"
+        texts = f"{self.readings} texts to ids and back, " if self.readings else ""
+        scores = f"scores of {self.scores} probes, " if self.scores else ""
+        return f"{texts}{scores}roles of tokens and labels as exported"
+
+
+def meanings_sha256(
+    *,
+    context_length: int,
+    vocab_size: int,
+    tokens: Tokens,
+    source: TextSource | ImageSource | None,
+    output: Output | None,
+) -> str:
+    """Hash the parts of a manifest that give ids, inputs and outputs their meaning."""
+    meanings = (context_length, vocab_size, tokens, source, output)
+    return hashlib.sha256(msgspec.json.encode(meanings, order="deterministic")).hexdigest()
+
+
+def read_probes(tokenizer: "Tokenizer") -> tuple[Reading, ...]:
+    """Encode and decode the probe texts, except those that the tokenizer rejects."""
+    readings = []
+    for text in PROBE_TEXTS:
+        with suppress(TokenizerError):
+            readings.append(_read(tokenizer, text))
+    return tuple(readings)
+
+
+def check_surroundings(
+    bundle: "Bundle",
+    tokenizer: "Tokenizer | None",
+    expected: Surroundings,
+    numbers_of: Callable[[int], NDArray[np.float32]],
+) -> SurroundingsReport:
+    """Compare the surroundings of a bundle with those of its export.
+
+    Args:
+        bundle: opened.
+        tokenizer: of the bundle; `None` if it has none that can be read.
+        expected: from the certificate.
+        numbers_of: returns the reference for a number of labels, `(R, L)`.
+    """
+    wrong = []
+    if meanings_of(bundle.manifest) != expected.meanings:
+        wrong.append("roles of tokens, labels or sizes of inputs")
+    hashes = {file.name: file.sha256 for file in bundle.manifest.files}
+    wrong += [name for name, sha256 in expected.files.items() if hashes.get(name) != sha256]
+    if expected.readings and not (tokenizer and _reads(tokenizer, expected.readings)):
+        wrong.append("token ids or decoded texts")
+    if expected.scores and not _scores_agree(bundle.manifest, expected.scores, numbers_of):
+        wrong.append("labels or their scores")
+    return SurroundingsReport(
+        readings=len(expected.readings), wrong=tuple(wrong), scores=len(expected.scores)
+    )
+
+
+def _scores_agree(
+    manifest: Manifest,
+    expected: tuple[Scores, ...],
+    numbers_of: Callable[[int], NDArray[np.float32]],
+) -> bool:
+    """Whether this runtime computes PyTorch's labels and scores."""
+    function = manifest.output_kind.scores
+    if manifest.output is None or function is None:
+        return False
+    labels = distinct(manifest.output.labels)
+    numbers_RL = numbers_of(len(labels))
+    if numbers_RL.shape != (len(expected), len(labels)):
+        return False
+    results = [named_scores(row_L, function, labels) for row_L in numbers_RL]
+    return all(
+        np.allclose([result.get(label, np.nan) for label in scores], [*scores.values()], **_CLOSE)
+        for result, scores in zip(results, expected, strict=True)
+    )
+
+
+def meanings_of(manifest: Manifest) -> str:
+    """Return the `meanings_sha256` of a manifest."""
+    return meanings_sha256(
+        context_length=manifest.context_length,
+        vocab_size=manifest.vocab_size,
+        tokens=manifest.tokens,
+        source=manifest.source,
+        output=manifest.output,
+    )
+
+
+def _reads(tokenizer: "Tokenizer", readings: tuple[Reading, ...]) -> bool:
+    try:
+        return all(_read(tokenizer, reading.text) == reading for reading in readings)
+    except TokenizerError:
+        return False
+
+
+def _read(tokenizer: "Tokenizer", text: str) -> Reading:
+    ids = tokenizer.encode(text)
+    return Reading(text=text, ids=tuple(ids), decoded=tokenizer.decode(ids))

@@ -1,0 +1,164 @@
+"""Checks each weight of a bundle alone, by the kernel that uses it.
+
+Each weight multiplies vectors whose numbers are nearly exact in float32, and its outputs are summed
+(`weight_sums`). The expected sums were computed in float64 from the values meant to be written. All
+other tensors are compared bit by bit.
+
+Shape letters: N outputs, K inputs, R vectors, S sums.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.bundle import Bundle, chunks
+from ortolan.runtime.engine.ort_session import open_part
+from ortolan.runtime.graph.products import PRODUCT_INPUT, PRODUCT_OUTPUT, Product, products
+from ortolan.runtime.graph.summary import ExternalTensor
+from ortolan.runtime.verification.certificate_arrays import damaged
+from ortolan.runtime.verification.weight_sums import (
+    VECTORS,
+    ExpectedWeights,
+    Sums,
+    WeightsReport,
+    block_sums,
+    probe_vectors,
+)
+
+__all__ = ["BOUNDS", "check_weights"]
+
+BOUNDS: Mapping[str, float] = {"float32": 5e-7, "float16": 1e-3, "bfloat16": 8e-3}
+"""Tolerance of a sum relative to the sum of absolute products, by type of the activations."""
+
+_FAR = 1e9
+"""Stands for an infinite error, which JSON cannot hold."""
+
+_STEP, _PROMPT = [0], [0, 1, 0]
+"""Vectors in each call: kernels for one row and for several rows differ."""
+
+_LOOKED_UP = 1 << 22
+"""Numbers of a table in memory at once."""
+
+
+def check_weights(
+    bundle: Bundle,
+    expected: ExpectedWeights,
+    *,
+    threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> WeightsReport:
+    """Compute with each weight of a bundle alone, one at a time in memory.
+
+    Args:
+        bundle: its files were checked.
+        expected: from its certificate.
+        threads: within one operator.
+        progress: called with the numbers of products done and in total.
+
+    Raises:
+        CertificateError: the certificate lacks a tensor that the graphs read.
+        GraphError: onnxruntime cannot run a product.
+    """
+    all_products = list(_products(bundle))
+    tensors = {tensor.name: tensor for graph in bundle.graphs.values() for tensor in graph.external}
+    read = {name for product in all_products for name in product.reads}
+    sums = expected.of_weights()
+    _check_complete(tensors, read, {product.weight for product in all_products}, expected)
+    wrong, largest, bound = [], 0.0, 0.0
+    for number, product in enumerate(all_products):
+        error, most = _error(bundle, product, *sums[product.weight], threads), BOUNDS[product.dtype]
+        largest, bound = max(largest, error), max(bound, most)
+        if not error <= most:
+            wrong.append(product.weight)
+        if progress is not None:
+            progress(number + 1, len(all_products))
+    stored = [tensors[name] for name in expected.stored]
+    wrong += [t.name for t in stored if _digest(bundle, t) != expected.stored[t.name]]
+    return WeightsReport(
+        products=len(all_products),
+        largest_error=largest,
+        bound=bound,
+        stored=len(stored),
+        wrong=tuple(dict.fromkeys(wrong)),
+    )
+
+
+def _products(bundle: Bundle) -> Iterator[Product]:
+    """Yield each product of all graphs once."""
+    seen = set()
+    for graph in bundle.manifest.graphs.values():
+        for product in products(bundle.read(graph.file)):
+            if product.graph not in seen:
+                seen.add(product.graph)
+                yield product
+
+
+def _check_complete(
+    tensors: Mapping[str, ExternalTensor],
+    read: set[str],
+    weights: set[str],
+    expected: ExpectedWeights,
+) -> None:
+    """Check that the certificate covers exactly the tensors that the graphs read."""
+    if weights != expected.outputs.keys():
+        odd = sorted(weights ^ expected.outputs.keys())
+        raise damaged("a sum for every weight of the graphs", f"a mismatch in {odd[:4]}")
+    if tensors.keys() - read != expected.stored.keys():
+        odd = sorted((tensors.keys() - read) ^ expected.stored.keys())
+        raise damaged("a hash for every other tensor of the graphs", f"a mismatch in {odd[:4]}")
+
+
+def _error(
+    bundle: Bundle,
+    product: Product,
+    sums_RS: NDArray[np.float32],
+    sizes_S: NDArray[np.float32],
+    threads: int,
+) -> float:
+    """Return the largest error of a weight, relative to the sum of absolute products."""
+    x_RK = probe_vectors(product.inputs, whole_range=product.whole_range)
+    run = open_part(bundle, product.graph, threads=threads)
+    largest = 0.0
+    for rows, outputs_RN in _outputs(product, x_RK, run):
+        if outputs_RN.shape[1] != product.outputs or not np.isfinite(outputs_RN).all():
+            return _FAR
+        off = np.abs(block_sums(outputs_RN) - sums_RS[rows])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.where(off == 0, 0, np.minimum(off / sizes_S, _FAR))
+        largest = max(largest, float(relative.max()))
+    return largest
+
+
+def _outputs(
+    product: Product, x_RK: NDArray[np.float32], run: Callable[[Any], dict[str, NDArray[Any]]]
+) -> Iterator[tuple[list[int], Sums]]:
+    """Yield outputs `(R, N)` of the kernel and the numbers of their vectors."""
+    if product.looks_up:
+        yield list(range(VECTORS)), np.concatenate([*_looked_up(product, x_RK, run)], axis=1)
+        return
+    x_RK = x_RK.astype(product.dtype)
+    for rows in (_STEP, _PROMPT):
+        yield rows, run({PRODUCT_INPUT: x_RK[rows]})[PRODUCT_OUTPUT].astype(np.float64)
+
+
+def _looked_up(
+    product: Product, x_RK: NDArray[np.float32], run: Callable[[Any], dict[str, NDArray[Any]]]
+) -> Iterator[Sums]:
+    """Yield products of a few rows of a table at a time, computed here."""
+    step = max(1, _LOOKED_UP // product.inputs)
+    for start in range(0, product.outputs, step):
+        ids = np.arange(start, min(start + step, product.outputs))
+        rows_NK = run({PRODUCT_INPUT: ids})[PRODUCT_OUTPUT]
+        yield x_RK.astype(np.float64) @ rows_NK.T.astype(np.float64)
+
+
+def _digest(bundle: Bundle, tensor: ExternalTensor) -> str:
+    digest = hashlib.sha256()
+    with bundle.file(tensor.file).open("rb") as file:
+        file.seek(tensor.offset)
+        for chunk in chunks(file, tensor.file, tensor.length):
+            digest.update(chunk)
+    return digest.hexdigest()

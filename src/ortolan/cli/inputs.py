@@ -1,0 +1,44 @@
+"""Texts from the command line or from standard input."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortolan.runtime import Manifest
+
+
+def read_stdin() -> str:
+    """Read standard input as text.
+
+    Raises:
+        InputError: it is not UTF-8.
+    """
+    from ortolan.runtime import InputError
+
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"Standard input must be UTF-8 text (got byte 0x{data[error.start]:02x} at "
+            f"{error.start})."
+        ) from error
+
+
+def read_inputs(manifest: "Manifest", arguments: Sequence[str]) -> list[str]:
+    """Return the arguments, with the lines of standard input in place of `-`.
+
+    Empty lines are skipped. For a bundle that classifies or embeds images, arguments are files.
+    """
+    from ortolan.runtime.bundle.manifest import ImageSource
+
+    if isinstance(manifest.source, ImageSource):
+        return list(arguments)
+    texts: list[str] = []
+    for argument in arguments:
+        if argument == "-":
+            texts += [line for line in read_stdin().splitlines() if line.strip()]
+        else:
+            texts.append(argument)
+    return texts

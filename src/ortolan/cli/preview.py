@@ -1,0 +1,77 @@
+"""What `ortolan inspect` says of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortolan.cli.extras import extra
+from ortolan.cli.output import print_json, print_table, size
+from ortolan.cli.progress import duration
+
+if TYPE_CHECKING:  # PyTorch is imported when the command runs
+    from ortolan.export.coverage import Row
+    from ortolan.export.preview import Cost, Preview
+
+_WAYS = {"family": "by its family", "transformers": "as transformers computes it"}
+
+
+def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
+    """Print what an export of a checkpoint would make, and what it takes."""
+    import msgspec
+
+    with extra("export", command="inspect"):
+        from ortolan.export.preview import preview
+
+    about = preview(path, via=via)
+    if as_json:
+        print_json(msgspec.to_builtins(about))
+        return
+    layers = ", ".join(f"{count} {name}" for name, count in about.layers.items())
+    print_table(
+        [
+            ("checkpoint", f"{about.model_type}, {size(about.weight_bytes)} of weights"),
+            ("exported as", f"{about.kind}, {_WAYS[about.way]}{_measured(about.measured)}"),
+            ("layers", layers if about.width is None else f"{layers}, {about.width} wide"),
+            ("parameters", f"{about.parameters:,}"),
+            *_context(about),
+            ("config", _keys(about)),
+            *([("left out", ", ".join(about.left_out))] if about.left_out else []),
+            *[("missing", f"{name}: {loss}") for name, loss in about.missing.items()],
+            *[("note", risk) for risk in (*about.notes, *about.risks)],
+        ]
+    )
+    print("\nan export, estimated; --precision auto and --tune take longer")
+    print_table([(f"  {name}", _cost(cost)) for name, cost in about.precisions.items()])
+
+
+def _measured(row: Row | None) -> str:
+    if row is None or row.error is None:
+        return ""
+    return f"; tests of its type have seen an error of {row.error:.1e}"
+
+
+def _context(about: Preview) -> list[tuple[str, str]]:
+    if about.vocab_size == 1:
+        return []
+    cache = f", cache {size(about.cache_bytes_per_token)} per token"
+    said = f"{about.context_length} tokens, vocabulary of {about.vocab_size}"
+    return [("context", said + (cache if about.cache_bytes_per_token else ""))]
+
+
+def _keys(about: Preview) -> str:
+    if not about.unknown_keys:
+        return f"understood; ignored, since they change nothing: {len(about.ignored_keys)} keys"
+    flags = " ".join(f"--accept-unknown {key}" for key in about.unknown_keys)
+    return (
+        f"unknown: {', '.join(about.unknown_keys)}. If they do not change what the model computes, "
+        f"export with {flags}"
+    )
+
+
+def _cost(cost: Cost) -> str:
+    method = "" if cost.method is None else f" by {cost.method}"
+    return (
+        f"weights of {size(cost.bundle_bytes)}{method}, memory {size(cost.memory_bytes)}, "
+        f"{duration(cost.seconds)} of one core"
+    )

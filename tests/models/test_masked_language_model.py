@@ -1,0 +1,189 @@
+"""Masked language modelling: what is hidden, and a training of seconds."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.modeling.tiny_models import assert_same_logits
+from tests.modeling.training.recipes import MASKED, write_recipe
+from tokenizers import Tokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from ortolan.modeling import ConfigError, EncoderModel, load
+from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.training.recipe import TokenizerRecipe, read_recipe
+from ortolan.modeling.training.tasks.bert import END_ID, MASK_ID, SPECIAL, START_ID, bert_tokenizer
+from ortolan.modeling.training.trainer import train
+from snippets.masked_language_model import (
+    MaskedLanguageModelTask,
+    growing,
+    hide,
+    stream,
+    windows,
+)
+
+VOCABULARY = 1000
+
+TEXT = "def add(first, second):\n    return first + second\n"
+
+
+def task_of(path: Path) -> MaskedLanguageModelTask:
+    recipe = read_recipe(path)
+    options = {name: value for name, value in recipe.task.items() if name != "source"}
+    return MaskedLanguageModelTask(recipe, path.parent, **options)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# --- hiding -------------------------------------------------------------------------------------
+
+
+def texts(rows: int, length: int) -> torch.Tensor:
+    ids = torch.randint(len(SPECIAL), VOCABULARY, (rows, length), generator=seeded(1))
+    ids[:, 0], ids[:, -1], ids[:, length // 2] = START_ID, END_ID, END_ID
+    return ids
+
+
+def test_the_part_that_is_hidden_is_masked_replaced_and_kept_in_its_shares() -> None:
+    ids = texts(400, 100)
+    hidden = hide(ids, part=0.15, vocab_size=VOCABULARY, generator=seeded())
+    assert hidden.positions.shape == hidden.targets.shape == (400, 15)
+    seen = hidden.ids.gather(1, hidden.positions)
+    masked, kept = seen == MASK_ID, seen == hidden.targets
+    # 6000 tokens: three standard deviations are 1.6 and 1.2 percent.
+    assert float(masked.float().mean()) == pytest.approx(0.8, abs=0.016)
+    assert float(kept.float().mean()) == pytest.approx(0.1, abs=0.012)
+    others = seen[~masked & ~kept]
+    assert others.min() >= len(SPECIAL)
+    assert others.float().mean() == pytest.approx(VOCABULARY / 2, rel=0.15)
+
+
+def test_no_place_is_hidden_twice_and_all_are_hidden_as_often() -> None:
+    positions = hide(texts(3000, 20), part=0.2, vocab_size=9, generator=seeded()).positions
+    assert all(len(set(row)) == 4 for row in positions.tolist())
+    counts = positions.flatten().bincount(minlength=20)
+    # The first, the middle and the last are special.
+    assert counts[[0, 10, 19]].tolist() == [0, 0, 0]
+    assert counts[counts > 0] / 3000 == pytest.approx(4 / 17, abs=0.03)
+
+
+def test_what_is_not_hidden_stays_and_targets_are_what_was_there() -> None:
+    ids = texts(50, 40)
+    hidden = hide(ids, part=0.15, vocab_size=VOCABULARY, generator=seeded())
+    torch.testing.assert_close(hidden.ids.scatter(1, hidden.positions, hidden.targets), ids)
+    assert not torch.equal(hidden.ids, ids)
+
+
+def test_the_same_seed_hides_the_same() -> None:
+    ids = texts(5, 40)
+    one, same, other = (
+        hide(ids, part=0.15, vocab_size=VOCABULARY, generator=seeded(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one.ids, same.ids)
+    assert not torch.equal(one.positions, other.positions)
+
+
+def test_windows_are_the_text_between_special_tokens() -> None:
+    tokens = torch.arange(100, 200, dtype=torch.int32)
+    found = windows(tokens, torch.tensor([0, 92]), 10)
+    assert found.tolist() == [
+        [START_ID, *range(100, 108), END_ID],
+        [START_ID, *range(192, 200), END_ID],
+    ]
+
+
+def test_windows_grow_by_doubling() -> None:
+    assert growing(40, 160) == [40, 80, 160]
+    assert growing(48, 48) == [48]
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(50, 160), (4, 64), (320, 160), (41, 160)])
+def test_windows_that_do_not_grow_to_the_longest_are_an_error(shortest: int, longest: int) -> None:
+    with pytest.raises(RecipeError, match=f"must be {longest} halved .* {shortest}"):
+        growing(shortest, longest)
+
+
+def test_batches_of_growing_windows_have_as_many_tokens(tmp_path: Path) -> None:
+    batches = task_of(write_recipe(tmp_path, MASKED, 'Task"', 'Task"\nshortest = 12')).batches()
+    shapes = [tuple(next(batches)[0].shape) for _ in range(170)]
+    expected = [(64, 12)] * 50 + [(32, 24)] * 50 + [(16, 48)] * 70
+    assert shapes == expected
+
+
+def test_the_tokenizer_puts_special_tokens_around_a_text_and_gives_it_back() -> None:
+    tokenizer = bert_tokenizer(TokenizerRecipe(vocab_size=300), [TEXT * 4])
+    encoding = tokenizer.encode(TEXT)
+    assert (encoding.ids[0], encoding.ids[-1]) == (START_ID, END_ID)
+    assert tokenizer.decode(encoding.ids) == TEXT
+    assert [tokenizer.id_to_token(i) for i in range(5)] == list(SPECIAL)
+    assert stream(tokenizer, [TEXT, TEXT]).tolist() == 2 * encoding.ids[1:]
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def test_a_masked_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
+    folder = train(write_recipe(tmp_path, MASKED), tmp_path / "out")
+
+    assert {path.name for path in folder.iterdir()} == {
+        "calibration.txt",
+        "config.json",
+        "loss.png",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "training.json",
+    }
+    figures = json.loads((folder / "training.json").read_text())
+    assert figures["tokens_seen"] == 150 * 16 * 48
+    assert figures["held_out_masked_accuracy"] > figures["most_frequent_token_accuracy"] > 0
+    # Without any learning, each of 400 tokens is as likely.
+    assert figures["held_out_masked_loss"] < 0.65 * math.log(400)
+
+    module = load(folder, EncoderModel)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    assert ids[0].tolist() == own.encode(TEXT).ids
+    assert tokenizer.mask_token_id == MASK_ID
+    reference = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        assert_same_logits(module(ids), reference(ids).logits)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_hidden_tokens(tmp_path: Path) -> None:
+    path = write_recipe(tmp_path, MASKED)
+    task = task_of(path)
+    ids, positions, targets = batch = next(task.batches())
+    logits = task.module(ids)
+    rows = torch.arange(len(ids))[:, None]
+    expected = F.cross_entropy(logits[rows, positions].flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(task.loss(batch), expected)
+    again = next(task_of(path).batches())
+    assert all(torch.equal(one, other) for one, other in zip(batch, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "message"),
+    [
+        ("sequence_length = 48", "sequence_length = 65", RecipeError, "64.* 65"),
+        ("sequence_length = 48", "sequence_length = 4", RecipeError, "8 to .*4"),
+        ("sequence_length = 48\n", "", RecipeError, "sequence_length"),
+        ("[tokenizer]\nvocab_size = 400\n", "", RecipeError, "tokenizer"),
+        ('Task"', 'Task"\nstart = "x"', RecipeError, "`start`"),
+        ('Task"', 'Task"\nshortest = 10', RecipeError, "task.shortest must be 48"),
+        ('"bert"', '"bert"\narchitectures = ["BertModel"]', ConfigError, "NoneType"),
+        ('"bert"', '"llama"', ConfigError, "expected|missing|unknown|must"),
+    ],
+)
+def test_a_masked_recipe_that_cannot_be_followed_is_an_error_before_any_work(
+    tmp_path: Path, old: str, new: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        train(write_recipe(tmp_path, MASKED, old, new), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

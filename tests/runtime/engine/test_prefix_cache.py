@@ -1,0 +1,333 @@
+"""A prompt whose beginning is known gives what it gives without, to the bit."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.runtime import packed_bundles
+from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, write_bundle
+
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.decoder import Decoder
+from ortolan.runtime.engine import prefix_cache
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.prefix_cache import PrefixCache, PrefixCounts
+from ortolan.runtime.engine.runner import GRID
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.generation.generator import Generator
+from ortolan.runtime.generation.request import Request
+from ortolan.runtime.generation.sampled_sequence import SampledSequence
+from ortolan.runtime.loading import load
+
+KINDS = ("fp32", "int4", "int8-prefill", "recurrent", "by-token")
+PLENTY = 1 << 30
+LIMIT = 4
+
+
+class RecordedText(SampledSequence):
+    """A text that keeps the logits of each of its tokens."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        request = Request(prompt=prompt, prompt_tokens=len(prompt), limit=LIMIT)
+        super().__init__(request, vocab_size=VOCABULARY, tokenizer=None)
+        self.logits: list[NDArray[np.float32]] = []
+
+    def advance(self, logits_V: NDArray[np.float32]) -> None:
+        self.logits.append(logits_V.copy())
+        super().advance(logits_V)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
+    folder = tmp_path_factory.mktemp("prefixes")
+    bundles = {
+        "fp32": write_bundle(folder / "fp32").path,
+        "other": write_bundle(folder / "other", seed=1).path,
+        "recurrent": write_bundle(folder / "recurrent", recurrent=True).path,
+        "by-token": packed_bundles.write(folder / "by-token", "by-token").path,
+        # its kernel takes rows in pairs
+        "int4": packed_bundles.write(folder / "int4", "int4", group=64).path,
+        "int8-prefill": packed_bundles.write(folder / "int8", "int8-prefill", group=64).path,
+    }
+    return {kind: Engine(open_bundle(path), threads=1) for kind, path in bundles.items()}
+
+
+@pytest.fixture
+def new_cache(engines: dict[str, Engine]) -> Iterator[Callable[..., PrefixCache]]:
+    made: list[PrefixCache] = []
+
+    def new(
+        kind: str = "fp32",
+        *,
+        exact: bool = True,
+        blocks: float | None = None,
+        folder: Path | None = None,
+        file_blocks: float = 1000,
+    ) -> PrefixCache:
+        size = block_bytes(engines[kind])
+        cache = PrefixCache(
+            engines[kind],
+            exact=exact,
+            most_bytes=PLENTY if blocks is None else int(blocks * size),
+            folder=folder,
+            most_file_bytes=int(file_blocks * (size + 2048)),
+        )
+        made.append(cache)
+        return cache
+
+    yield new
+    for cache in made:
+        cache.close()
+
+
+def block_bytes(engine: Engine) -> int:
+    states = engine.manifest
+    return GRID * (states.state_bytes("append") + 4) + states.state_bytes("replace")
+
+
+def random_ids(length: int, seed: int = 0) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(0, VOCABULARY, length).tolist()
+    return ids
+
+
+def generated(
+    engine: Engine, prompts: Sequence[list[int]], cache: PrefixCache | None, *, exact: bool = True
+) -> list[RecordedText]:
+    generator = Generator(engine, slots=2, exact=exact, prefixes=cache)
+    texts = [RecordedText(prompt) for prompt in prompts]
+    for text in texts:
+        generator.submit(text)
+    generator.run()
+    return texts
+
+
+def assert_same(texts: Sequence[RecordedText], expected: Sequence[RecordedText]) -> None:
+    """Compare to the bit."""
+    for text, wanted in zip(texts, expected, strict=True):
+        assert text.tokens == wanted.tokens
+        for got, want in zip(text.logits, wanted.logits, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 256, 300, 600])
+def test_cold_and_cached_and_from_files_and_evicted_are_the_same_to_the_bit(
+    engines: dict[str, Engine],
+    new_cache: Callable[..., PrefixCache],
+    tmp_path: Path,
+    kind: str,
+    length: int,
+) -> None:
+    engine, prompt = engines[kind], random_ids(length)
+    cold = generated(engine, [prompt], None)
+    cache, known = new_cache(kind, folder=tmp_path), GRID * ((length - 1) // GRID)
+    filled = generated(engine, [prompt], cache)
+    cached = generated(engine, [prompt], cache)
+    cache.close()
+    later = new_cache(kind, folder=tmp_path)
+    from_files = generated(engine, [prompt], later)
+    for entry in tmp_path.iterdir():
+        entry.unlink()
+    later.clear()
+    evicted = generated(engine, [prompt], later)
+    for texts, tokens in ((filled, 0), (cached, known), (from_files, known), (evicted, 0)):
+        assert_same(texts, cold)
+        assert texts[0].cached_tokens == tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_share_what_they_have_in_common_in_whole_blocks(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache], kind: str
+) -> None:
+    system, cache = random_ids(300), new_cache(kind)
+    prompts = [[*system, *random_ids(length, seed=length)] for length in (1, 20, 100, 400)]
+    cold = generated(engines[kind], prompts, None)
+    for prompt, wanted in zip(prompts, cold, strict=True):
+        (text,) = generated(engines[kind], [prompt], cache)
+        assert_same([text], [wanted])
+        assert text.cached_tokens == (0 if prompt is prompts[0] else 256)
+    assert cache.counts == PrefixCounts(
+        prompts=4,
+        hits=3,
+        tokens=3 * 256,
+        blocks=2 + 1 + 3,  # of 400 and of 700 tokens the rest
+        bytes=6 * block_bytes(engines[kind]),
+    )
+
+
+def test_prompts_that_come_together_share_what_the_first_of_them_computes(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
+) -> None:
+    prompts = [[*random_ids(256), token] for token in range(2)]
+    texts = generated(engines["fp32"], prompts, new_cache())
+    assert [text.cached_tokens for text in texts] == [0, 256]
+    assert_same(texts, generated(engines["fp32"], prompts, None))
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_prompts_with_any_budget_give_what_they_give_cold_within_the_budget(
+    engines: dict[str, Engine],
+    alone: Callable[[str, tuple[int, ...]], RecordedText],
+    kind: str,
+    data: st.DataObject,
+) -> None:
+    blocks = data.draw(st.floats(0, 6), "blocks")
+    most_bytes = int(blocks * block_bytes(engines[kind]))
+    cache = PrefixCache(engines[kind], exact=True, most_bytes=most_bytes)
+    parts = st.lists(st.integers(0, 2), min_size=1, max_size=4)
+    together = st.lists(parts, min_size=1, max_size=3)  # more than there are slots
+    for asked in data.draw(st.lists(together, min_size=1, max_size=4), "prompts"):
+        texts = generated(engines[kind], [ids_of(prompt) for prompt in asked], cache)
+        assert_same(texts, [alone(kind, tuple(prompt)) for prompt in asked])
+        assert cache.counts.bytes <= most_bytes
+        assert_chains_are_whole(cache)
+
+
+@pytest.fixture(scope="module")
+def alone(engines: dict[str, Engine]) -> Callable[[str, tuple[int, ...]], RecordedText]:
+    """What a prompt gives without a cache, computed once."""
+    known: dict[tuple[str, tuple[int, ...]], RecordedText] = {}
+
+    def run(kind: str, parts: tuple[int, ...]) -> RecordedText:
+        if (kind, parts) not in known:
+            (known[kind, parts],) = generated(engines[kind], [ids_of(parts)], None)
+        return known[kind, parts]
+
+    return run
+
+
+def ids_of(parts: Sequence[int]) -> list[int]:
+    """A prompt of blocks of three kinds, and a rest."""
+    return [*(token for part in parts for token in random_ids(GRID, seed=part)), 5, 6, 7]
+
+
+def assert_chains_are_whole(cache: PrefixCache) -> None:
+    """Each block in memory follows one that is there and more recent, or is a first one."""
+    order = {key: place for place, key in enumerate(cache._blocks)}
+    sizes = [block.size for block in cache._blocks.values()]
+    assert (cache.counts.blocks, cache.counts.bytes) == (len(sizes), sum(sizes))
+    for key, block in cache._blocks.items():
+        parents = [
+            other
+            for other in (cache._root, *cache._blocks)
+            if prefix_cache._hash(other + block.ids) == key
+        ]
+        assert len(parents) == 1
+        assert parents[0] == cache._root or order[parents[0]] > order[key]
+
+
+def test_the_end_of_a_chain_goes_before_its_beginning(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
+) -> None:
+    cache = new_cache(blocks=4)
+    generated(engines["fp32"], [ids_of([0, 1, 2])], cache)
+    generated(engines["fp32"], [ids_of([1, 1])], cache)
+    assert cache.counts.evicted == 1
+    (text,) = generated(engines["fp32"], [ids_of([0, 1, 2])], cache)
+    assert text.cached_tokens == 2 * GRID
+
+
+def test_answers_never_enter_in_exact_mode(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
+) -> None:
+    cache, prompt = new_cache(), random_ids(GRID - 2)
+    for _ in range(2):
+        (text,) = generated(engines["fp32"], [prompt], cache)
+        assert len(text.tokens) == LIMIT  # the second of them completes a block
+    assert cache.counts == PrefixCounts(prompts=2)
+
+
+def test_blocks_of_other_bundles_and_of_other_modes_are_never_taken(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache], tmp_path: Path
+) -> None:
+    prompt = random_ids(300)
+    generated(engines["fp32"], [prompt], cache := new_cache(folder=tmp_path))
+    cache.close()
+    for kind, exact in (("other", True), ("fp32", False)):
+        other = new_cache(kind, exact=exact, folder=tmp_path)
+        assert other.fetch(prompt, engines[kind].slots(), 0) == 0
+        other.close()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_prompts_whose_hashes_collide_are_told_apart_by_their_ids(
+    engines: dict[str, Engine],
+    new_cache: Callable[..., PrefixCache],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_cache, "_hash", lambda data: bytes(32))
+    prompts = [random_ids(200, seed) for seed in range(2)]
+    cold = generated(engines["fp32"], prompts, None)
+    for folder in (None, tmp_path):
+        cache = new_cache(folder=folder)
+        for _ in range(2):
+            for prompt, wanted in zip(prompts, cold, strict=True):
+                assert_same(generated(engines["fp32"], [prompt], cache), [wanted])
+        assert cache.counts.blocks == 1
+
+
+def test_a_cache_without_memory_and_without_a_folder_keeps_nothing(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
+) -> None:
+    cache = new_cache(blocks=0)
+    for _ in range(2):
+        generated(engines["fp32"], [random_ids(300)], cache)
+    assert cache.counts == PrefixCounts(prompts=2)
+
+
+def test_files_serve_where_memory_has_no_room(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache], tmp_path: Path
+) -> None:
+    prompt, cache = random_ids(600), new_cache(blocks=2, folder=tmp_path)
+    cold = generated(engines["fp32"], [prompt], cache)
+    cache._files._writer.submit(lambda: None).result()  # type: ignore[union-attr]
+    text = generated(engines["fp32"], [prompt], cache)
+    assert_same(text, cold)
+    assert text[0].cached_tokens == 512
+    counts = replace(cache.counts, bytes=0)
+    assert counts == PrefixCounts(prompts=2, hits=1, tokens=512, blocks=2, read=2)
+
+
+def test_a_whole_context_of_blocks_is_known(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
+) -> None:
+    prompt, cache = random_ids(CONTEXT - LIMIT), new_cache()
+    cold = generated(engines["fp32"], [prompt], cache)
+    text = generated(engines["fp32"], [prompt], cache)
+    assert_same(text, cold)
+    assert text[0].cached_tokens == (CONTEXT - LIMIT - 1) // GRID * GRID
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_service_finds_what_an_earlier_one_kept_in_a_folder(
+    engines: dict[str, Engine], tmp_path: Path, kind: str
+) -> None:
+    model, prompt = load(engines[kind]._bundle.path, Decoder, threads=1), random_ids(300)
+    with model.serve(cache_bytes=0) as service:
+        cold = service.submit(prompt, max_new_tokens=9).completion()
+    found = []
+    for _ in range(2):
+        with model.serve(cache_folder=tmp_path / "kept") as service:
+            completion = service.submit(prompt, max_new_tokens=9).completion()
+            found.append((completion.timings.cached_tokens, service.stats().cache.read))
+        assert completion.tokens == cold.tokens
+    assert found == [(0, 0), (256, 2)]
+
+
+def test_a_service_without_room_in_its_folder_keeps_nothing_there(
+    engines: dict[str, Engine], tmp_path: Path
+) -> None:
+    model = load(engines["fp32"]._bundle.path, Decoder, threads=1)
+    with model.serve(cache_folder=tmp_path, cache_folder_bytes=0) as service:
+        service.submit(random_ids(300), max_new_tokens=1).completion()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="cache_folder_bytes"):
+        model.serve(cache_folder_bytes=-1)

@@ -1,0 +1,66 @@
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tests.runtime import packed_bundles
+
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.exactness import check_exact
+from ortolan.runtime.verification.replay import verify
+from ortolan.runtime.verification.report import ExactReport, Rule
+
+
+def exactness(path: Path, kind: str) -> ExactReport | None:
+    bundle = packed_bundles.write(path / kind, kind, group=64)
+    return check_exact(Engine(bundle, threads=1), read_certificate(bundle))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4", "int8-prefill"])
+def test_sequences_are_bit_identical_alone_and_among_others(tmp_path: Path, kind: str) -> None:
+    counts: dict[Rule, int] = {"rows": 10, "parts": 3, "restored": 1}
+    assert exactness(tmp_path, kind) == ExactReport(comparisons=14, different=(), tried=counts)
+
+
+def test_rules_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
+    report = exactness(tmp_path, "by-token")
+    assert report is not None
+    assert report.tried == {"rows": 10, "restored": 1}
+    assert "10 sequences" in report.summary
+    assert "prefix" in report.summary
+
+
+def test_rows_that_depend_on_the_batch_are_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "rows_multiple", 1)
+    report = exactness(tmp_path, "int4")
+    assert report is not None
+    assert report.different == ("rows",)
+    assert report.summary == "rows differ from a sequence alone: serve mode='fast'"
+
+
+def test_chunks_that_matter_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "parts_matter", property(lambda _: False))
+    report = exactness(tmp_path, "int8-prefill")
+    assert report is not None
+    assert report.different == ("parts",)
+
+
+def test_a_model_that_mixes_rows_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
+    assert exactness(tmp_path, "fp32") is None
+
+
+def test_a_difference_is_reported_and_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = packed_bundles.write(tmp_path / "bundle", "fp32").path
+    replay = import_module("ortolan.runtime.verification.replay")
+    different = ExactReport(comparisons=1, different=("rows",))
+    monkeypatch.setattr(replay, "check_exact", lambda *_: different)
+    report = verify(path, isolate=False)
+    assert (report.verdict, report.exact) == ("PASS", different)
+    assert verify(path, exact=False, isolate=False).exact is None

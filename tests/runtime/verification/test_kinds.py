@@ -1,0 +1,358 @@
+"""Certificates of encoders of texts and images."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from tests.runtime import tiny_encoder
+from tests.runtime.damaged_bundles import edit_json, put, reseal
+from tests.runtime.tiny_encoder import CHANNELS, HEIGHT, IMAGE, VOCABULARY, WIDTH_PIXELS
+
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.kinds import OUTPUTS
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.errors import CertificateError
+from ortolan.runtime.verification.certificate import (
+    Certificate,
+    Logits,
+    Probe,
+    Vectors,
+    kept_positions,
+)
+from ortolan.runtime.verification.certificate_files import (
+    ARRAYS_NAME,
+    JSON_NAME,
+    read_certificate,
+    write_certificate,
+)
+from ortolan.runtime.verification.comparison import compare, summarize, widened
+from ortolan.runtime.verification.probe_runs import groups
+from ortolan.runtime.verification.replay import replay, verify
+from ortolan.runtime.verification.report import Divergence, Report, Thresholds
+
+LENGTHS = (1, 3, 9, 24)
+
+LOGITS = Thresholds(mean_kl=1e-6, max_abs_delta=1e-4, near_tie=1e-3)
+VECTORS = Thresholds(mean_cosine=1e-8, max_abs_delta=1e-4)
+
+CASES = [
+    *((kind, False) for kind in tiny_encoder.KINDS),
+    *((kind, True) for kind in ("labels", "embedding")),
+]
+
+
+def random_inputs(*, is_image: bool) -> tuple[NDArray[np.int32], NDArray[np.uint8] | None]:
+    random = np.random.default_rng(3)
+    if not is_image:
+        return random.integers(4, VOCABULARY, sum(LENGTHS)).astype(np.int32), None
+    shape = (len(LENGTHS), HEIGHT, WIDTH_PIXELS, CHANNELS)
+    return np.empty(0, np.int32), random.integers(0, 256, shape, np.uint8)
+
+
+def certified(tiny: tiny_encoder.TinyEncoder, *, is_image: bool) -> Certificate:
+    """Certify an encoder by its definition in numpy."""
+    token_ids, images = random_inputs(is_image=is_image)
+    if images is None:
+        texts = np.split(token_ids, np.cumsum(LENGTHS)[:-1])
+        outputs = [tiny.reference(ids.tolist()) for ids in texts]
+        lengths: tuple[int, ...] = LENGTHS
+    else:
+        mean, std = map(np.array, (IMAGE.mean, IMAGE.std))
+        pixels = ((images / 255 - mean) / std).transpose(0, 3, 1, 2).astype(np.float32)
+        outputs = [tiny.image_reference(image) for image in pixels]
+        lengths = (1,) * len(images)
+    rows = np.concatenate(
+        [
+            np.atleast_2d(output)[kept_positions(length, tiny.kind)]
+            for output, length in zip(outputs, lengths, strict=True)
+        ]
+    )
+    reference: Logits | Vectors = Vectors(values=rows.astype(np.float32))
+    if OUTPUTS[tiny.kind].are_logits:
+        top_ids, top_logits, sums = summarize(widened(rows), 3)
+        reference = Logits(
+            top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None
+        )
+    return Certificate(
+        text="random ids",
+        probes=tuple(
+            Probe(name=f"probe {number}", length=length) for number, length in enumerate(lengths)
+        ),
+        thresholds=LOGITS if OUTPUTS[tiny.kind].are_logits else VECTORS,
+        measured=None,
+        reference=reference,
+        token_ids=token_ids,
+        images=images,
+        kind="encoder",
+        output=tiny.kind,
+    )
+
+
+def write_bundle(folder: Path, kind: Any, *, is_image: bool) -> Certificate:
+    image = IMAGE if is_image else None
+    tiny = tiny_encoder.write_bundle(folder, kind=kind, image=image)
+    certificate = certified(tiny, is_image=is_image)
+    write_certificate(folder, certificate)
+    reseal(folder)
+    return certificate
+
+
+def change_weight(path: Path, name: str, delta: float) -> None:
+    """Change one number of a weight in the graph."""
+    model = onnx.load(path / "encoder.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            array = numpy_helper.to_array(tensor).copy()
+            array.flat[array.size // 2] += delta
+            tensor.CopyFrom(numpy_helper.from_array(array, name))
+    (path / "encoder.onnx").write_bytes(model.SerializeToString())
+    reseal(path)
+
+
+# --- verdicts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "is_image"), CASES)
+def test_an_undamaged_encoder_passes(kind: Any, is_image: bool, tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    certificate = write_bundle(path, kind, is_image=is_image)
+    again = read_certificate(open_bundle(path))
+    assert (again.probes, again.thresholds) == (certificate.probes, certificate.thresholds)
+    report = verify(path, isolate=False)
+    assert (report.verdict, report.first_divergence, report.non_finite) == ("PASS", None, 0)
+    assert (report.kind, report.output) == ("encoder", kind)
+    assert (report.mean_kl is None, report.top1_agreement is None) == (
+        (report.mean_cosine is not None,) * 2
+    )
+    assert report.perplexity is None
+    rows = sum(len(kept_positions(probe.length, kind)) for probe in certificate.probes)
+    positions = {name: phase.positions for name, phase in report.phases.items()}
+    assert positions == {"single": rows, "batch": rows}
+    assert 0 < report.max_abs_delta < 1e-4
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+
+
+@pytest.mark.parametrize(("kind", "is_image"), CASES)
+def test_a_changed_weight_fails(kind: Any, is_image: bool, tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    write_bundle(path, kind, is_image=is_image)
+    change_weight(path, "pixels_weight" if is_image else "own", 0.05)
+    report = verify(path, isolate=False)
+    assert report.verdict == "FAIL"
+    assert report.first_divergence is not None
+    assert report.first_divergence.phase == "single"
+
+
+@pytest.mark.parametrize("kind", ["states", "labels"])
+def test_non_finite_outputs_fail(kind: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    certificate = write_bundle(path, kind, is_image=False)
+    poisoned = int(certificate.token_ids[2])
+    tiny_encoder.write_bundle(tmp_path / "poisoned", kind=kind, poisoned=poisoned)
+    (path / "encoder.onnx").write_bytes((tmp_path / "poisoned" / "encoder.onnx").read_bytes())
+    reseal(path)
+    report = verify(path, isolate=False)
+    assert report.verdict == "FAIL"
+    assert report.non_finite > 0
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+
+
+@pytest.mark.parametrize("kind", ["states", "labels"])
+def test_unmasked_padding_is_located_in_the_batch(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bundle"
+    certificate = write_bundle(path, kind, is_image=False)
+    whole: Callable[..., dict[str, NDArray[np.float32]]] = Engine.encode
+
+    def unmasked(engine: Engine, inputs: Mapping[str, NDArray[Any]]) -> Any:
+        ids = inputs["input_ids"]
+        return whole(engine, {**inputs, "lengths": np.full(len(ids), ids.shape[1], np.int32)})
+
+    monkeypatch.setattr(Engine, "encode", unmasked)
+    report = replay(Engine(open_bundle(path)), certificate)
+    assert report.verdict == "FAIL"
+    assert report.phases["single"].max_abs_delta < 1e-4
+    assert report.phases["batch"].max_abs_delta > 1e-2
+    assert report.first_divergence == Divergence(probe="probe 0", position=0, phase="batch")
+
+
+def test_a_difference_is_located_within_its_probe(tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    certificate = write_bundle(path, "states", is_image=False)
+    assert isinstance(certificate.reference, Vectors)
+    values = certificate.reference.values.copy()
+    values[1 + 3 + 4, 5] += 0.1
+    report = replay(
+        Engine(open_bundle(path)), replace(certificate, reference=Vectors(values=values))
+    )
+    assert report.verdict == "FAIL"
+    assert report.max_abs_delta == pytest.approx(0.1, rel=1e-3)
+    assert report.first_divergence == Divergence(probe="probe 2", position=4, phase="single")
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(0.1, "PASS"), (1e-4, "FAIL")])
+def test_a_mean_distance_beyond_the_tolerance_fails(
+    bound: float, verdict: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bundle"
+    certificate = write_bundle(path, "embedding", is_image=False)
+    assert isinstance(certificate.reference, Vectors)
+    values = certificate.reference.values.copy()
+    values[:, 0] += 0.2
+    moved = replace(
+        certificate,
+        reference=Vectors(values=values),
+        thresholds=Thresholds(mean_cosine=bound),
+    )
+    report = replay(Engine(open_bundle(path)), moved)
+    assert report.verdict == verdict
+    assert report.mean_cosine is not None
+    assert 1e-4 < report.mean_cosine < 0.1
+
+
+def test_nearly_tied_labels_may_change_places(tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    certificate = write_bundle(path, "labels", is_image=False)
+    kept = certificate.reference
+    assert isinstance(kept, Logits)
+    top_ids, top_logits = kept.top_ids.copy(), kept.top_logits.copy()
+    top_ids[2, :2] = top_ids[2, 1::-1]
+    top_logits[2, 0] = top_logits[2, 1] + np.float32(0.01)
+    loose = Thresholds(mean_kl=10.0, max_abs_delta=10.0, near_tie=0.05)
+    swapped = replace(
+        certificate,
+        reference=replace(kept, top_ids=top_ids, top_logits=top_logits),
+        thresholds=loose,
+    )
+    report = replay(Engine(open_bundle(path)), swapped)
+    assert (report.verdict, report.near_ties) == ("AMBIGUOUS", 2)  # single and in the batch
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_image", "path", "value"),
+    [
+        ("states", False, ("kind",), "decoder"),
+        ("states", False, ("output",), "embedding"),
+        ("states", False, ("width",), 9),
+        ("states", False, ("width",), None),
+        ("states", False, ("top_k",), 3),
+        ("states", False, ("thresholds", "mean_cosine"), None),
+        ("states", False, ("thresholds", "mean_kl"), 1.0),
+        ("states", False, ("probes", 0, "source"), 4),
+        ("states", False, ("probes", 3, "length"), 25),
+        ("labels", False, ("image",), {"height": 4, "width": 6, "channels": 3}),
+        ("labels", False, ("top_k",), None),
+        ("labels", False, ("thresholds", "mean_kl"), None),
+        ("labels", True, ("image",), None),
+        ("labels", True, ("image", "height"), 5),
+        ("labels", True, ("image", "channels"), 5),
+    ],
+)
+def test_a_wrong_document_is_refused(
+    kind: Any, is_image: bool, path: tuple[str | int, ...], value: object, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundle"
+    write_bundle(folder, kind, is_image=is_image)
+    edit_json(folder, JSON_NAME, put(*path, value=value))
+    with pytest.raises(CertificateError):
+        read_certificate(open_bundle(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_image", "changes"),
+    [
+        ("states", False, {"values": np.full((sum(LENGTHS), 8), np.nan, np.float32)}),
+        ("states", False, {"values": np.zeros((sum(LENGTHS), 8))}),
+        ("states", False, {"values": np.zeros((sum(LENGTHS) - 1, 8), np.float32)}),
+        ("states", False, {"token_ids": None}),
+        ("states", False, {"source_ids": np.zeros(3, np.int32)}),
+        ("states", False, {"token_ids": np.full(sum(LENGTHS), VOCABULARY, np.int32)}),
+        ("labels", False, {"top_ids": np.full((4, 3), 3, np.int32)}),
+        ("labels", False, {"next_logits": np.zeros(4, np.float32)}),
+        ("labels", True, {"images": None}),
+        ("labels", True, {"images": np.zeros((4, 5, 6, 3), np.uint8)}),
+        ("labels", True, {"images": np.zeros((4, 4, 6, 3), np.float32)}),
+        ("labels", True, {"token_ids": np.zeros(4, np.int32)}),
+    ],
+)
+def test_wrong_arrays_are_refused(
+    kind: Any, is_image: bool, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundle"
+    write_bundle(folder, kind, is_image=is_image)
+    with np.load(folder / ARRAYS_NAME) as archive:
+        arrays = {**archive, **changes}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    np.savez(folder / ARRAYS_NAME, allow_pickle=False, **arrays)
+    reseal(folder)
+    with pytest.raises(CertificateError):
+        read_certificate(open_bundle(folder))
+
+
+# --- parts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "expected"),
+    [
+        ([1, 2, 3], 1, [[0, 1, 2]]),
+        ([5], 1 << 30, [[0]]),
+        ([1, 2, 3], 1 << 30, [[0, 1, 2]]),  # never a batch of one
+        ([1, 2, 3, 4], 1 << 30, [[0, 1], [2, 3]]),
+        ([1, 2, 4, 8, 9], 1 << 20, [[0, 1, 2], [3, 4]]),
+    ],
+)
+def test_batches_are_as_large_as_memory_allows_and_at_least_two(
+    lengths: list[int], size: int, expected: list[list[int]]
+) -> None:
+    assert groups(lengths, size) == expected
+
+
+def test_the_distance_of_vectors_ignores_their_length() -> None:
+    kept = Vectors(values=np.array([[3, 0], [1, 1], [0, 0], [0, 0], [2, 0]], np.float32))
+    outputs = np.array([[5, 0], [1, -1], [0, 0], [1, 0], [-2, 0]], np.float32)
+    differences = compare(kept, slice(0, 5), outputs)
+    assert differences.distance.tolist() == pytest.approx([0, 1, 0, 1, 2])
+    assert differences.delta.tolist() == [2, 2, 0, 1, 4]
+
+
+def test_independent_labels_are_compared_one_by_one() -> None:
+    """A shift of all logits changes every sigmoid but no softmax."""
+    logits = np.array([[2.0, 1.0, -3.0]])
+    top_ids, top_logits, sums = summarize(logits, 3)
+    kept = Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
+    shifted = (logits + 1.5).astype(np.float32)
+    assert compare(kept, slice(0, 1), shifted, "softmax").distance == pytest.approx(0, abs=1e-6)
+    p, q = (1 / (1 + np.exp(-x)) for x in (logits, logits + 1.5))
+    expected = (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).sum()
+    distance = compare(kept, slice(0, 1), shifted, "sigmoid").distance
+    np.testing.assert_allclose(distance, expected, rtol=1e-5)
+
+
+def test_the_distance_of_scores_is_their_relative_error() -> None:
+    kept = Vectors(values=np.array([[3.0], [-4.0]], np.float32))
+    differences = compare(kept, slice(0, 2), np.array([[3.5], [-4.0]], np.float32), "none")
+    assert differences.distance.tolist() == pytest.approx([0.25 / 2 / 12.5, 0])
+
+
+def test_a_single_label_is_compared_with_its_absence() -> None:
+    logits = widened(np.array([[2.0], [-1.0]]))
+    top_ids, top_logits, sums = summarize(logits, 2)
+    assert top_ids.tolist() == [[0, 1], [1, 0]]
+    kept = Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
+    differences = compare(kept, slice(0, 2), np.array([[0.5], [1.0]], np.float32))
+    assert differences.same_top1.tolist() == [True, False]
+    p, q = (1 / (1 + np.exp(-np.array(x))) for x in ([2.0, -1.0], [0.5, 1.0]))
+    expected = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+    np.testing.assert_allclose(differences.distance, expected, rtol=1e-4)

@@ -1,0 +1,111 @@
+"""Changes around the model are detected even if all hashes are right."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import tokenizers
+from tests.runtime import tiny_encoder
+from tests.runtime.damaged_bundles import Json, edit_json, put
+from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
+from tests.runtime.tiny_encoder import LABELS
+
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
+from ortolan.runtime.verification.certificate_files import JSON_NAME
+from ortolan.runtime.verification.replay import verify
+from ortolan.runtime.verification.report import Report
+from ortolan.runtime.verification.surroundings import (
+    PROBE_TEXTS,
+    Surroundings,
+    meanings_of,
+    read_probes,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A bundle with surroundings in its certificate."""
+    folder = tmp_path / "bundle"
+    write_bundle(folder, tokenizer=tokenizer_json(), tokens=Tokens(bos=BOS, eos=(EOS,)))
+    bundle = open_bundle(folder)
+    manifest, tokenizer = bundle.manifest, open_tokenizer(bundle)
+    assert tokenizer is not None
+    expected = Surroundings(
+        meanings=meanings_of(manifest),
+        files={file.name: file.sha256 for file in manifest.files if "tokenizer" in file.name},
+        readings=read_probes(tokenizer),
+    )
+    edit_json(folder, JSON_NAME, put("surroundings", value=msgspec.to_builtins(expected)))
+    return folder
+
+
+def report_of(folder: Path) -> Report:
+    return verify(folder, exact=False, isolate=False)
+
+
+def test_an_undamaged_bundle_passes(folder: Path) -> None:
+    report = report_of(folder)
+    assert report.verdict == "PASS"
+    assert report.surroundings is not None
+    assert report.surroundings.readings > 0
+    assert "texts to ids and back" in report.surroundings.summary
+
+
+def swap(document: Json) -> None:
+    """Exchange two tokens of the vocabulary."""
+    vocabulary = document["model"]["vocab"]
+    first, second = sorted(vocabulary)[3:5]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "words"),
+    [
+        ("manifest.json", put("tokens", "eos", value=[BOS]), "roles of tokens"),
+        ("manifest.json", put("tokens", "bos", value=EOS), "roles of tokens"),
+        ("manifest.json", put("tokens", "suppressed", value=[3]), "roles of tokens"),
+        ("manifest.json", put("tokens", "forced_first", value=3), "roles of tokens"),
+        ("manifest.json", put("context_length", value=1099), "roles of tokens"),
+        ("tokenizer.json", swap, "tokenizer.json"),
+        ("tokenizer.json", lambda document: document.pop("model"), "tokenizer.json"),
+    ],
+)
+def test_a_change_fails(
+    folder: Path, name: str, edit: Callable[[Json], object], words: str
+) -> None:
+    edit_json(folder, name, edit)
+    report = report_of(folder)
+    assert report.verdict == "FAIL"
+    assert words in report.device_summary
+
+
+def test_a_library_that_encodes_differently_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: encode(self, text)[::-1])
+    report = report_of(folder)
+    assert report.verdict == "FAIL"
+    assert "token ids or decoded texts" in report.device_summary
+
+
+def test_labels_in_another_order_have_another_meaning(tmp_path: Path) -> None:
+    for name, labels in (("one", LABELS), ("other", LABELS[::-1])):
+        tiny_encoder.write_bundle(tmp_path / name, labels=labels)
+    one, other = (open_bundle(tmp_path / name).manifest for name in ("one", "other"))
+    assert meanings_of(one) == meanings_of(one)
+    assert meanings_of(one) != meanings_of(other)
+
+
+def test_a_byte_tokenizer_reads_every_probe() -> None:
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    alphabet = {letter: place for place, letter in enumerate(letters)}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(alphabet, []))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    readings = read_probes(Tokenizer.from_bytes(library.to_str().encode()))
+    assert [reading.text for reading in readings] == list(PROBE_TEXTS)
+    assert [reading.decoded for reading in readings] == list(PROBE_TEXTS)
