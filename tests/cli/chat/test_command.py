@@ -94,7 +94,7 @@ def test_last_question_is_answered_once_more_as_it_is_set(bundle: Path, tmp_path
         ("/set frob 1", "/set: expected temperature, "),
         ("/set top_k", "/set top_k: expected a value, got none."),
         ("/set top-k 1.5", "/set top_k: '1.5' is not a valid integer"),
-        ("/set top_p 2", "top_p: expected above 0 and at most 1, got 2.0."),
+        ("/set top_p 2", "top_p must be above 0 and at most 1 (got 2.0)."),
         (b"\xff", "Standard input must be UTF-8 text (got byte 0xff)"),
         ("a" * 2000, "context: expected at most 1100 tokens"),
     ],

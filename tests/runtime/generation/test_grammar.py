@@ -293,7 +293,7 @@ def _manifest(tokenizer: Tokenizer) -> Any:
 
 
 def test_a_grammar_that_no_token_can_continue_fails_its_request(model: Decoder) -> None:
-    with pytest.raises(GrammarError, match="grammar: expected a token"):
+    with pytest.raises(GrammarError, match="No token"):
         model.generate("x", max_new_tokens=9, grammar=Grammar.regex("a[é]"))
     assert model.generate("x", max_new_tokens=9, grammar=Grammar.regex("a[éb]")).text == "ab"
 
@@ -301,7 +301,7 @@ def test_a_grammar_that_no_token_can_continue_fails_its_request(model: Decoder) 
 @pytest.mark.parametrize("kind", ["wordpiece", "metaspace", "words"])
 def test_a_tokenizer_that_grammars_do_not_work_with_is_an_error(kind: str) -> None:
     tokenizer = tiny_tokenizers.ours(kind)
-    with pytest.raises(GrammarError, match="expected a tokenizer of bytes"):
+    with pytest.raises(GrammarError, match="byte-level"):
         GrammarCompiler(_manifest(tokenizer), tokenizer).matcher(DATE)
 
 
