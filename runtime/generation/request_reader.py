@@ -175,7 +175,7 @@ class RequestReader:
         if wanted > room:
             raise ContextLengthError(
                 f"A prompt of {prompt_tokens} and {wanted} new tokens exceed the context of "
-                f"{context}. Shorten the prompt, or lower max_new_tokens"
+                f"{context} tokens. Shorten the prompt, or lower max_new_tokens"
                 f"{f' to {room}' if room > 0 else ''}."
             )
         return room if max_new_tokens is None else max_new_tokens

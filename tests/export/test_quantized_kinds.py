@@ -16,8 +16,7 @@ from tests.modeling import kinds
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4, Int8, Precision
+from ortolan.export.options import ExportOptions, Int4, Int8, Precision
 from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import LanguageModelHead
 from ortolan.runtime import Bundle

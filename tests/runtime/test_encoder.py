@@ -174,14 +174,14 @@ def test_a_default_prompt_leaves_ids_as_they_are(tmp_path: Path) -> None:
 def test_a_prompt_that_the_model_has_not_is_an_error(tmp_path: Path) -> None:
     encoder = prompted(tmp_path, None)
 
-    with pytest.raises(InputError, match="passage.*'document', 'other', 'query'"):
+    with pytest.raises(InputError, match="'document', 'other', 'query'"):
         encoder.embed("a", prompt="passage")
     with pytest.raises(InputError, match="token ids"):
         encoder.embed([[4, 5]], prompt="query")
 
 
 def test_a_prompt_of_a_model_without_any_is_an_error(tiny: dict[str, TinyEncoder]) -> None:
-    with pytest.raises(InputError, match="'query'.*none"):
+    with pytest.raises(InputError, match="no prompt 'query'"):
         load(tiny["embedding"].path).embed("a", prompt="query")
 
 

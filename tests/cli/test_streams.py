@@ -69,7 +69,7 @@ def test_value_in_a_table_has_one_line(capsys: pytest.CaptureFixture[str]) -> No
         ("return 0", 0, ""),
         ("return 1", 1, ""),
         ("raise OSError(5, 'Input/output error')", 2, "Input/output error"),
-        ("raise MemoryError", 2, "enough memory"),
+        ("raise MemoryError", 2, "out of memory"),
         ("raise KeyError('x')", 3, "please report it"),
         ("raise KeyboardInterrupt", 130, ""),
     ],
