@@ -49,7 +49,7 @@ class LastPrompt:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.grid = GRID if engine.parts_matter or engine.mixes_rows else 1
+        self.grid = GRID if engine.depends_on_chunks or engine.mixes_rows else 1
         self.chunk = GRID if engine.mixes_rows else CHUNK
         # reserved: growing would copy the states
         self.slots = engine.slots(engine.rows_multiple, reserved=True)

@@ -122,7 +122,7 @@ class Service(ChatService):
             engine,
             slots=slots,
             exact=is_exact,
-            chunk=_checked_chunk(options.get("chunk"), fixed=is_exact and engine.parts_matter),
+            chunk=_checked_chunk(options.get("chunk"), fixed=is_exact and engine.depends_on_chunks),
             prefill_first=False,
             reserved=True,
             memory=self._memory,

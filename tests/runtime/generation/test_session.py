@@ -116,13 +116,13 @@ def test_what_is_no_list_of_ids_is_refused_and_changes_nothing(
 ) -> None:
     session = model.session()
     session.append([1, 2])
-    with pytest.raises(InputError, match="append: expected"):
+    with pytest.raises(InputError, match=r"^append "):
         session.append(wrong)  # type: ignore[arg-type]
     assert session.tokens == (1, 2)
 
 
 def test_no_ids_are_refused(model: Decoder) -> None:
-    with pytest.raises(InputError, match="at least one token id"):
+    with pytest.raises(InputError, match="no token ids"):
         model.session().append([])
 
 
