@@ -214,7 +214,7 @@ def test_replies_with_a_draft_equal_those_of_the_model(
 def test_a_failing_draft_ends_only_its_own_reply(model: Decoder, service: Service) -> None:
     bad = service.chat(user("Hi."), draft=Failing(), **ANSWER)
     good = service.chat(user("Hi."), draft=PromptLookup(), **ANSWER)
-    with pytest.raises(InputError, match="Failing .*KeyError"):
+    with pytest.raises(InputError, match=r"Failing .*KeyError"):
         bad.reply()
     same(good.reply(), model.chat(user("Hi."), draft=PromptLookup(), **ANSWER))
     with pytest.raises(InputError, match="draft"):
