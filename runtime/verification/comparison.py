@@ -41,23 +41,19 @@ _LEAST_SQUARE = 1e-12
 Numbers = NDArray[np.float32]
 
 
-def summarize(
-    logits_RV: NDArray[Any], top_k: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+def summarize(logits_RV: NDArray[Any], top_k: int) -> Logits:
     """Return the part of logits that a certificate keeps. Ties go to the lower id.
 
     Args:
         logits_RV: any float type.
         top_k: `K`, at least 2 and at most `V`.
-
-    Returns:
-        `top_ids (R, K)`, `top_logits (R, K)` and `log_sum_exp (R,)`.
     """
     top_ids = np.argsort(-logits_RV, axis=-1, kind="stable")[:, :top_k]
-    return (
-        top_ids.astype(np.int32),
-        np.take_along_axis(logits_RV, top_ids, axis=-1).astype(np.float32),
-        log_sum_exp(logits_RV).astype(np.float32),
+    return Logits(
+        top_ids=top_ids.astype(np.int32),
+        top_logits=np.take_along_axis(logits_RV, top_ids, axis=-1).astype(np.float32),
+        log_sum_exp=log_sum_exp(logits_RV).astype(np.float32),
+        next_logits=None,
     )
 
 

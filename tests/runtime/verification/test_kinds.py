@@ -74,18 +74,14 @@ def certified(tiny: tiny_encoder.TinyEncoder, *, is_image: bool) -> Certificate:
             for output, length in zip(outputs, lengths, strict=True)
         ]
     )
+    are_logits = OUTPUTS[tiny.kind].are_logits
     reference: Logits | Vectors = Vectors(values=rows.astype(np.float32))
-    if OUTPUTS[tiny.kind].are_logits:
-        top_ids, top_logits, sums = summarize(widened(rows), 3)
-        reference = Logits(
-            top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None
-        )
+    if are_logits:
+        reference = summarize(widened(rows), 3)
     return Certificate(
         text="random ids",
-        probes=tuple(
-            Probe(name=f"probe {number}", length=length) for number, length in enumerate(lengths)
-        ),
-        thresholds=LOGITS if OUTPUTS[tiny.kind].are_logits else VECTORS,
+        probes=tuple(Probe(name=f"probe {n}", length=length) for n, length in enumerate(lengths)),
+        thresholds=LOGITS if are_logits else VECTORS,
         measured=None,
         reference=reference,
         token_ids=token_ids,
@@ -330,8 +326,7 @@ def test_the_distance_of_vectors_ignores_their_length() -> None:
 def test_independent_labels_are_compared_one_by_one() -> None:
     """A shift of all logits changes every sigmoid but no softmax."""
     logits = np.array([[2.0, 1.0, -3.0]])
-    top_ids, top_logits, sums = summarize(logits, 3)
-    kept = Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
+    kept = summarize(logits, 3)
     shifted = (logits + 1.5).astype(np.float32)
     assert compare(kept, slice(0, 1), shifted, "softmax").distance == pytest.approx(0, abs=1e-6)
     p, q = (1 / (1 + np.exp(-x)) for x in (logits, logits + 1.5))
@@ -348,9 +343,8 @@ def test_the_distance_of_scores_is_their_relative_error() -> None:
 
 def test_a_single_label_is_compared_with_its_absence() -> None:
     logits = widened(np.array([[2.0], [-1.0]]))
-    top_ids, top_logits, sums = summarize(logits, 2)
-    assert top_ids.tolist() == [[0, 1], [1, 0]]
-    kept = Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
+    kept = summarize(logits, 2)
+    assert kept.top_ids.tolist() == [[0, 1], [1, 0]]
     differences = compare(kept, slice(0, 2), np.array([[0.5], [1.0]], np.float32))
     assert differences.same_top1.tolist() == [True, False]
     p, q = (1 / (1 + np.exp(-np.array(x))) for x in ([2.0, -1.0], [0.5, 1.0]))
