@@ -238,15 +238,15 @@ def _errors(values_RE: Numbers, part: slice, got_RE: Numbers) -> NDArray[np.floa
     return errors
 
 
-def _negative_logs(kept: Logits, rows: Rows) -> NDArray[np.float64]:
+def _negative_logs(reference: Logits, rows: Rows) -> NDArray[np.float64]:
     """Return the cost of each next token in nats, `(tokens, 2)`: by outputs and by reference."""
     count = min(len(rows.next_ids), len(rows.outputs))
-    if kept.next_logits is None or count == 0:
+    if reference.next_logits is None or count == 0:
         return np.empty((0, 2))
     logits_RV, part = rows.outputs[:count], rows.part
     ours = log_sum_exp(logits_RV) - logits_RV[np.arange(count), rows.next_ids[:count]]
-    reference = (kept.log_sum_exp[part] - kept.next_logits[part])[:count]
-    both: NDArray[np.float64] = np.stack((ours, reference), axis=-1)
+    expected = (reference.log_sum_exp[part] - reference.next_logits[part])[:count]
+    both: NDArray[np.float64] = np.stack((ours, expected), axis=-1)
     return both[np.isfinite(ours)]
 
 
@@ -258,8 +258,8 @@ class Comparison:
         self._certificate = certificate
         self._are_logits = isinstance(reference, Logits)
         self._scores = OUTPUTS[certificate.output].scores
-        kept = reference.top_logits if isinstance(reference, Logits) else reference.values
-        self._largest = float(np.abs(kept).max())
+        values = reference.top_logits if isinstance(reference, Logits) else reference.values
+        self._largest = float(np.abs(values).max())
         self._max_delta = math.inf if bound is None else bound * max(1.0, self._largest)
         self._phases: dict[PhaseName, list[Differences]] = {}
         self._negative_logs: list[NDArray[np.float64]] = [np.empty((0, 2))]
