@@ -219,7 +219,7 @@ def test_an_image_has_one_context(tmp_path: Path) -> None:
 
 def test_an_image_of_another_size_is_an_error(tmp_path: Path) -> None:
     module = load(written("vit", tmp_path), EncoderModel)
-    with pytest.raises(ValueError, match=r"expected images of shape \(3, 8, 8\), got \(3, 8, 6\)"):
+    with pytest.raises(ValueError, match=r"\(3, 8, 8\).*\(3, 8, 6\)"):
         module(random_images(IMAGES["vit"].values)[..., :6])
 
 
