@@ -221,13 +221,8 @@ class Piece(NamedTuple):
         layout = self.target.rows
         if layout is None:
             yield start, stop, slice(None)
-            return
-        wanted = layout.order(self.rows)[start:stop]
-        step = wanted.diff()
-        cuts = ((step < 1) | (step > GAP)).nonzero().flatten() + 1
-        for span in torch.tensor_split(wanted, cuts):
-            first, last = int(span[0]), int(span[-1]) + 1
-            yield first, last, span - first
+        else:
+            yield from row_spans(layout.order(self.rows)[start:stop])
 
     def _ours(self, stored: Tensor) -> Tensor:
         """A view of a stored tensor with rows as its first axis."""
@@ -296,6 +291,15 @@ def joint_format(formats: Iterable[CodeFormat | None]) -> CodeFormat | None:
         symmetric=all(part.symmetric for part in coded),
         minimums=any(part.minimums for part in coded),
     )
+
+
+def row_spans(rows: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """Ranges `[first:last]` that cover rows int64 `(N,)`, and the wanted rows of each range."""
+    step = rows.diff()
+    cuts = ((step < 1) | (step > GAP)).nonzero().flatten() + 1
+    for span in torch.tensor_split(rows, cuts):
+        first, last = int(span[0]), int(span[-1]) + 1
+        yield first, last, span - first
 
 
 def join_codes(parts: Sequence[CodedRows]) -> CodedRows:
