@@ -35,7 +35,7 @@ test: $(INSTALLED)
 # forms of parity that take long to trace. Their graphs are kept for scripts/vocabulary.py --graphs.
 test-ci: $(INSTALLED)
 	mkdir -p build/graphs
-	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 -m slow --ignore=tests/end_to_end/test_install.py \
+	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 -m slow --ignore=tests/cli/test_install.py \
 		--ignore=tests/end_to_end/test_demo.py --deselect=$(ALL_FAULTS) \
 		--ignore=tests/modeling/families/test_inert_keys.py --ignore=tests/export/locality \
 		--ignore=tests/export/source/transformers/test_weights.py \

@@ -25,7 +25,7 @@ from pathlib import Path
 started = time.monotonic()
 from ortolan.export.options import ExportOptions
 from ortolan.export.pipeline import export
-from ortolan.export.precision import Int4, Int8
+from ortolan.export.options import Int4, Int8
 steps = {}
 def progress(step, done, total):
     steps.setdefault(step, time.monotonic() - started)

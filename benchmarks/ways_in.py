@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ortolan.export.options import ExportOptions, Via
+from ortolan.export.options import ExportOptions, Int4, Precision, Via
 from ortolan.export.pipeline import export
-from ortolan.export.precision import Int4, Precision
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner

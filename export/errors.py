@@ -1,11 +1,11 @@
-"""What export raises on purpose.
+"""Errors that an export raises on purpose.
 
 OrtolanError
 └── ExportError
-    ├── OptionError        options that cannot be honoured
-    ├── OutputError        the place of the bundle: taken, locked, not writable
-    ├── PlacementError     nodes that the device has no kernel for
-    └── ParityError        the bundle does not compute what PyTorch computes
+    ├── OptionError        an option cannot be honored
+    ├── OutputError        the target is taken, locked or not writable
+    ├── PlacementError     the device lacks kernels for some nodes
+    └── ParityError        the bundle disagrees with PyTorch
 """
 
 from collections.abc import Iterable
@@ -15,36 +15,37 @@ from ortolan.errors import OrtolanError
 
 
 class ExportError(OrtolanError):
-    """The root of this tree."""
+    """An export failed; root of this tree."""
 
     code: ClassVar[str] = "export"
 
 
 class OptionError(ExportError):
-    """An option, or a combination, that cannot be honoured."""
+    """An option, or a combination of options, cannot be honored."""
 
     code: ClassVar[str] = "option"
 
 
 class OutputError(ExportError):
-    """The bundle cannot be written to its place; what is there is untouched."""
+    """The bundle cannot be written to its target, which is left untouched."""
 
     code: ClassVar[str] = "output"
 
 
 class PlacementError(ExportError):
-    """The device that a bundle is made for has no kernel for some of its nodes."""
+    """The target device has no kernel for some nodes."""
 
     code: ClassVar[str] = "placement"
 
 
 class ParityError(ExportError):
-    """The bundle does not compute what PyTorch computes; it was not kept."""
+    """The bundle disagrees with PyTorch and was deleted."""
 
     code: ClassVar[str] = "parity"
 
 
 def not_among(name: str, value: object, choices: Iterable[object]) -> OptionError:
-    """The error of an option that has another value than those offered."""
-    names = ", ".join(str(choice) for choice in choices if choice is not None)
-    return OptionError(f"{name}: expected one of {names}, got {value!r}.")
+    """The error for an option whose value is not one of its choices."""
+    *names, last = (str(choice) for choice in choices if choice is not None)
+    listed = f"{', '.join(names)} or {last}" if names else last
+    return OptionError(f"{name} must be {listed} (got {value!r}).")

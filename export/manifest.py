@@ -10,7 +10,7 @@ import torch
 from ortolan import __version__
 from ortolan.export.exportable import Exportable
 from ortolan.export.output import describe_files
-from ortolan.export.settings import Settings
+from ortolan.export.settings import Plan
 from ortolan.export.weights.store import Stored
 from ortolan.runtime.bundle.manifest import Manifest, Provenance, State, StateType
 from ortolan.runtime.bundle.quality import Quality
@@ -28,7 +28,7 @@ _DTYPES: Mapping[torch.dtype, StateType] = {
 def describe(
     folder: Path,
     model: Exportable,
-    settings: Settings,
+    plan: Plan,
     stored: Stored,
     quality: Quality | None = None,
 ) -> Manifest:
@@ -36,14 +36,14 @@ def describe(
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
     return Manifest(
         schema=2,
-        kind=settings.kind,
-        precision=settings.precision,
-        attention=settings.options.attention,
-        devices=settings.devices,
+        kind=plan.kind,
+        precision=plan.precision,
+        attention=plan.options.attention,
+        devices=plan.devices,
         context_length=model.context_length,
         vocab_size=model.vocab_size,
-        graphs=settings.graph_files,
-        states=_states(model, settings),
+        graphs=plan.graph_files,
+        states=_states(model, plan),
         weights=(stored.blob.file.name,),
         tokens=model.tokens,
         tokenizer="tokenizer.json" if "tokenizer.json" in model.companions else None,
@@ -58,28 +58,28 @@ def describe(
             left_out=model.left_out,
             calibrated_on=stored.calibrated_on,
         ),
-        prefill_precision=settings.options.prefill_precision,
+        prefill_precision=plan.options.prefill_precision,
         quantized=stored.quantized,
         source=model.takes,
         output=model.gives,
-        foreign_operators=_foreign_operators(folder, settings),
-        attention_maps=model.maps if settings.options.attention_maps else (),
-        unverified=settings.unverified,
+        foreign_operators=_foreign_operators(folder, plan),
+        attention_maps=model.maps if plan.options.attention_maps else (),
+        unverified=plan.unverified,
         quality=quality,
     )
 
 
-def _foreign_operators(folder: Path, settings: Settings) -> tuple[str, ...]:
+def _foreign_operators(folder: Path, plan: Plan) -> tuple[str, ...]:
     """What the graphs need that a runtime elsewhere does not load without being told."""
-    files = [folder / graph.file for graph in settings.graph_files.values()]
+    files = [folder / graph.file for graph in plan.graph_files.values()]
     graphs = [read_graph(file.read_bytes(), file=file.name) for file in files]
     return tuple(sorted({form for graph in graphs for form in graph.foreign}))
 
 
-def _states(model: Exportable, settings: Settings) -> tuple[State, ...]:
+def _states(model: Exportable, plan: Plan) -> tuple[State, ...]:
     """The states in the type of the activations, or those that grow in 8 bits."""
-    states = model.states(_DTYPES[settings.dtype])
-    if settings.options.cache == "float":
+    states = model.states(_DTYPES[plan.dtype])
+    if plan.options.cache == "float":
         return states
     return tuple(
         msgspec.structs.replace(state, dtype="int8") if state.update == "append" else state

@@ -1,39 +1,125 @@
-"""What few exports change: the value of `ortolan.export(options=...)`."""
+"""What a user chooses: `precision` and `options` of `ortolan.export`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 Device = Literal["cpu", "cuda"]
+PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+Method = Literal["rtn", "hqq", "gptq"]
+GroupSize = Literal[32, 64, 128, 256]
+HeadBits = Literal[4, 8]
 Graphs = Literal["unified", "split"]
 Attention = Literal["fused", "portable"]
 Cache = Literal["float", "int8"]
 Proof = Literal["quick", "full"]
 Via = Literal["family", "transformers"]
 
+METHODS: tuple[Method, ...] = get_args(Method)
+GROUP_SIZES: tuple[GroupSize, ...] = get_args(GroupSize)
+
+CALIBRATION_SEQUENCES = 32
+"""Default of `calibration_sequences`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Integers:
+    """Fields that `Int8` and `Int4` share.
+
+    Low-bit weights of the checkpoint are copied, whatever their group size, unless `method` is set.
+    """
+
+    method: Method | None = None
+    group_size: GroupSize | None = None
+    asymmetric: bool = False
+    exclude: Sequence[str] = ()
+    calibration_sequences: int = CALIBRATION_SEQUENCES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8(_Integers):
+    """8-bit weights with one scale per group.
+
+    Attributes:
+        method: `rtn` (the default) rounds to the nearest code, `hqq` fits the weight, `gptq` fits
+            the outputs on calibration data.
+        group_size: values that share a scale; 128 by default.
+        asymmetric: store a zero point per group as well.
+        exclude: patterns of weights that stay floats, such as `blocks.0.*`.
+        calibration_sequences: maximum number of inputs for `gptq`: texts of 256 tokens, images, or
+            groups of eight pairs.
+    """
+
+    name: ClassVar[PrecisionName] = "int8"
+    bits: ClassVar[Literal[4, 8]] = 8
+    head_bits: ClassVar[HeadBits] = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4(_Integers):
+    """4-bit weights with one scale per group.
+
+    The fields are those of `Int8`, with other defaults.
+
+    Attributes:
+        method: `gptq` by default.
+        group_size: by default 128, or 256 in blocks below a 4-bit head; 32 in rows of fewer than
+            2048 columns. An 8-bit head keeps its own.
+        head_bits: bits of the head and the embedding; by default 4 in a decoder with `gptq`, else
+            8.
+    """
+
+    name: ClassVar[PrecisionName] = "int4"
+    bits: ClassVar[Literal[4, 8]] = 4
+    head_bits: HeadBits | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auto:
+    """4 or 8 bits per weight, chosen by the measured effect on the output.
+
+    Set exactly one of `max_kl` and `target_size`. The other fields are those of `Int4`.
+
+    Attributes:
+        max_kl: choose the fewest bytes within this mean KL divergence from the trained model, in
+            nats.
+        target_size: choose the smallest divergence within this size of the weights, in bytes.
+    """
+
+    name: ClassVar[PrecisionName] = "int4"
+    max_kl: float | None = None
+    target_size: int | None = None
+    asymmetric: bool = False
+    exclude: Sequence[str] = ()
+    calibration_sequences: int = CALIBRATION_SEQUENCES
+
+
+Precision = PrecisionName | Int8 | Int4 | Auto
+"""A name stands for the defaults: `"int4"` for `Int4()`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """Graphs, bounds and files of an export.
+    """Options of an export beyond precision and device.
 
     Attributes:
         graphs: one graph for every step, or one for prefill and one for decoding.
-        attention: `portable` adds bodies of standard operators, for other tools than onnxruntime.
-        prefill_precision: products of 8-bit integers for prefill alone, or in all of an encoder.
-        cache: how a decoder keeps keys and values: as it computes them, or in 8 bits.
-        attention_maps: write a graph of what each token attends to.
-        allow_cpu_nodes: let the CPU compute what the device has no kernel for.
-        max_kl: fail where the mean divergence from PyTorch is larger; None for the bound of the
-            precision.
-        allow_poor: keep a bundle of rounded weights however far it is from the trained model.
-        proof: `quick` proves every weight by itself and the whole model on short probes; `full`
-            on more and longer ones as well.
+        attention: `portable` adds bodies of standard operators for tools other than onnxruntime.
+        prefill_precision: multiply 8-bit integers in prefill, or everywhere in an encoder.
+        cache: how a decoder stores its KV cache: as floats, or in 8 bits.
+        attention_maps: add a graph of what each token attends to.
+        allow_cpu_nodes: run nodes on the CPU that the device has no kernel for.
+        max_kl: highest mean KL divergence from PyTorch; None for the limit of the precision.
+        allow_poor: keep a bundle of rounded weights, however far it is from the trained model.
+        proof: `quick` checks every weight alone and the whole model on short probes; `full` adds
+            more and longer probes.
         tokenizer: a tokenizer.json; None for the checkpoint's own.
-        via: how to open a checkpoint: as one of our families, or by transformers; None for a family
+        accept_unknown: unknown keys of config.json to ignore. The certificate does not see their
+            effect, since its reference ignores them as well.
+        via: open the checkpoint with one of our families or with transformers; None for a family
             where there is one.
-        accept_unknown: keys of config.json to ignore although nothing is known of them. What they
-            change is not seen by the certificate, whose reference ignores them as well.
-        adapter: a folder of PEFT to merge into the checkpoint.
+        adapter: a PEFT folder to merge into the checkpoint.
     """
 
     graphs: Graphs = "unified"

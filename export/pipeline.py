@@ -1,8 +1,7 @@
 """From a trained model to a bundle: the steps, in order."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortolan import files
+from ortolan.export.advice import advise, context_notes, risks
 from ortolan.export.derived import DerivedWeights, recipes_of
 from ortolan.export.errors import ParityError
 from ortolan.export.exportable import Exportable
@@ -21,30 +21,35 @@ from ortolan.export.inputs.calibration import (
     own_calibration,
     read_calibration,
 )
+from ortolan.export.inputs.synthetic import synthetic_inputs
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.inputs.writer import write
-from ortolan.export.inputs.written import own_inputs
-from ortolan.export.lengths import context_notes
 from ortolan.export.manifest import describe
-from ortolan.export.options import DEFAULTS, Device, ExportOptions
+from ortolan.export.options import (
+    CALIBRATION_SEQUENCES,
+    DEFAULTS,
+    Device,
+    ExportOptions,
+    Precision,
+)
 from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.export.passes import tidy
 from ortolan.export.passes.lower import lower
 from ortolan.export.passes.portable_bodies import attach_bodies
-from ortolan.export.precision import CALIBRATION_SEQUENCES, Precision
+from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.proof.probes import inputs_of, make_probes, text_of
-from ortolan.export.proof.quality import advise, risks
 from ortolan.export.proof.replay import replay
+from ortolan.export.proof.witness import Witness
 from ortolan.export.quantize.auto import Chosen, choose
 from ortolan.export.quantize.find import find_codes
-from ortolan.export.quantize.kept import kept
-from ortolan.export.quantize.plan import Quantization, plan
-from ortolan.export.settings import Settings, draft_of, resolve
+from ortolan.export.quantize.schemes import assign_schemes
+from ortolan.export.quantize.stored import stored_schemes
+from ortolan.export.settings import Plan, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import bind, page_bytes, pages
-from ortolan.export.weights.int8_cache import with_int8_cache
+from ortolan.export.weights.int8_cache import MARGIN, with_int8_cache
 from ortolan.export.weights.store import Stored, store
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
@@ -52,9 +57,6 @@ from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.machine.memory import return_large_memory
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
-
-Progress = Callable[[str, int, int], None]
-"""Called with the step's name, what is done of it, and all of it."""
 
 
 def export(
@@ -70,27 +72,27 @@ def export(
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Bundle:
-    """Export a model and prove that the bundle computes what PyTorch computes.
+    """Export a model, and prove that the bundle computes what PyTorch computes.
 
     Args:
         source: a checkpoint (see `open_checkpoint`), or a live model: of `ortolan.modeling`, of
-            transformers, or a module of your own.
-        out: the folder of the bundle.
-        precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`; `settings.DTYPES` has the
-            type of the cache and the activations.
-        device: to run on.
-        calibration: a file to calibrate and judge by. By default that of `own_calibration`, or what
-            the model writes itself (`inputs.written`).
-        max_context: tokens that have to fit; by default the model's own, or those of texts that all
-            have the same rotary frequencies.
-        options: the rest.
+            transformers, or your own module.
+        out: folder of the bundle.
+        precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`.
+        device: target device.
+        calibration: file to calibrate and judge with. By default the checkpoint's own
+            (`own_calibration`); without one, the model writes its calibration data
+            (`inputs.synthetic`).
+        max_context: longest context in tokens; by default the model's own, or the longest that
+            shares one set of rotary frequencies.
+        options: advanced settings; see `ExportOptions`.
         force: replace a bundle at `out`.
-        progress: told of every step.
-        warn: called before any work with what the bundle will not do as the trained model does, and
-            with each reason why it will probably be poor.
+        progress: called as each step advances.
+        warn: called before any work, with each way in which the bundle will differ from the trained
+            model and each reason to expect a poor one.
 
     Raises:
-        OrtolanError: see `export.errors`, and for the source `modeling.errors`.
+        OrtolanError: see `export.errors`, and `modeling.errors` for the source.
     """
     return_large_memory()
     model = open_exportable(
@@ -101,8 +103,7 @@ def export(
         adapter=options.adapter,
         via=options.via,
     )
-    file = own_calibration(model) if calibration is None else Path(calibration)
-    settings = resolve(
+    plan = resolve(
         model.kind,
         precision=precision,
         device=device,
@@ -110,235 +111,237 @@ def export(
         takes_one=model.takes_one,
     )
     if warn is not None:
-        _warn(warn, model, settings)
+        for note in (*context_notes(model), *(() if options.allow_poor else risks(model, plan))):
+            warn(note)
     model.check()
-    data = _calibration(model, settings, file, is_given=calibration is not None)
-    inputs = _inputs(model, settings, data)
+    data = _calibration(model, plan, calibration)
+    inputs = _calibration_inputs(model, plan, data)
     with staged_bundle(Path(out).absolute(), force=force) as folder:
-        _build(folder, model, settings, data, inputs, progress or _silent)
+        _build(
+            Job(
+                folder=folder,
+                model=model,
+                plan=plan,
+                data=data,
+                inputs=inputs,
+                progress=progress or silent,
+            )
+        )
     return open_bundle(out, trust=True)
 
 
-def _silent(step: str, done: int, total: int) -> None:
-    """Report nothing."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the steps of one export work on; each step returns a new one.
 
+    Attributes:
+        folder: where the bundle is built.
+        model: to export.
+        plan: resolved settings.
+        data: calibration file, if any.
+        inputs: cut from `data`, or written by the model, to calibrate on.
+        graphs: tidied, by role; none before they are traced.
+        progress: called as each step advances.
+    """
 
-def _warn(warn: Callable[[str], None], model: Exportable, settings: Settings) -> None:
-    """Say what is known of the bundle before any work."""
-    poor = () if settings.options.allow_poor else risks(model, settings)
-    for note in (*context_notes(model), *poor):
-        warn(note)
+    folder: Path
+    model: Exportable
+    plan: Plan
+    data: Calibration | None
+    inputs: Inputs
+    progress: Progress
+    graphs: Mapping[str, ir.Model] = field(default_factory=dict)
 
 
 def _calibration(
-    model: Exportable, settings: Settings, file: Path | None, *, is_given: bool
+    model: Exportable, plan: Plan, calibration: str | Path | None
 ) -> Calibration | None:
-    """The given file, or the one beside the checkpoint where weights are quantized."""
-    if file is None or not (is_given or settings.rounds):
+    """The file that was passed, or the checkpoint's own where something is rounded."""
+    file = own_calibration(model) if calibration is None else Path(calibration)
+    if file is None or (calibration is None and not plan.rounds):
         return None
-    # The first part of a checkpoint's own file may be what the model was trained on.
-    is_learned_from = settings.calibrates or settings.options.cache == "int8" or not is_given
+    # The model may have been trained on the first part of the checkpoint's own file.
+    is_learned_from = plan.calibrates or plan.options.cache == "int8" or calibration is None
     return read_calibration(file, model, is_learned_from=is_learned_from)
 
 
-def _inputs(model: Exportable, settings: Settings, data: Calibration | None) -> Inputs | None:
-    """What weights and cache are calibrated on, if they are; None where it is yet to be written."""
-    if not settings.calibrates or settings.quantization is None:
-        if data is None or settings.options.cache == "float":
-            return Inputs()
-        return cut_inputs(data, model, count=CALIBRATION_SEQUENCES)
-    if data is None:
-        return None
-    return cut_inputs(data, model, count=settings.quantization.calibration_sequences)
+def _calibration_inputs(model: Exportable, plan: Plan, data: Calibration | None) -> Inputs:
+    """Inputs to calibrate weights or cache on; none where `_synthetic_inputs` adds them later."""
+    if data is None or not (plan.calibrates or plan.options.cache == "int8"):
+        return Inputs()
+    quantization = plan.quantization if plan.calibrates else None
+    count = quantization.calibration_sequences if quantization else CALIBRATION_SEQUENCES
+    return cut_inputs(data, model, count=count)
 
 
-def _build(
-    folder: Path,
-    model: Exportable,
-    settings: Settings,
-    data: Calibration | None,
-    inputs: Inputs | None,
-    progress: Progress,
-) -> None:
-    """Write a whole bundle into a folder, and prove it there if the CPU can compute it."""
-    certificate = _reference(model, settings, data, progress)
-    traced = _trace(model, settings, progress)
-    model = replace(model, weights=DerivedWeights(model.weights, recipes_of(traced.values())))
-    if inputs is None:
-        inputs = _own_inputs(folder, model, settings, traced, progress)
-    if settings.options.cache == "int8":
-        model = with_int8_cache(model, traced, inputs)
-    with files.temporary_folder(folder / "choice") as temporary:
-        chosen = _choose(temporary, model, settings, traced, data, inputs, progress)
+def _build(job: Job) -> None:
+    """Write a whole bundle, and prove it where the CPU can run it."""
+    certificate = _reference(job)
+    job = replace(job, graphs=_trace(job))
+    weights = DerivedWeights(job.model.weights, recipes_of(job.graphs.values()))
+    job = replace(job, model=replace(job.model, weights=weights))
+    if job.plan.calibrates and job.data is None:
+        job = replace(job, inputs=_synthetic_inputs(job))
+    if job.plan.options.cache == "int8":
+        job = replace(job, model=_with_int8_cache(job))
+    with files.temporary_folder(job.folder / "choice") as temporary:
+        chosen = _choose(job, temporary)
         if chosen is not None:
-            settings = replace(settings, precision=chosen.precision)
-        stored = _write_files(folder, model, settings, traced, inputs, progress, chosen)
-    certificate = replace(certificate, weights=stored.expected)
-    _write_certified(folder, model, settings, stored, certificate)
-    if settings.unverified is not None:
+            job = replace(job, plan=replace(job.plan, precision=chosen.precision))
+        stored, witness = _write_files(job, chosen)
+    certificate = replace(certificate, weights=witness.finish())
+    _write_certified(job, stored, certificate)
+    if job.plan.unverified is not None:
         return  # the manifest says so, and the certificate holds the reference
-    progress("verify", 0, 1)
-    measured = replay(folder)
-    advice, quality = advise(model, settings), measured.quality
+    job.progress("verify", 0, 1)
+    measured = replay(job.folder)
+    advice, quality = advise(job.model, job.plan), measured.quality
     if measured.verdict == "FAIL":
         raise ParityError(describe_failure(measured, certificate, advice))
     if quality.word != "excellent":
         quality = msgspec.structs.replace(quality, advice=advice)
-    _write_certified(folder, model, settings, stored, passed(certificate, measured), quality)
-    progress("verify", 1, 1)
+    _write_certified(job, stored, passed(certificate, measured), quality)
+    job.progress("verify", 1, 1)
 
 
-def _own_inputs(
-    folder: Path,
-    model: Exportable,
-    settings: Settings,
-    traced: Mapping[str, ir.Model],
-    progress: Progress,
-) -> Inputs:
-    """What the model writes itself, by a draft of the bundle that is gone afterwards."""
-    quantization = settings.quantization
-    if quantization is None:
-        return Inputs()
-    if settings.auto is None and not _is_fitted(model, quantization, traced):
-        return Inputs()
-    with files.temporary_folder(folder / "draft") as temporary:
-
-        def let_write(
-            given: Sequence[NDArray[Any]], *, tokens: int, length: int
-        ) -> list[NDArray[np.int64]]:
-            progress("write text", 0, 1)
-            bundle = temporary / "bundle"
-            files.make_folder(bundle)
-            _write_draft(bundle, model, settings, traced)
-            told = partial(progress, "write text")
-            return write(bundle, given, tokens=tokens, length=length, told=told)
-
-        return own_inputs(model, let_write, count=quantization.calibration_sequences)
-
-
-def _is_fitted(
-    model: Exportable, quantization: Quantization, traced: Mapping[str, ir.Model]
-) -> bool:
-    """Whether any weight of a plan is fitted to inputs: none where all are kept, or experts."""
-    planned = plan(traced.values(), quantization, model.weights)
-    stored = {} if quantization.keeps == "none" else kept(model.weights, planned)
-    return any(len(model.weights.shape(name)) == 2 for name in planned.keys() - stored.keys())
-
-
-def _write_draft(
-    folder: Path, model: Exportable, settings: Settings, traced: Mapping[str, ir.Model]
-) -> None:
-    """A bundle of the same model to write with, in 8 bits on the CPU: quick, and not proven."""
-    draft = draft_of(settings)
-    if draft.dtype == settings.dtype:
-        graphs = {role: traced[role].clone() for role in draft.graph_files}
-    else:
-        graphs = _trace(model, draft, _silent)
-    # No text is encoded with it, and nobody asks where it comes from.
-    model = replace(model, companions={}, sha256=lambda: "0" * 64)
-    stored = _write_files(folder, model, draft, graphs, Inputs(), _silent)
-    files.write(folder / JSON_NAME, b"")
-    write_manifest(folder, describe(folder, model, draft, stored))
-
-
-def _reference(
-    model: Exportable, settings: Settings, data: Calibration | None, progress: Progress
-) -> Certificate:
-    """What PyTorch computes, and the bounds that the bundle has to keep to."""
-    options = settings.options
+def _reference(job: Job) -> Certificate:
+    """What PyTorch computes for the probes, and the limits for the bundle."""
+    options = job.plan.options
     return certify(
-        model,
-        make_probes(model, data, proof=options.proof),
+        job.model,
+        make_probes(job.model, job.data, proof=options.proof),
         thresholds=thresholds(
-            settings.precision,
-            output=model.output,
+            job.plan.precision,
+            output=job.model.output,
             max_kl=options.max_kl,
             allow_poor=options.allow_poor,
             cache=options.cache,
         ),
-        text=text_of(model, data),
-        progress=partial(progress, "reference"),
+        text=text_of(job.model, job.data),
+        progress=job.progress,
     )
 
 
-def _trace(model: Exportable, settings: Settings, progress: Progress) -> dict[str, ir.Model]:
-    """Each graph by its role, tidied."""
-    graphs, traced = settings.graph_files, {}
+def _trace(job: Job) -> dict[str, ir.Model]:
+    """Trace and tidy every graph, by role."""
+    graphs, traced = job.plan.graph_files, dict[str, ir.Model]()
     for number, (role, graph) in enumerate(graphs.items()):
-        progress("trace", number, len(graphs))
-        traced[role] = tidy(model.trace(role, graph, settings.dtype))
-    progress("trace", len(graphs), len(graphs))
+        job.progress("trace", number, len(graphs))
+        traced[role] = tidy(job.model.trace(role, graph, job.plan.dtype))
+    job.progress("trace", len(graphs), len(graphs))
     return traced
 
 
-def _choose(
-    folder: Path,
-    model: Exportable,
-    settings: Settings,
-    traced: Mapping[str, ir.Model],
-    data: Calibration | None,
-    inputs: Inputs,
-    progress: Progress,
-) -> Chosen | None:
-    """Bits for every weight, where they are chosen; files for that lie in a folder of their own."""
-    if settings.auto is None or settings.quantization is None:
+def _synthetic_inputs(job: Job) -> Inputs:
+    """Calibration inputs that the model writes itself, with a temporary draft of the bundle."""
+    quantization = job.plan.quantization
+    if quantization is None or (job.plan.auto is None and not _needs_inputs(job)):
+        return Inputs()
+    with files.temporary_folder(job.folder / "draft") as temporary:
+
+        def write_texts(
+            beginnings: Sequence[NDArray[Any]], *, tokens: int, length: int
+        ) -> list[NDArray[np.int64]]:
+            job.progress("write text", 0, 1)
+            bundle = temporary / "bundle"
+            files.make_folder(bundle)
+            _write_draft(job, bundle)
+            return write(bundle, beginnings, tokens=tokens, length=length, progress=job.progress)
+
+        return synthetic_inputs(job.model, write_texts, count=quantization.calibration_sequences)
+
+
+def _needs_inputs(job: Job) -> bool:
+    """Whether any weight is fitted to inputs; stored codes and experts are not."""
+    if job.plan.quantization is None:
+        return False
+    weights, quantization = job.model.weights, job.plan.quantization
+    schemes = assign_schemes(job.graphs.values(), quantization, weights)
+    stored = {} if quantization.reuse == "none" else stored_schemes(weights, schemes)
+    return any(len(weights.shape(name)) == 2 for name in schemes.keys() - stored.keys())
+
+
+def _write_draft(job: Job, folder: Path) -> None:
+    """Write an 8-bit CPU bundle of the same model: quick to make, and never proven."""
+    plan = draft_of(job.plan)
+    # Nothing encodes text with the draft or asks for its source.
+    model = replace(job.model, companions={}, sha256=lambda: "0" * 64)
+    draft = replace(job, folder=folder, model=model, plan=plan, inputs=Inputs(), progress=silent)
+    if plan.dtype == job.plan.dtype:
+        graphs = {role: job.graphs[role].clone() for role in plan.graph_files}
+    else:
+        graphs = _trace(draft)
+    stored, _ = _write_files(replace(draft, graphs=graphs))
+    files.write(folder / JSON_NAME, b"")
+    write_manifest(folder, describe(folder, model, plan, stored))
+
+
+def _with_int8_cache(job: Job) -> Exportable:
+    """The model with scales of its KV cache, from calibration inputs or the probes' text."""
+    if job.inputs.ids:
+        return with_int8_cache(job.model, job.graphs, job.inputs.ids)
+    texts = inputs_of(job.model, make_probes(job.model)).ids
+    return with_int8_cache(job.model, job.graphs, texts, margin=MARGIN)
+
+
+def _choose(job: Job, folder: Path) -> Chosen | None:
+    """Choose bits for every weight, if they are not fixed; temporary files go to `folder`."""
+    if job.plan.auto is None or job.plan.quantization is None:
         return None
-    models = list(traced.values())
+    models = list(job.graphs.values())
     return choose(
         models,
-        model,
-        settings.quantization,
-        settings.auto,
-        inputs,
-        inputs_of(model, make_probes(model, data, proof=settings.options.proof)),
+        job.model,
+        job.plan.quantization,
+        job.plan.auto,
+        job.inputs,
+        inputs_of(job.model, make_probes(job.model, job.data, proof=job.plan.options.proof)),
         folder,
         other_bytes=lambda names: page_bytes(models, without=names),
         pages=pages,
-        progress=progress,
+        progress=job.progress,
     )
 
 
-def _write_files(
-    folder: Path,
-    model: Exportable,
-    settings: Settings,
-    traced: Mapping[str, ir.Model],
-    inputs: Inputs,
-    progress: Progress,
-    chosen: Chosen | None = None,
-) -> Stored:
+def _write_files(job: Job, chosen: Chosen | None = None) -> tuple[Stored, Witness]:
     """Write graphs, weights and companions: everything but certificate and manifest."""
-    plan_of = settings.quantization
+    model, plan, quantization = job.model, job.plan, job.plan.quantization
     if chosen is not None:
-        lowered = lower(traced, settings, chosen.schemes)
+        lowered = lower(job.graphs, plan, chosen.schemes)
         codes = chosen.weights(lowered.schemes)
-    elif plan_of is not None:
-        lowered = lower(traced, settings, plan(traced.values(), plan_of, model.weights))
-        codes = find_codes(model, plan_of, lowered.schemes, inputs, progress)
+    elif quantization is not None:
+        schemes = assign_schemes(job.graphs.values(), quantization, model.weights)
+        lowered = lower(job.graphs, plan, schemes)
+        codes = find_codes(model, quantization, lowered.schemes, job.inputs, job.progress)
     else:
-        lowered, codes = lower(traced, settings, {}), iter(())
-    check_placement(lowered.graphs, settings)
-    stored = store(lowered, model, settings, codes, folder, progress, origin=inputs.origin)
+        lowered, codes = lower(job.graphs, plan, {}), iter(())
+    check_placement(lowered.graphs, plan)
+    witness = Witness(lowered.graphs.values())
+    stored = store(
+        job.folder,
+        lowered,
+        model,
+        plan,
+        codes,
+        witness=witness,
+        origin=job.inputs.origin,
+        progress=job.progress,
+    )
     for role, graph in lowered.graphs.items():
         bind(graph, stored.blob)
         proto = ir.to_proto(graph)
-        if settings.options.attention == "portable":
+        if plan.options.attention == "portable":
             attach_bodies(proto)
-        file = folder / settings.graph_files[role].file
+        file = job.folder / plan.graph_files[role].file
         files.write(file, proto.SerializeToString(deterministic=True))
     for name, path in model.companions.items():
-        files.copy(path, folder / name)
-    return stored
+        files.copy(path, job.folder / name)
+    return stored, witness
 
 
 def _write_certified(
-    folder: Path,
-    model: Exportable,
-    settings: Settings,
-    stored: Stored,
-    certificate: Certificate,
-    quality: Quality | None = None,
+    job: Job, stored: Stored, certificate: Certificate, quality: Quality | None = None
 ) -> None:
-    """Write the certificate and the manifest that names it."""
-    write_certificate(folder, certificate)
-    write_manifest(folder, describe(folder, model, settings, stored, quality))
+    """Write the certificate, and the manifest that names it."""
+    write_certificate(job.folder, certificate)
+    write_manifest(job.folder, describe(job.folder, job.model, job.plan, stored, quality))

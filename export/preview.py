@@ -9,17 +9,15 @@ import msgspec
 import torch
 from torch import nn
 
+from ortolan.export.advice import context_notes, risks, width_of
 from ortolan.export.coverage import Row, read_coverage
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import SEQUENCE_LENGTH, own_calibration, own_name
-from ortolan.export.lengths import context_notes
-from ortolan.export.options import Via
-from ortolan.export.precision import CALIBRATION_SEQUENCES, Int4, Method, PrecisionName
-from ortolan.export.proof.quality import risks, width_of
+from ortolan.export.options import CALIBRATION_SEQUENCES, Int4, Method, PrecisionName, Via
 from ortolan.export.quantize.guide import is_affordable
-from ortolan.export.quantize.plan import Quantization, scheme_of
-from ortolan.export.settings import resolve
+from ortolan.export.quantize.schemes import scheme_of
+from ortolan.export.settings import Quantization, resolve
 from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.weights.blob import ALIGNMENT
@@ -191,8 +189,8 @@ def _costs(model: Exportable) -> dict[str, Cost]:
 
 
 def _cost(model: Exportable, precision: PrecisionName, *, writes: bool) -> Cost:
-    settings = resolve(model.kind, precision=precision, takes_one=model.takes_one)
-    quantization = settings.quantization
+    plan = resolve(model.kind, precision=precision, takes_one=model.takes_one)
+    quantization = plan.quantization
     method = None if quantization is None else quantization.method
     layers = [
         layer

@@ -1,30 +1,32 @@
-"""The settings of an export: options and precision with every default filled in."""
+"""The resolved settings of an export: one `Plan`, with no default left open."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 
 from ortolan.export.errors import OptionError, not_among
-from ortolan.export.options import DEFAULTS, Attention, Cache, Device, ExportOptions, Graphs
-from ortolan.export.precision import (
+from ortolan.export.options import (
+    CALIBRATION_SEQUENCES,
+    DEFAULTS,
+    METHODS,
+    Attention,
     Auto,
+    Cache,
+    Device,
+    ExportOptions,
+    Graphs,
+    GroupSize,
+    HeadBits,
     Int4,
     Int8,
+    Method,
     Precision,
     PrecisionName,
 )
-from ortolan.export.quantization import quantization_of, smallest
-from ortolan.export.quantize.plan import Keeps, Quantization
-from ortolan.runtime.bundle.kinds import (
-    DECODE,
-    DECODER,
-    ENCODER,
-    KINDS,
-    MAPS_ROLE,
-    PREFILL,
-)
+from ortolan.export.scheme import Scheme
+from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, KINDS, MAPS_ROLE, PREFILL
 from ortolan.runtime.bundle.manifest import Graph
 
 DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
@@ -34,7 +36,7 @@ DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
         "int8": torch.float32,
         "int4": torch.float32,
     },
-    # Its kernel of GroupQueryAttention takes 16-bit floats only.
+    # GroupQueryAttention on CUDA supports 16-bit floats only.
     "cuda": {
         "fp16": torch.float16,
         "bf16": torch.bfloat16,
@@ -42,31 +44,76 @@ DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
         "int4": torch.float16,
     },
 }
-"""Of activations, of the cache, and of weights that are not quantized; of each device, the
-precisions that it has kernels for."""
+"""Precisions that each device supports, with the type of activations, cache and float weights."""
 
 REPLAYED: Mapping[torch.dtype, bool] = {
     torch.float32: True,
-    torch.float16: True,  # slowly: most of it in float32, between conversions
-    torch.bfloat16: False,  # onnxruntime refuses the graph: no product, no attention
+    torch.float16: True,  # slowly: mostly in float32, between conversions
+    torch.bfloat16: False,  # onnxruntime rejects the graph: no product, no attention
 }
-"""Whether the CPU computes graphs of a type, so that an export can prove them."""
+"""Whether the CPU can run graphs of a type, and so prove the export."""
 
 INT8_PREFILL_FROM = 16
-"""New tokens from which a prefill graph in int8 is faster than the decode graph (docs/adr/0006)."""
+"""New tokens from which an int8 prefill graph beats the decode graph (docs/adr/0006)."""
+
+GROUP_SIZE: GroupSize = 128
+LARGE_GROUP_SIZE: GroupSize = 256
+"""Default group sizes; the second for blocks below a 4-bit head, where calibration makes up for
+larger groups (docs/adr/0005)."""
+
+NARROW_GROUP_SIZE: GroupSize = 32
+"""Default group size of short 4-bit rows, which lose most by larger groups (docs/adr/0005)."""
+
+MAX_GROUP_SIZE: Mapping[Device, GroupSize] = {"cpu": 256, "cuda": 128}
+"""Largest group size that a device has kernels for."""
+
+CALIBRATED_HEAD_BITS: HeadBits = 4
+HEAD_BITS: HeadBits = 8
+"""Default bits of an int4 head and embedding, calibrated and not (docs/adr/0005)."""
+
+Reuse = Literal["all", "plain", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """A consistent set of choices, with no default left open.
+class Quantization:
+    """How weights become integers.
 
     Attributes:
-        kind: of the model, as in the manifest.
-        device: that the graphs are made for.
+        scheme: format of the products in blocks.
+        head: format of the head and the embedding, which may share a table.
+        method: how codes are found.
+        narrow_group: group size of block rows shorter than `schemes.NARROW`; None for that of
+            `scheme`.
+        shrink_groups: use smaller groups where the last one of a row would be mostly padding.
+        exclude: patterns of weights that stay floats (`fnmatch`).
+        calibration_sequences: see `Int8`.
+        reuse_head_bits: largest width in which codes of a stored head are reused.
+        reuse: which low-bit weights of the checkpoint are copied instead of rounded again; `plain`
+            leaves out those with a minimum per group, which need more nodes.
+    """
+
+    scheme: Scheme
+    head: Scheme
+    method: Method
+    narrow_group: GroupSize | None = None
+    shrink_groups: bool = False
+    exclude: tuple[str, ...] = ()
+    calibration_sequences: int = CALIBRATION_SEQUENCES
+    reuse_head_bits: int = 4
+    reuse: Reuse = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that was decided about an export before it starts.
+
+    Attributes:
+        kind: of model, as in the manifest.
+        device: what the graphs are made for.
         precision: of the weights.
-        quantization: how weights are stored; `None` where they are floats.
-        options: as given.
-        auto: what bits are chosen by; `None` where they are given.
+        quantization: how weights become integers; None where they stay floats.
+        options: as passed by the user.
+        auto: how bits are chosen; None where they are fixed.
         takes_one: the decoder reads its tokens one by one.
     """
 
@@ -80,12 +127,12 @@ class Settings:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is not quantized."""
+        """Type of everything that is not quantized."""
         return DTYPES[self.device][self.precision]
 
     @property
     def rounds(self) -> bool:
-        """Whether weights, or what is cached, become integers."""
+        """Whether weights or the cache become integers."""
         return self.quantization is not None or self.options.cache == "int8"
 
     @property
@@ -95,14 +142,14 @@ class Settings:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Where the bundle runs, what it was made for first."""
+        """Devices that run the bundle, the target first."""
         if self.device == "cuda" and REPLAYED[self.dtype]:
             return ("cuda", "cpu")
         return (self.device,)
 
     @property
     def unverified(self) -> str | None:
-        """Why the export cannot prove the bundle; `None` where it can."""
+        """Why the export cannot prove the bundle; None where it can."""
         if "cpu" in self.devices:
             return None
         return (
@@ -143,18 +190,11 @@ def resolve(
     device: Device = "cpu",
     options: ExportOptions = DEFAULTS,
     takes_one: bool = False,
-) -> Settings:
-    """Fill in defaults and refuse what does not go together.
-
-    Args:
-        kind: of the model.
-        precision: of the weights.
-        device: that the graphs are made for.
-        options: the rest.
-        takes_one: the decoder reads its tokens one by one.
+) -> Plan:
+    """Fill in defaults and reject contradictions; see `Plan` for the arguments.
 
     Raises:
-        OptionError: names the option, what was expected and what was got.
+        OptionError: options that cannot be honored.
     """
     weights = _NAMED.get(precision, precision) if isinstance(precision, str) else precision
     auto = weights if isinstance(weights, Auto) else None
@@ -162,44 +202,50 @@ def resolve(
         _check_auto(weights, device, options)
         if weights.max_kl is not None:
             options = replace(options, max_kl=weights.max_kl)
-        weights = smallest(weights)
+        weights = Int4(
+            head_bits=CALIBRATED_HEAD_BITS,
+            asymmetric=weights.asymmetric,
+            exclude=weights.exclude,
+            calibration_sequences=weights.calibration_sequences,
+        )
     name = weights if isinstance(weights, str) else weights.name
     _check_choices(name, device, options)
-    settings = Settings(
+    quantization = None if isinstance(weights, str) else _quantization(kind, weights, device)
+    if quantization is not None and options.attention == "portable":
+        reuse: Reuse = "none" if quantization.reuse == "none" else "plain"
+        quantization = replace(quantization, reuse=reuse)
+    plan = Plan(
         kind=kind,
         device=device,
         precision=name,
-        quantization=None if isinstance(weights, str) else quantization_of(kind, weights, device),
+        quantization=quantization,
         options=options,
         auto=auto,
         takes_one=takes_one,
     )
-    if settings.quantization is not None and options.attention == "portable":
-        keeps: Keeps = "none" if settings.quantization.keeps == "none" else "plain"
-        settings = replace(settings, quantization=replace(settings.quantization, keeps=keeps))
-    _check_graphs(settings)
-    _check_prefill(settings)
-    _check_cache(settings)
-    return settings
+    _check_graphs(plan)
+    _check_prefill(plan)
+    _check_cache(plan)
+    return plan
 
 
-def draft_of(settings: Settings) -> Settings:
-    """Settings of a quick bundle of 8 bits, for the CPU, of a model that gets few bits."""
-    if settings.quantization is None:
-        raise ValueError("expected settings with weights in few bits")
-    scheme, head = settings.quantization.scheme, settings.quantization.head
+def draft_of(plan: Plan) -> Plan:
+    """The plan of a quick 8-bit CPU bundle of the same model."""
+    if plan.quantization is None:
+        raise ValueError("expected a plan with low-bit weights")
+    quantization, options = plan.quantization, plan.options
     return replace(
-        settings,
+        plan,
         device="cpu",
         precision="int8",
         quantization=replace(
-            settings.quantization,
-            scheme=replace(scheme, bits=8),
-            head=replace(head, bits=8),
+            quantization,
+            scheme=replace(quantization.scheme, bits=8),
+            head=replace(quantization.head, bits=8),
             method="rtn",
         ),
         options=replace(
-            settings.options,
+            options,
             attention="fused",
             cache="float",
             prefill_precision=None,
@@ -212,13 +258,75 @@ def draft_of(settings: Settings) -> Settings:
 _NAMED: Mapping[str, Int8 | Int4] = {"int8": Int8(), "int4": Int4()}
 
 
+# --- low-bit weights ------------------------------------------------------------------------------
+
+
+def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantization:
+    """The settings of low-bit weights.
+
+    `int4` defaults to gptq with a 4-bit head (8 bits in an encoder, and with any other method).
+    `int8` leaves nothing to calibrate and defaults to rtn.
+    """
+    if weights.calibration_sequences < 1:
+        raise OptionError(
+            f"calibration_sequences must be at least 1 (got {weights.calibration_sequences})."
+        )
+    method = weights.method or ("rtn" if weights.bits == 8 else "gptq")
+    if method not in METHODS:
+        raise not_among("method", method, METHODS)
+    head_bits = weights.head_bits
+    if head_bits is None:
+        # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
+        has_small_head = method == "gptq" and KINDS[kind].has_decoder
+        head_bits = CALIBRATED_HEAD_BITS if has_small_head else HEAD_BITS
+    if head_bits not in get_args(HeadBits):
+        raise not_among("head_bits", head_bits, get_args(HeadBits))
+    block_group = LARGE_GROUP_SIZE if head_bits == CALIBRATED_HEAD_BITS else GROUP_SIZE
+    scheme = Scheme(
+        bits=weights.bits,
+        group=_group_size(device, weights.group_size, block_group),
+        symmetric=not weights.asymmetric,
+    )
+    # An 8-bit head on 4-bit blocks gains nothing by smaller groups.
+    head_group = weights.group_size if head_bits == weights.bits else None
+    is_default = weights.group_size is None
+    return Quantization(
+        scheme=scheme,
+        head=replace(scheme, bits=head_bits, group=_group_size(device, head_group, GROUP_SIZE)),
+        method=method,
+        narrow_group=NARROW_GROUP_SIZE if is_default and weights.bits == 4 else None,
+        shrink_groups=is_default,
+        exclude=tuple(weights.exclude),
+        calibration_sequences=weights.calibration_sequences,
+        reuse_head_bits=HEAD_BITS if weights.head_bits is None else head_bits,
+        # A user who sets a method wants its codes.
+        reuse="all" if weights.method is None else "none",
+    )
+
+
+def _group_size(device: Device, value: GroupSize | None, default: GroupSize) -> GroupSize:
+    """The chosen size, or the default as far as the device has kernels for it."""
+    largest = MAX_GROUP_SIZE[device]
+    if value is None:
+        return min(largest, default)
+    if value > largest:
+        raise OptionError(
+            f"group_size must be at most {largest} (got {value}): {device} has no kernel for "
+            "larger groups."
+        )
+    return value
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
 def _check_choices(precision: PrecisionName, device: Device, options: ExportOptions) -> None:
     for name, value, choices in (
         ("device", device, tuple(DTYPES)),
         ("precision", precision, get_args(PrecisionName)),
         ("graphs", options.graphs, get_args(Graphs)),
         ("attention", options.attention, get_args(Attention)),
-        ("prefill precision", options.prefill_precision, (None, "int8")),
+        ("prefill_precision", options.prefill_precision, (None, "int8")),
         ("cache", options.cache, get_args(Cache)),
     ):
         if value not in choices:
@@ -226,85 +334,68 @@ def _check_choices(precision: PrecisionName, device: Device, options: ExportOpti
     if precision not in DTYPES[device]:
         able = next(device for device, dtypes in DTYPES.items() if precision in dtypes)
         raise OptionError(
-            f"precision: expected one of {', '.join(DTYPES[device])} for the device {device}, "
-            f"which has no kernels for others, got {precision}. Choose one of these, or --device "
-            f"{able}."
+            f"The {device} has no kernels for {precision}. Choose a precision of "
+            f"{', '.join(DTYPES[device])}, or --device {able}."
         )
     if options.allow_cpu_nodes and device == "cpu":
-        raise OptionError(
-            "allow_cpu_nodes: expected another device than the CPU, got cpu. Leave it out, or "
-            "add --device cuda."
-        )
+        raise OptionError("allow_cpu_nodes needs another device than cpu. Add --device cuda.")
     if options.max_kl is not None and not 0 <= options.max_kl < float("inf"):
-        raise OptionError(f"max_kl: expected a number of at least 0, got {options.max_kl}.")
+        raise OptionError(f"max_kl must be a finite number of at least 0 (got {options.max_kl}).")
 
 
-def _check_graphs(settings: Settings) -> None:
-    if not KINDS[settings.kind].has_decoder and settings.options.graphs == "split":
-        raise OptionError(
-            "graphs: expected unified for an encoder, got split. Only the graph of a decoder can "
-            "be cut in two: leave --graphs out."
-        )
-    if settings.takes_one and settings.options.graphs == "split":
-        raise OptionError(
-            "graphs: expected unified for a model that reads its tokens one by one, got split. "
-            "There is one graph for prompts and for steps: leave --graphs out."
-        )
+def _check_graphs(plan: Plan) -> None:
+    if plan.options.graphs != "split":
+        return
+    if not KINDS[plan.kind].has_decoder:
+        raise OptionError("graphs must be unified for an encoder: only a decoder can be split.")
+    if plan.takes_one:
+        raise OptionError("graphs must be unified for a model that reads its tokens one by one.")
 
 
-def _check_prefill(settings: Settings) -> None:
-    options = settings.options
+def _check_prefill(plan: Plan) -> None:
+    options = plan.options
     if options.prefill_precision is None:
         return
-    is_decoder = not KINDS[settings.kind].has_encoder
-    if settings.quantization is None or (is_decoder and options.graphs != "split"):
-        missing = ["--graphs split"] if is_decoder and options.graphs != "split" else []
-        missing += [] if settings.quantization is not None else ["--precision int4"]
+    is_decoder = not KINDS[plan.kind].has_encoder
+    missing = ["--graphs split"] if is_decoder and options.graphs != "split" else []
+    missing += ["--precision int4"] if plan.quantization is None else []
+    if missing:
+        raise OptionError(f"prefill_precision needs {' and '.join(missing)}.")
+    if plan.device != "cpu":
         raise OptionError(
-            "prefill precision: 8-bit products need weights of int8 or int4"
-            f"{', and graphs of their own for prompts' if is_decoder else ''} (got "
-            f"{settings.precision}, graphs {options.graphs}). Add {' '.join(missing)}."
-        )
-    if settings.device != "cpu":
-        raise OptionError(
-            f"prefill precision: expected the device cpu, got {settings.device}, which has no "
-            "products of int8 activations. Leave one of the two out."
+            f"prefill_precision needs the cpu: {plan.device} has no products of int8 activations."
         )
     if options.attention == "portable":
         raise OptionError(
-            "prefill precision: expected fused attention, got portable. Products of int8 "
-            "activations have no portable form: leave one of the two out."
+            "prefill_precision needs fused attention: products of int8 activations have no "
+            "portable form."
         )
 
 
-def _check_cache(settings: Settings) -> None:
-    options = settings.options
-    if options.cache == "float":
+def _check_cache(plan: Plan) -> None:
+    if plan.options.cache == "float":
         return
-    for expected, got, fits in (
-        ("a decoder by itself", f"an {settings.kind}", settings.kind == "decoder"),
-        ("the device cpu", settings.device, settings.device == "cpu"),
-        ("fused attention", options.attention, options.attention == "fused"),
+    for needed, got, fits in (
+        ("a model with a decoder only", plan.kind, plan.kind == "decoder"),
+        ("the cpu", plan.device, plan.device == "cpu"),
+        ("fused attention", plan.options.attention, plan.options.attention == "fused"),
     ):
         if not fits:
-            raise OptionError(
-                f"cache: expected {expected} for keys and values in 8 bits, got {got}. "
-                "Leave --cache out."
-            )
+            raise OptionError(f"An int8 cache needs {needed} (got {got}).")
 
 
 def _check_auto(auto: Auto, device: Device, options: ExportOptions) -> None:
-    given = [each for each in (auto.max_kl, auto.target_size) if each is not None]
-    bounds = [each for each in (auto.max_kl, options.max_kl) if each is not None]
-    for expected, got, fits in (
-        ("either max_kl or target_size", "both" if given else "neither", len(given) == 1),
-        ("a bound above 0", (given or [0])[0], all(0 < each < float("inf") for each in given)),
-        ("max_kl once", f"it in the options too, {options.max_kl}", len(bounds) < 2),
-        ("the device cpu", device, device == "cpu"),
-        ("no prefill precision", options.prefill_precision, options.prefill_precision is None),
-    ):
-        if not fits:
-            raise OptionError(
-                f"auto: expected {expected} for bits that are chosen, got {got}. Change that, or "
-                "choose --precision int4."
-            )
+    limits = [limit for limit in (auto.max_kl, auto.target_size) if limit is not None]
+    if len(limits) != 1:
+        got = "both" if limits else "neither"
+        raise OptionError(f"auto needs either max_kl or target_size (got {got}).")
+    if not 0 < limits[0] < float("inf"):
+        raise OptionError(f"auto needs a finite limit above 0 (got {limits[0]}).")
+    if auto.max_kl is not None and options.max_kl is not None:
+        raise OptionError(
+            f"auto needs max_kl once (got {auto.max_kl}, and {options.max_kl} in the options)."
+        )
+    if device != "cpu":
+        raise OptionError(f"auto needs the cpu (got {device}). Choose --precision int4.")
+    if options.prefill_precision is not None:
+        raise OptionError("auto does not go with prefill_precision. Choose --precision int4.")

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import Manifest
-    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.call_syntax import ToolCall
     from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
@@ -170,7 +170,7 @@ _HOMES = {
     "Timings": "generation.completion",
     "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
-    "ToolCall": "chat.call_bodies",
+    "ToolCall": "chat.call_syntax",
     "load": "loading",
     "open_bundle": "bundle.folder",
     "verify": "verification.replay",

@@ -1,6 +1,6 @@
-"""What callers give, checked before anything is touched, and made plain.
+"""Checks arguments from the caller before anything uses them, and returns plain Python values.
 
-A number of NumPy counts in its own width and wraps, and a bool is an int: neither goes further.
+NumPy integers wrap at their own width, and a bool is an int: neither gets past these checks.
 """
 
 import os
@@ -23,90 +23,64 @@ __all__ = [
 ]
 
 _MOST = 2**63 - 1
-"""What counts tokens, slots or bytes has a place in 64 bits."""
-
-_MOST_SECONDS = threading.TIMEOUT_MAX
+"""Largest count of tokens, slots or bytes: a signed 64-bit integer."""
 
 
-def checked_count(what: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
-    """A whole number of at least `least`, and of 64 bits.
-
-    Raises:
-        InputError: it is something else, or more than `most`.
-    """
+def checked_count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
+    """Return an integer from `least` to `most`, which is 2^63 - 1 by default; or InputError."""
     if _is_integer(value) and least <= value <= (_MOST if most is None else most):
         return int(value)
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-    raise InputError(f"{what}: expected a whole number {allowed}, got {shown(value)}.")
+    raise InputError(f"{name} must be a whole number {allowed} (got {shown(value)}).")
 
 
-def checked_integer(what: str, value: Any) -> int:
-    """A whole number of 64 bits, negative ones too.
-
-    Raises:
-        InputError: it is something else.
-    """
+def checked_integer(name: str, value: Any) -> int:
+    """Return an integer of 64 bits, which may be negative; or InputError."""
     if _is_integer(value) and abs(int(value)) <= _MOST:
         return int(value)
-    raise InputError(f"{what}: expected a whole number, got {shown(value)}.")
+    raise InputError(f"{name} must be a whole number (got {shown(value)}).")
 
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def checked_flag(what: str, value: Any) -> bool:
-    """True or False.
-
-    Raises:
-        InputError: it is neither.
-    """
+def checked_flag(name: str, value: Any) -> bool:
+    """Return True or False; or InputError."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise InputError(f"{what}: expected True or False, got {shown(value)}.")
+    raise InputError(f"{name} must be True or False (got {shown(value)}).")
 
 
-def checked_number(what: str, value: Any, *, most: float) -> float:
-    """A number of at most this size, negative ones too.
-
-    Raises:
-        InputError: it is something else.
-    """
+def checked_number(name: str, value: Any, *, most: float) -> float:
+    """Return a number whose magnitude is at most `most`; or InputError."""
     if _is_number(value) and abs(value) <= most:
         return float(value)
-    raise InputError(f"{what}: expected a number from {-most:g} to {most:g}, got {shown(value)}.")
+    raise InputError(f"{name} must be a number from {-most:g} to {most:g} (got {shown(value)}).")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def checked_seconds(what: str, value: Any) -> float:
-    """A number of seconds.
-
-    Raises:
-        InputError: it is none, or more than a clock counts.
-    """
-    if _is_number(value) and abs(value) <= _MOST_SECONDS:
+def checked_seconds(name: str, value: Any) -> float:
+    """Return a number of seconds that a lock can wait; or InputError."""
+    if _is_number(value) and abs(value) <= threading.TIMEOUT_MAX:
         return float(value)
-    raise InputError(f"{what}: expected a number of seconds, got {shown(value)}.")
+    raise InputError(f"{name} must be a number of seconds (got {shown(value)}).")
 
 
-def checked_path(what: str, value: Any) -> Path:
-    """The path of a file or folder.
-
-    Raises:
-        InputError: it is none.
-    """
+def checked_path(name: str, value: Any) -> Path:
+    """Return the path of a file or folder; or InputError."""
     if isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str):
         path = os.fspath(value)
-        if path and "\0" not in path and _has_bytes(path):
+        if path and "\0" not in path and _is_encodable(path):
             return Path(path)
-    raise InputError(f"{what}: expected a path, got {shown(value)}.")
+    raise InputError(f"{name} must be a path (got {shown(value)}).")
 
 
-def _has_bytes(path: str) -> bool:
-    """Whether a file can have this name; half a surrogate pair is none."""
+def _is_encodable(path: str) -> bool:
+    """Whether a file can have this name; half a surrogate pair cannot."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:

@@ -15,7 +15,6 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.prefix_cache import CACHE_BYTES, FOLDER_BYTES
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft
@@ -228,7 +227,7 @@ class Decoder(ChatModel, Model):
             fewest=1,
             most=self.manifest.context_length,
         )
-        return teacher_forced(Runner(self._engine, self._engine.slots()), tokens)
+        return Runner(self._engine, self._engine.slots()).teacher_forced(tokens)
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
         """Go on with a conversation that `Session.save` wrote.

@@ -1,163 +1,161 @@
-"""Every error that the runtime raises on purpose.
-
-Functions say in their docstrings when they raise which.
+"""Every error the runtime raises on purpose.
 
 OrtolanError
-├── BundleError            something is wrong with a bundle on disk
-│   ├── BundleNotFoundError    no folder, or no manifest.json in it
-│   ├── ManifestError          torn, not JSON, wrong schema, unknown or missing field
-│   ├── BundleFileError        a listed file is missing, resized, altered or a link
-│   ├── GraphError             an ONNX graph does what a bundle may not do
-│   ├── UntrustedError         it has operators that Ortolan does not write
-│   ├── FirstLoadError         loading it ended a process of its own, or took too much
-│   └── ChatTemplateError      a chat template is absent, broken, or asks for too much
-├── DeviceError            device unknown, absent, or not one the bundle was made for
+├── BundleError            a bundle on disk is broken or refused
+│   ├── BundleNotFoundError    no such folder, or no manifest.json in it
+│   ├── ManifestError          manifest.json is malformed or describes no bundle
+│   ├── BundleFileError        a listed file is missing, altered or a link
+│   ├── GraphError             an ONNX graph does something a bundle may not do
+│   ├── UntrustedError         the bundle needs custom operators and was not trusted
+│   ├── FirstLoadError         loading it crashed a subprocess or exceeded its limits
+│   └── ChatTemplateError      the chat template is missing, broken or too expensive
+├── DeviceError            the device is unknown, absent or wrong for this bundle
 ├── InputError             a request is wrong: prompt, ids or options
-│   ├── ChatError              messages or tools are wrong, or the chat template refuses them
-│   ├── BundleKindError        the bundle is of another kind than the request
-│   ├── ContextLengthError     more tokens than the context of the bundle
-│   ├── GrammarError           a grammar that cannot be followed
+│   ├── ChatError              messages or tools are wrong
+│   ├── BundleKindError        the bundle cannot do this kind of request
+│   ├── ContextLengthError     more tokens than the context holds
+│   ├── GrammarError           the grammar is invalid or too complex
 │   ├── SamplingError          an option of `Sampling` is out of range
-│   └── TokenizerError         text or ids that the tokenizer cannot take, or no tokenizer
-├── StateFileError         a saved conversation is damaged, or of another bundle or version
-├── MemoryPlanError        there is not the memory (also a `MemoryError`)
-├── ServiceError           a service cannot take a request, or not finish it
-│   ├── QueueFullError         as many requests wait as may; says when to try again
-│   └── ServiceClosedError     it takes no more requests
+│   └── TokenizerError         the tokenizer cannot read this text or these ids
+├── StateFileError         a saved conversation is damaged or belongs elsewhere
+├── MemoryPlanError        not enough memory (also a `MemoryError`)
+├── ServiceError           the service cannot accept or complete a request
+│   ├── QueueFullError         the queue is full
+│   └── ServiceClosedError     the service is closed
 ├── ComputeError           onnxruntime could not compute the model
-├── NumericError           the model gave logits that are not finite
+├── NumericError           the model returned logits that are not finite
 ├── CertificateError       a verification could not be carried out
-├── ForkedError            a session made before `os.fork()` was used in the child
-└── MissingExtraError      a package of an extra is absent (also an `ImportError`)
+├── ForkedError            a child process uses a model loaded before `os.fork()`
+└── MissingExtraError      a package of an extra is not installed (also an `ImportError`)
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 from ortolan.errors import OrtolanError
 
 
 class BundleError(OrtolanError):
-    """Something is wrong with a bundle on disk."""
+    """A bundle on disk is broken or refused."""
 
-    code: ClassVar[str] = "bundle"
+    code = "bundle"
 
 
 class BundleNotFoundError(BundleError):
-    """There is no folder, or the folder has no manifest.json."""
+    """There is no such folder, or it has no manifest.json."""
 
-    code: ClassVar[str] = "bundle-not-found"
+    code = "bundle-not-found"
 
 
 class ManifestError(BundleError):
-    """manifest.json is torn, is not JSON, or does not describe a bundle."""
+    """manifest.json is incomplete, is not JSON, or does not describe a bundle."""
 
-    code: ClassVar[str] = "manifest"
+    code = "manifest"
 
 
 class BundleFileError(BundleError):
-    """A listed file is missing, resized, altered, or not a plain file. Names the file."""
+    """A listed file is missing, resized, altered or not a plain file. Names the file."""
 
-    code: ClassVar[str] = "bundle-file"
+    code = "bundle-file"
 
 
 class GraphError(BundleError):
-    """An ONNX graph does what a bundle may not do. Names the graph file."""
+    """An ONNX graph does something a bundle may not do. Names the graph file."""
 
-    code: ClassVar[str] = "graph"
+    code = "graph"
 
 
 class UntrustedError(BundleError):
-    """A bundle has operators that Ortolan does not write, and its user has not said to trust it."""
+    """A bundle needs operators that Ortolan does not write, and was loaded without trust=True."""
 
-    code: ClassVar[str] = "untrusted"
+    code = "untrusted"
 
 
 class FirstLoadError(BundleError):
-    """A first load in a process of its own ended that process, or took more than its limits."""
+    """The subprocess of a first load crashed or exceeded its limits."""
 
-    code: ClassVar[str] = "first-load"
+    code = "first-load"
 
 
 class ChatTemplateError(BundleError):
-    """A chat template is absent, broken, or asks for too much time or memory."""
+    """A chat template is missing, broken, or needs too much time or memory."""
 
-    code: ClassVar[str] = "chat-template"
+    code = "chat-template"
 
 
 class DeviceError(OrtolanError):
-    """A device is unknown, absent, or not one the bundle was made for."""
+    """A device is unknown, absent, or not one the bundle was exported for."""
 
-    code: ClassVar[str] = "device"
+    code = "device"
 
 
 class InputError(OrtolanError):
     """A request is wrong: its prompt, ids or options."""
 
-    code: ClassVar[str] = "input"
+    code = "input"
 
 
 class ChatError(InputError):
-    """Messages or tools are wrong, or the chat template refuses them. Names the message."""
+    """Messages or tools are wrong, or the chat template rejects them. Names the message."""
 
-    code: ClassVar[str] = "chat"
+    code = "chat"
 
 
 class BundleKindError(InputError):
-    """The bundle is of another kind than the request. Names what fits it."""
+    """The bundle cannot do this kind of request. Names what can."""
 
-    code: ClassVar[str] = "kind"
+    code = "kind"
 
 
 class ContextLengthError(InputError):
-    """A request needs more tokens than the context of the bundle."""
+    """A request needs more tokens than the context of the bundle holds."""
 
-    code: ClassVar[str] = "context-length"
+    code = "context-length"
 
 
 class GrammarError(InputError):
-    """A grammar is invalid, too complex, or cannot be continued by this model's tokens."""
+    """A grammar is invalid, too complex, or cannot be continued with this model's tokens."""
 
-    code: ClassVar[str] = "grammar"
+    code = "grammar"
 
 
 class SamplingError(InputError):
     """An option of `Sampling` is out of range."""
 
-    code: ClassVar[str] = "sampling"
+    code = "sampling"
 
 
 class TokenizerError(InputError):
-    """The tokenizer cannot take this text or these ids, or the bundle has none."""
+    """The tokenizer cannot read this text or these ids, or the bundle has no tokenizer."""
 
-    code: ClassVar[str] = "tokenizer"
+    code = "tokenizer"
 
 
 class StateFileError(OrtolanError):
     """A saved conversation is damaged, or of another bundle or version. Names the file."""
 
-    code: ClassVar[str] = "state-file"
+    code = "state-file"
 
 
 class MemoryPlanError(OrtolanError, MemoryError):
-    """A model, or a request, needs more memory than there is. Gives the figures."""
+    """A model or a request needs more memory than is available. States both figures."""
 
-    code: ClassVar[str] = "memory"
+    code = "memory"
 
 
 class ServiceError(OrtolanError):
-    """A service cannot take a request, or not finish it: it has failed. Says why."""
+    """The service cannot accept or complete a request. Says why."""
 
-    code: ClassVar[str] = "service"
+    code = "service"
 
 
 class QueueFullError(ServiceError):
-    """As many requests wait as may.
+    """The queue is full.
 
     Attributes:
-        retry_after_s: seconds after which there may be room: those between the last texts' ends.
+        retry_after_s: estimated seconds until a place is free, from the latest completions.
     """
 
-    code: ClassVar[str] = "queue-full"
+    code = "queue-full"
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -165,45 +163,45 @@ class QueueFullError(ServiceError):
 
 
 class ServiceClosedError(ServiceError):
-    """A service takes no more requests."""
+    """The service is closed to new requests."""
 
-    code: ClassVar[str] = "service-closed"
+    code = "service-closed"
 
 
 class ComputeError(OrtolanError):
     """onnxruntime could not compute the model: it is damaged, or memory is short."""
 
-    code: ClassVar[str] = "compute"
+    code = "compute"
 
 
 class NumericError(OrtolanError):
-    """The model gave logits that are not finite. Names the step."""
+    """The model returned logits that are not finite. Names the step."""
 
-    code: ClassVar[str] = "numeric"
+    code = "numeric"
 
 
 class CertificateError(OrtolanError):
-    """A verification could not be carried out; this is not a failed verification."""
+    """A verification could not be carried out. A verification that fails raises nothing."""
 
-    code: ClassVar[str] = "certificate"
+    code = "certificate"
 
 
 class ForkedError(OrtolanError):
-    """A session made before `os.fork()` was used in the child process."""
+    """A child process uses a model that was loaded before `os.fork()`."""
 
-    code: ClassVar[str] = "forked"
+    code = "forked"
 
 
 class MissingExtraError(OrtolanError, ImportError):
-    """A package of an extra is absent. Names the pip command that installs it."""
+    """A package of an extra is not installed. Names the pip command."""
 
-    code: ClassVar[str] = "missing-extra"
+    code = "missing-extra"
 
 
 def shown(value: Any) -> str:
-    """A value as an error quotes it: short, whatever it is."""
+    """Quote any value in an error, briefly."""
     try:
         text = repr(value)
-    except Exception:  # of an integer of thousands of digits, or of a class of the caller's
-        return f"one of type {type(value).__name__}"
+    except Exception:  # an integer of thousands of digits, or a class with a broken __repr__
+        return f"a value of type {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:197]}..."

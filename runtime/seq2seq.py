@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count, checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import wrong_kind
-from ortolan.runtime.engine.encode import encode
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
-from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import ContextLengthError, InputError, ManifestError
 from ortolan.runtime.generation.beam_options import (
     MAX_BEAMS,
@@ -221,7 +219,7 @@ class Seq2Seq(Model):
         tokens = checked_ids(ids, vocab_size=vocab_size, what="ids", fewest=1)
         slots = self._engine.slots()
         slots.put_sources([0], self._encoded(self._sources(source)))
-        return teacher_forced(Runner(self._engine, slots), tokens)
+        return Runner(self._engine, slots).teacher_forced(tokens)
 
     @property
     def recommended_sampling(self) -> Sampling:
@@ -365,7 +363,7 @@ class Seq2Seq(Model):
         return Generator(self._engine, slots=slots, beams=beams, encode=self._encoded)
 
     def _encoded(self, sources: Sequence[Source]) -> Encoded:
-        return encode(self._engine, self._reader.feeds(sources))
+        return self._engine.encode_sources(self._reader.feeds(sources))
 
 
 def _by_length(sources: Sequence[Source]) -> list[int]:

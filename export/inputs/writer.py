@@ -5,7 +5,7 @@ gone when it ends. Of the project it needs the runtime alone.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ortolan.errors import OrtolanError
 from ortolan.export.errors import ExportError
 from ortolan.export.process import ProcessError, run_python
+from ortolan.export.progress import Progress
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.engine.engine import Engine
@@ -37,12 +38,9 @@ CACHE_BYTES = 512 << 20
 
 _GIVEN, _WRITTEN = "given.npz", "written.npz"
 
-Told = Callable[[int, int], None]
-"""Called with how much is written, and with all of it."""
-
 
 def write(
-    bundle: Path, given: Sequence[NDArray[Any]], *, tokens: int, length: int, told: Told
+    bundle: Path, given: Sequence[NDArray[Any]], *, tokens: int, length: int, progress: Progress
 ) -> list[NDArray[np.int64]]:
     """Let a bundle write texts at temperature 1: draws from its own distribution.
 
@@ -54,7 +52,7 @@ def write(
             ids `(T,)` or an image `(H, W, C)`, and then a text is written for each.
         tokens: when to stop, where texts begin with something.
         length: tokens of a text, at most, that which it begins with included.
-        told: while it writes.
+        progress: called while it writes.
 
     Returns:
         Ids of each text, from its beginning or its start token on; none of a text whose logits
@@ -68,7 +66,7 @@ def write(
 
     def tell(line: str) -> None:
         done, total = line.split()
-        told(int(done), int(total))
+        progress("write text", int(done), int(total))
 
     try:
         run_python("-m", __name__, str(bundle), str(tokens), str(length), told=tell)
@@ -81,7 +79,7 @@ def write(
 
 
 def let_write(
-    bundle: Path, given: Sequence[NDArray[Any]], *, tokens: int, length: int, told: Told
+    bundle: Path, given: Sequence[NDArray[Any]], *, tokens: int, length: int, progress: Progress
 ) -> list[NDArray[np.int64]]:
     """What `write` does, in this process.
 
@@ -89,9 +87,9 @@ def let_write(
         OrtolanError: the bundle does not run.
     """
     if open_bundle(bundle, trust=True).manifest.model_kind.has_encoder:
-        texts = list(_answers(bundle, given, length, told))
+        texts = list(_answers(bundle, given, length, progress))
     else:
-        texts = _continued(bundle, [ids.tolist() for ids in given], tokens, length, told)
+        texts = _continued(bundle, [ids.tolist() for ids in given], tokens, length, progress)
     return [np.array(text, np.int64) for text in texts]
 
 
@@ -99,14 +97,14 @@ def _main(bundle: Path, tokens: int, length: int) -> None:
     """The process: from `given.npz` beside a bundle to `written.npz`."""
     given = _load(bundle.parent / _GIVEN)
     try:
-        texts = let_write(bundle, given, tokens=tokens, length=length, told=_tell)
+        texts = let_write(bundle, given, tokens=tokens, length=length, progress=_tell)
     except OrtolanError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     np.savez(bundle.parent / _WRITTEN, *texts)
 
 
 def _continued(
-    bundle: Path, beginnings: Sequence[list[int]], tokens: int, length: int, told: Told
+    bundle: Path, beginnings: Sequence[list[int]], tokens: int, length: int, progress: Progress
 ) -> list[list[int]]:
     """Texts that begin with something, until there are so many tokens.
 
@@ -128,7 +126,7 @@ def _continued(
     written = 0
     while written < tokens and generator.round():
         written = sum(len(text.request.prompt) + len(text.tokens) for text in texts if text.tokens)
-        told(min(written, tokens), tokens)
+        progress("write text", min(written, tokens), tokens)
     return [[*text.request.prompt, *text.tokens] for text in texts if text.tokens]
 
 
@@ -150,7 +148,7 @@ def _rows(manifest: Manifest, length: int) -> int:
 
 
 def _answers(
-    bundle: Path, sources: Sequence[NDArray[Any]], length: int, told: Told
+    bundle: Path, sources: Sequence[NDArray[Any]], length: int, progress: Progress
 ) -> Iterator[list[int]]:
     """A text for each source, after the start token."""
     model = load(bundle, Seq2Seq, device="cpu", trust=True)
@@ -163,10 +161,10 @@ def _answers(
         sampling = Sampling(temperature=1, seed=SEED + first)
         for done in model.generate(given, max_new_tokens=length - 1, sampling=sampling):
             yield [*before, *done.tokens]
-        told(min(first + MOST_ROWS, len(sources)), len(sources))
+        progress("write text", min(first + MOST_ROWS, len(sources)), len(sources))
 
 
-def _tell(done: int, total: int) -> None:
+def _tell(step: str, done: int, total: int) -> None:
     print(done, total, flush=True)
 
 

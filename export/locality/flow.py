@@ -1,9 +1,10 @@
-"""Follows tokens and texts through a traced graph, from the ids to what its state takes."""
+"""Follows rows and tokens through a traced graph, from the ids to the inputs of its state."""
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import sympy
 import torch
@@ -29,39 +30,42 @@ from ortolan.export.locality.spans import (
 from ortolan.export.locality.stub import CALLS
 
 FOLDED = 1 << 22
-"""Most numbers of a constant that is computed."""
+"""Largest number of elements of a constant that is computed."""
 
-Fault = str
+Kind = Literal["rows", "tokens", "places"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Something that a state takes, or the logits, reaches further than one token of one text.
+class Fault:
+    """A state's input, or the logits, that depends on more than one token of one row.
 
     Attributes:
         node: where that begins.
-        fault: `texts`, `places` or `tokens`.
+        kind: whether it depends on other rows, other tokens, or its place in the chunk.
     """
 
     node: fx.Node
-    fault: Fault
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes to follow a graph at."""
+    """Sizes of the ids to follow a graph at."""
 
-    texts: int
+    rows: int
     tokens: int
 
 
 class Flow:
-    """The values of every node of a graph at some sizes.
+    """The value of every node of a graph.
 
     Args:
-        program: of `cut_graph`.
-        buffers: the numbers of buffers, by name.
-        sizes: of the ids.
+        program: from `cut_graph`.
+        buffers: the module's buffers by name.
+        sizes: sizes of the ids.
+
+    Attributes:
+        settles: whether tokens are joined with a recalled state, which only numbers can confirm.
     """
 
     def __init__(
@@ -74,64 +78,59 @@ class Flow:
         self.settles = False
         for node in program.graph.nodes:
             if node.op in ("placeholder", "call_function"):
-                made = self._value(node)
-                if made is not None:
-                    self._values[node] = made
+                value = self._value(node)
+                if value is not None:
+                    self._values[node] = value
 
-    def faults(self) -> Iterator[Found]:
-        """What is wrong with each thing that a state takes."""
-        for node in self._program.graph.nodes:
-            if node.op != "call_function" or name_of(node.target) != "state_call":
+    def faults(self) -> Iterator[Fault]:
+        """The fault of every state's input that has one."""
+        for node in _state_calls(self._program.graph):
+            call = str(node.args[3])
+            if call in ("positions", "recall"):
                 continue
-            call = CALLS[str(node.args[3]).partition(" ")[0]].taken
-            if str(node.args[3]) in ("positions", "recall"):
-                continue
-            for taken in node.args[0]:
-                value = self._values.get(taken)
+            axes = CALLS[call.partition(" ")[0]].taken
+            for taken in node.args[0]:  # type: ignore[union-attr]
+                value = self._values.get(taken)  # type: ignore[arg-type]
                 if not isinstance(value, Value):
                     continue
-                fault = self._fault(value, *call)
-                if fault is not None:
-                    yield Found(self._origin(taken, fault), fault)
+                kind = self._fault(value, *axes)
+                if kind is not None:
+                    yield Fault(self._origin(taken, kind), kind)  # type: ignore[arg-type]
 
     # --- values ---------------------------------------------------------------------------------
 
     def _value(self, node: fx.Node) -> Value | list[Value] | None:
         if node.op == "placeholder":
-            return self._given(node)
+            return self._input(node)
         meta: Any = node.meta.get("val")
         if node.target is operator.getitem:
             source = self._values.get(node.args[0])  # type: ignore[arg-type]
             if isinstance(source, list):
                 return source[node.args[1]]  # type: ignore[index]
             return None if source is None else replace(source, shape=self._shape(meta))
-        first = (
-            next((each for each in meta if isinstance(each, Tensor)), None)
-            if isinstance(meta, (list, tuple))
-            else meta
-        )
-        if not isinstance(first, Tensor):
+        outputs = meta if isinstance(meta, (list, tuple)) else [meta]
+        first = next((out for out in outputs if isinstance(out, Tensor)), None)
+        if first is None:
             return None
         shape = self._shape(first)
         if name_of(node.target) == "state_call":
-            return self._called(str(node.args[3]), shape)
+            return self._state_output(str(node.args[3]), shape)
         arguments = self._arguments(node)
         known = self._folded(node, arguments)
         if known is not None:
             return constant(known)
-        is_open = _is_open(first) or name_of(node.target) == "nonzero"
         values = values_in(arguments)
-        if is_open or any(OPAQUE in each.spent for each in values):
-            rest = [each for each in values if OPAQUE not in each.spent]
-            if is_open or not rest:
-                return unknown(shape)
-            return joined(rest, shape)
-        made = apply(node.target, arguments, shape)
-        if isinstance(made, list):
-            return [self._settled(node, each, values) for each in made]
-        return self._settled(node, made, values)
+        clear = [value for value in values if OPAQUE not in value.spent]
+        if _is_open(first) or name_of(node.target) == "nonzero":
+            return unknown(shape)
+        if len(clear) < len(values):
+            return joined(clear, shape) if clear else unknown(shape)
+        out = apply(node.target, arguments, shape)
+        if isinstance(out, list):
+            return [self._settled(node, value, values) for value in out]
+        return self._settled(node, out, values)
 
-    def _given(self, node: fx.Node) -> Value:
+    def _input(self, node: fx.Node) -> Value:
         """Ids, a parameter or a buffer."""
         shape = self._shape(node.meta["val"])
         signature = self._program.graph_signature
@@ -141,7 +140,7 @@ class Flow:
             if numbers is not None and numbers.numel() <= FOLDED and not numbers.is_meta:
                 return constant(numbers.detach().cpu())
         if node.name in signature.user_inputs:
-            return Value(shape=shape, texts=along(0, shape), tokens=along(1, shape))
+            return Value(shape=shape, rows=along(0, shape), tokens=along(1, shape))
         lifted = signature.inputs_to_lifted_tensor_constants.get(node.name)
         if lifted is not None:
             numbers = self._program.constants.get(lifted)
@@ -149,158 +148,160 @@ class Flow:
                 return constant(numbers.detach().cpu())
         return Value(shape=shape, places=differs(shape))
 
-    def _called(self, call: str, shape: Shape) -> Value:
+    def _state_output(self, call: str, shape: Shape) -> Value:
         name, _, state = call.partition(" ")
-        texts, tokens = CALLS[name].given
+        rows, tokens = CALLS[name].given
         return Value(
             shape=shape,
-            texts=along(texts, shape) if name not in ("keep", "logits") else None,
+            rows=along(rows, shape) if name not in ("keep", "logits") else None,
             tokens=None if tokens is None or name == "logits" else along(tokens, shape),
             fresh=frozenset([state]) if name == "recall" else frozenset(),
         )
 
     def _arguments(self, node: fx.Node) -> dict[str, Any]:
-        given = fx.node.map_arg(
-            (node.args, node.kwargs),
-            lambda each: self._values.get(each, self._number(each.meta.get("val"))),
-        )
-        args, kwargs = _numbers(given, self._number)
+        """A node's arguments by name, with values for tensors and numbers for symbols."""
+
+        def resolved(argument: Any) -> Any:
+            if isinstance(argument, fx.Node):
+                argument = self._values.get(argument, argument.meta.get("val"))
+            return self._number(argument)
+
+        inputs: Any = fx.node.map_aggregate((node.args, node.kwargs), resolved)
+        args, kwargs = inputs
         schema = getattr(node.target, "_schema", None)
         if schema is None:
             return dict(zip(map(str, range(len(args))), args, strict=True)) | dict(kwargs)
         names: list[str] = [argument.name for argument in schema.arguments]
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         named: dict[str, Any] = defaults | dict(zip(names, args, strict=False)) | kwargs
-        ordered: dict[str, Any] = {name: named[name] for name in names if name in named}
-        return ordered
+        return {name: named[name] for name in names if name in named}
 
     def _folded(self, node: fx.Node, arguments: Mapping[str, Any]) -> Tensor | None:
-        """What a node computes of constants alone, if that is little."""
-        tags = getattr(node.target, "tags", ())
-        values = values_in(arguments)
-        if torch.Tag.nondeterministic_seeded in tags or not isinstance(
-            node.target, torch._ops.OpOverload
-        ):
+        """What a node computes from constants alone, if that is small."""
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
             return None
-        if any(each.known is None for each in values) or isinstance(
-            node.meta["val"], (list, tuple)
-        ):
+        if torch.Tag.nondeterministic_seeded in target.tags:
             return None
-        count = 1
-        for size in self._shape(node.meta["val"]):
-            count *= size
-        if count > FOLDED:
+        if any(value.known is None for value in values_in(arguments)):
             return None
-        given = {name: _known(argument) for name, argument in arguments.items()}
-        names = [each.name for each in node.target._schema.arguments if not each.kwarg_only]
-        args = [given.pop(name) for name in names if name in given]
-        if "device" in given:
-            given["device"] = torch.device("cpu")
+        if isinstance(node.meta["val"], (list, tuple)):
+            return None
+        if math.prod(self._shape(node.meta["val"])) > FOLDED:
+            return None
+        known = {name: _known(argument) for name, argument in arguments.items()}
+        names = [argument.name for argument in target._schema.arguments if not argument.kwarg_only]
+        args = [known.pop(name) for name in names if name in known]
+        if "device" in known:
+            known["device"] = torch.device("cpu")
         try:
-            out = node.target(*args, **given)
+            out = target(*args, **known)
         except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
             return None
         return out if isinstance(out, Tensor) else None
 
-    def _settled(self, node: fx.Node, value: Value, beside: Sequence[Value]) -> Value:
-        """Tokens joined with those before them by a state that was recalled are the latest's own.
+    def _settled(self, node: fx.Node, value: Value, inputs: Sequence[Value]) -> Value:
+        """Excuse tokens that are joined with earlier ones in order to continue a state.
 
-        So are those joined on the way to where the same state is kept.
+        A value that joins its tokens with a recalled state (`x.cumsum(1) + state.recall(...)`)
+        counts as coming from the latest of them. So do tokens joined on the way to where the same
+        state is kept. Whether the sum really continues the state, the probes of the export show.
         """
         tokens = value.tokens
-        excused = value.fresh or any(node in self._kept.get(name, ()) for name in value.spent)
-        if tokens is None or not excused or not tokens.has_several:
+        continues = value.fresh or any(node in self._kept.get(name, ()) for name in value.spent)
+        if tokens is None or not continues or not tokens.has_several:
             return value
         self.settles = True
         last = torch.where(tokens.last < 0, tokens.first, tokens.last)
         settled = replace(value, tokens=Span(last, tokens.last))
         if self._is_off(settled, "tokens"):
-            # A matrix hides which tokens it leaves out: the other side has those of the result.
-            sides = [each.tokens for each in beside if each.fresh and each.tokens is not None]
-            sides = [each for each in sides if not each.has_several]
+            # A matrix hides which tokens it leaves out. The recalled side has those of the result.
+            sides = [v.tokens for v in inputs if v.fresh and v.tokens is not None]
+            sides = [span for span in sides if not span.has_several]
             settled = replace(settled, tokens=fitted(sides[0], value.shape)) if sides else settled
-        if bool((tokens.first == PLACE).any()):
-            return settled  # weighed by its place in the chunk, and not yet put before it
+        if _has_place(tokens):
+            return settled  # weighed by its place in the chunk, and not yet put after the state
         return replace(settled, fresh=frozenset(), spent=value.fresh | value.spent)
 
     def _shape(self, tensor: Tensor) -> Shape:
         return tuple(int(self._number(size)) for size in tensor.shape)
 
     def _number(self, value: Any) -> Any:
-        """A number of the trace at these sizes."""
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            expression = value.node.expr.xreplace(self._symbols)
-            if expression.free_symbols:
-                expression = expression.xreplace(
-                    dict.fromkeys(expression.free_symbols, sympy.Integer(self._sizes.tokens))
-                )
-            return int(expression)
-        return value
+        """A symbol of the trace as a number at these sizes; anything else as it is."""
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value
+        expression = value.node.expr.xreplace(self._symbols)
+        rest = dict.fromkeys(expression.free_symbols, sympy.Integer(self._sizes.tokens))
+        return int(expression.xreplace(rest))
 
     # --- faults -----------------------------------------------------------------------------------
 
-    def _fault(self, value: Value, text_axis: int, token_axis: int | None) -> Fault | None:
+    def _fault(self, value: Value, row_axis: int, token_axis: int | None) -> Kind | None:
         if OPAQUE in value.spent:
             return None
-        if not _is_at(value.texts, text_axis, value.shape, causal=False):
-            return "texts"
+        if not _is_at(value.rows, row_axis, value.shape, causal=False):
+            return "rows"
         if token_axis is None:
             return None
         if value.tokens is None:
             places = value.places
             return "places" if places is not None and places.first.shape[token_axis] > 1 else None
-        if bool((value.tokens.first == PLACE).any()) and not value.fresh:
+        if _has_place(value.tokens) and not value.fresh:
             return "places"
-        at_own = _is_at(value.tokens, token_axis, value.shape, causal=bool(value.fresh))
-        return None if at_own else "tokens"
+        is_at_own = _is_at(value.tokens, token_axis, value.shape, causal=bool(value.fresh))
+        return None if is_at_own else "tokens"
 
-    def _origin(self, node: fx.Node, fault: Fault) -> fx.Node:
-        """The first node on the way to another that has its fault."""
+    def _origin(self, node: fx.Node, kind: Kind) -> fx.Node:
+        """The first node on the way to this one that has its fault."""
         while True:
-            bad = [each for each in node.all_input_nodes if self._is_bad(each, fault)]
-            if not bad:
+            bad = next((n for n in node.all_input_nodes if self._is_bad(n, kind)), None)
+            if bad is None:
                 return node
-            node = bad[0]
+            node = bad
 
-    def _is_bad(self, node: fx.Node, fault: Fault) -> bool:
-        """Whether numbers are not those of texts or tokens in their order."""
+    def _is_bad(self, node: fx.Node, kind: Kind) -> bool:
         value = self._values.get(node)
-        if isinstance(value, list):
-            return any(self._is_off(each, fault) for each in value)
-        return value is not None and self._is_off(value, fault)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        return any(self._is_off(value, kind) for value in values)
 
-    def _is_off(self, value: Value, fault: Fault) -> bool:
-        if fault == "places":
-            has_place = value.tokens is not None and bool((value.tokens.first == PLACE).any())
-            return has_place
-        span, size = (
-            (value.texts, self._sizes.texts)
-            if fault == "texts"
-            else (value.tokens, self._sizes.tokens)
-        )
+    def _is_off(self, value: Value, kind: Kind) -> bool:
+        """Whether numbers do not come from the rows or tokens in their order."""
+        if kind == "places":
+            return value.tokens is not None and _has_place(value.tokens)
+        span = value.rows if kind == "rows" else value.tokens
+        size = self._sizes.rows if kind == "rows" else self._sizes.tokens
         if span is None:
             return False
-        if span.has_several:
+        entries = span.last.reshape(-1)
+        if span.has_several or entries.numel() % size:
             return True
         order = torch.arange(size, dtype=torch.int32)
-        entries = span.last.reshape(-1)
-        if entries.numel() % size:
-            return True
         return not (
             bool((entries.reshape(-1, size) == order).all())
             or bool((entries.reshape(size, -1) == order[:, None]).all())
         )
 
 
+def _has_place(span: Span) -> bool:
+    """Whether some number depends on its place in the chunk."""
+    return bool((span.first == PLACE).any())
+
+
 def _is_at(span: Span | None, axis: int, shape: Shape, *, causal: bool) -> bool:
-    """Whether each number comes from its own place on an axis alone, or from none."""
+    """Whether every number comes from its own place on an axis, or from nothing.
+
+    Args:
+        span: None if all come from nothing.
+        axis: of rows or tokens.
+        shape: of the tensor.
+        causal: whether earlier places count as well.
+    """
     if span is None:
         return True
     own = along(axis, shape).first
     is_none = span.first > span.last
-    if causal:
-        return bool((is_none | (span.last <= own)).all())
-    return bool((is_none | ((span.first == own) & (span.last == own))).all())
+    is_own = span.last <= own if causal else (span.first == own) & (span.last == own)
+    return bool((is_none | is_own).all())
 
 
 def _symbols(program: ExportedProgram, sizes: Sizes) -> dict[Any, Any]:
@@ -310,32 +311,36 @@ def _symbols(program: ExportedProgram, sizes: Sizes) -> dict[Any, Any]:
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
     )
-    given = zip(ids.meta["val"].shape, (sizes.texts, sizes.tokens), strict=True)
     return {
         size.node.expr: sympy.Integer(number)
-        for size, number in given
+        for size, number in zip(ids.meta["val"].shape, (sizes.rows, sizes.tokens), strict=True)
         if isinstance(size, torch.SymInt)
     }
 
 
-def _kept(graph: fx.Graph) -> dict[str, set[fx.Node]]:
-    """All that enters what each state keeps, by its name."""
-    found: dict[str, set[fx.Node]] = {}
+def _state_calls(graph: fx.Graph) -> Iterator[fx.Node]:
     for node in graph.nodes:
         if node.op == "call_function" and name_of(node.target) == "state_call":
-            name, _, state = str(node.args[3]).partition(" ")
-            if name == "keep":
-                waiting, seen = [node], found.setdefault(state, set())
-                while waiting:
-                    each = waiting.pop()
-                    if each not in seen:
-                        seen.add(each)
-                        waiting += each.all_input_nodes
-    return found
+            yield node
+
+
+def _kept(graph: fx.Graph) -> dict[str, set[fx.Node]]:
+    """All nodes that enter what each state keeps, by the state's name."""
+    kept: dict[str, set[fx.Node]] = {}
+    for call in _state_calls(graph):
+        name, _, state = str(call.args[3]).partition(" ")
+        if name == "keep":
+            waiting, seen = [call], kept.setdefault(state, set())
+            while waiting:
+                node = waiting.pop()
+                if node not in seen:
+                    seen.add(node)
+                    waiting += node.all_input_nodes
+    return kept
 
 
 def _is_open(tensor: Tensor) -> bool:
-    """Whether a size depends on the texts."""
+    """Whether a size depends on the numbers of a tensor, as that of `nonzero` does."""
     return any(
         isinstance(size, torch.SymInt)
         and any(str(symbol).startswith("u") for symbol in size.node.expr.free_symbols)
@@ -343,17 +348,9 @@ def _is_open(tensor: Tensor) -> bool:
     )
 
 
-def _numbers(given: Any, number: Any) -> Any:
-    if isinstance(given, (list, tuple)):
-        return type(given)(_numbers(each, number) for each in given)
-    if isinstance(given, dict):
-        return {key: _numbers(each, number) for key, each in given.items()}
-    return number(given)
-
-
 def _known(argument: Any) -> Any:
     if isinstance(argument, Value):
         return argument.known
     if isinstance(argument, (list, tuple)):
-        return [_known(each) for each in argument]
+        return [_known(part) for part in argument]
     return argument

@@ -1,4 +1,4 @@
-"""Operators that put several tensors together."""
+"""Rules for operators that put several tensors together."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ortolan.export.locality.spans import (
     NEVER,
@@ -28,20 +27,18 @@ from ortolan.export.locality.spans import (
 
 def laid_out(operator: Any, arguments: Arguments, shape: Shape) -> Value:
     """Tensors one after the other along an axis."""
-    values = [each for each in arguments["tensors"] if math.prod(each.shape) > 0]
+    values = [value for value in arguments["tensors"] if math.prod(value.shape) > 0]
     axis = axis_of(arguments.get("dim", 0), len(shape))
-    wide = []
-    for each in values:
-        own, spans = each.shape, [each.texts, each.tokens, each.places]
-        wide.append([None if span is None else spread(span, own, [axis]) for span in spans])
-    texts, tokens, places = (
-        _laid([spans[kind] for spans in wide], values, axis) for kind in range(3)
-    )
-    # Along other axes, what is joined to a text or a token keeps its places.
-    whole = joined([without(each, axis) for each in values], shape)
+    wide = [
+        [None if span is None else spread(span, value.shape, [axis]) for span in value.spans]
+        for value in values
+    ]
+    rows, tokens, places = (_laid(spans, values, axis) for spans in zip(*wide, strict=True))
+    # Places along other axes stay with the rows and tokens that they are joined to.
+    whole = joined([without(value, axis) for value in values], shape)
     return Value(
         shape=shape,
-        texts=texts,
+        rows=rows,
         tokens=tokens,
         places=places if whole.tokens is None else None,
         fresh=whole.fresh,
@@ -51,89 +48,74 @@ def laid_out(operator: Any, arguments: Arguments, shape: Shape) -> Value:
 
 def _laid(spans: Sequence[Span | None], values: Sequence[Value], axis: int) -> Span | None:
     """Spans one after the other along an axis."""
-    there = [span for span in spans if span is not None]
-    if not there:
+    device = next((span.first.device for span in spans if span is not None), None)
+    if device is None:
         return None
-    device = there[0].first.device
     filled = []
     for span, value in zip(spans, values, strict=True):
         size = [value.shape[axis] if place == axis else 1 for place in range(len(value.shape))]
-        none = Span(
-            *(
-                torch.full(size, number, dtype=torch.int32, device=device)
-                for number in (NEVER, -NEVER)
-            )
+        never = torch.full(size, NEVER, dtype=torch.int32, device=device)
+        filled.append(span or Span(never, -never))
+    count = filled[0].first.dim()
+    sizes = [max(span.first.shape[place] for span in filled) for place in range(count)]
+    first, last = (
+        torch.cat(
+            [p.expand([*sizes[:axis], p.shape[axis], *sizes[axis + 1 :]]) for p in parts], axis
         )
-        filled.append(span or none)
-    sizes = [
-        max(span.first.shape[place] for span in filled) for place in range(filled[0].first.dim())
-    ]
-    out = []
-    for kind in range(2):
-        parts = [
-            span[kind].expand([*sizes[:axis], span[kind].shape[axis], *sizes[axis + 1 :]])
-            for span in filled
-        ]
-        out.append(torch.cat(parts, axis))
-    return Span(*out)
+        for parts in zip(*filled, strict=True)
+    )
+    return Span(first, last)
 
 
 def product(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """Products of matrices: `(..., M, K)` with `(..., K, N)`, and perhaps a bias."""
+    """Products of matrices `(..., M, K)` and `(..., K, N)`, perhaps with a bias."""
     *bias, left, right = values_in(arguments)
     rows = without(left, len(left.shape) - 1)
     columns = without(right, max(len(right.shape) - 2, 0))
     if len(right.shape) == 1:
-        rows = changed(rows, left.shape[:-1], lambda span: Span(*(p.squeeze(-1) for p in span)))
-        columns = changed(columns, (), lambda span: Span(*(p.squeeze(0) for p in span)))
+        rows = changed(rows, left.shape[:-1], lambda span: span.map(lambda p: p.squeeze(-1)))
+        columns = changed(columns, (), lambda span: span.map(lambda p: p.squeeze(0)))
     return joined([rows, columns, *bias], shape)
 
 
 def copied(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """Numbers written over others."""
+    """Numbers written over all of another tensor."""
     return joined([arguments["src"]], shape)
 
 
 def slice_written(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """A part along one axis, written over that of another tensor."""
+    """Numbers written over a part of another tensor along one axis."""
     value, part = arguments["self"], arguments["src"]
     axis = axis_of(arguments.get("dim", 0), len(shape))
+    size = shape[axis]
     if name_of(operator) == "select_scatter":
-        part = changed(
-            part,
-            (*part.shape[:axis], 1, *part.shape[axis:]),
-            lambda span: Span(*(each.unsqueeze(axis) for each in span)),
-        )
-        first = axis_of(arguments["index"], shape[axis])
+        unsqueezed = (*part.shape[:axis], 1, *part.shape[axis:])
+        part = changed(part, unsqueezed, lambda span: span.map(lambda p: p.unsqueeze(axis)))
+        first = axis_of(arguments["index"], size)
         cut = slice(first, first + 1)
     else:
         cut = slice(*(arguments.get(name) for name in ("start", "end", "step")))
-    size = shape[axis]
+    # Lay out both, and take the numbers of the part where it is written.
     order = torch.arange(size)
     order[cut] = torch.arange(size, size + part.shape[axis])
-    both = laid_out(operator, {"tensors": [value, part], "dim": axis}, _longer(shape, part, axis))
-    return changed(both, shape, lambda span: _ordered(span, axis, order))
+    longer = (*shape[:axis], size + part.shape[axis], *shape[axis + 1 :])
+    both = laid_out(operator, {"tensors": [value, part], "dim": axis}, longer)
 
+    def pick(span: Span) -> Span:
+        if span.first.shape[axis] == 1:
+            return span
+        return span.map(lambda p: p.index_select(axis, order.to(p.device)))
 
-def _longer(shape: Shape, part: Value, axis: int) -> Shape:
-    return (*shape[:axis], shape[axis] + part.shape[axis], *shape[axis + 1 :])
-
-
-def _ordered(span: Span, axis: int, order: Tensor) -> Span:
-    if span.first.shape[axis] == 1:
-        return span
-    return Span(*(part.index_select(axis, order.to(part.device)) for part in span))
+    return changed(both, shape, pick)
 
 
 def attended(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """PyTorch's own attention: queries with all of the keys."""
-    values = values_in(arguments)[:3]
-    query, *others = values
+    """PyTorch's own attention: every query depends on all keys and values."""
+    query, *others = values_in(arguments)[:3]
+    whole = []
+    for value in others:
+        axes = [len(value.shape) - 2, len(value.shape) - 1]
+        sizes = tuple(1 if axis in axes else size for axis, size in enumerate(value.shape))
+        whole.append(changed(value, sizes, partial(reduced, axes=axes, keeps=True)))
     rows = without_axes(query, [len(query.shape) - 1])
-    axes = [-2, -1]
-    wide = []
-    for each in others:
-        own = [len(each.shape) + axis for axis in axes]
-        sizes = tuple(1 if axis in own else size for axis, size in enumerate(each.shape))
-        wide.append(changed(each, sizes, partial(reduced, axes=own, keeps=True)))
-    return joined([changed(rows, shape, lambda span: span), *wide], shape)
+    return joined([changed(rows, shape, lambda span: span), *whole], shape)

@@ -1,8 +1,8 @@
-"""Changes tokens of a module whose state gives what it gave before: others must not notice.
+"""Changes tokens of a module over a fixed state: other tokens and rows must not notice.
 
-This confirms, on numbers, what the graph says, and looks at operators that no rule knows.
+This confirms with numbers what the graph shows, and covers operators without a rule.
 
-Shape letters: B texts, S tokens.
+Shape letters: B rows, S tokens.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from ortolan.modeling.layers.ops import Heads, Rotary
 from ortolan.modeling.state import State
 
 WORK = 1 << 35
-"""Parameters times tokens that a forward may cost."""
+"""Largest cost of a forward, in parameters times tokens."""
 
 NUMBERS = 1 << 25
-"""Most logits of a text in memory at once."""
+"""Largest number of logits of a row in memory at once."""
 
 WATCHED = 4
-"""Tokens that stay as they are: the first, the last, and others between."""
+"""Number of tokens that stay the same: the first, the last, and others between."""
 
 RUNS = 2
-"""Forwards in which all other tokens are others, so that many ids are seen."""
+"""Forwards with other ids for all other tokens, so that many ids are seen."""
 
 CLOSE = 1e-4
-"""Largest difference, relative to the largest number, that is rounding."""
+"""Largest rounding error, relative to the largest number."""
 
 
 class _FixedState(State):
-    """A state that gives the same whatever it takes, and notes what that is."""
+    """A state whose outputs do not depend on its inputs, and which records those."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,20 +45,20 @@ class _FixedState(State):
         return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
 
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Zeros, as at the start of a text."""
+        """Zeros, as at the start of a sequence."""
         return like.new_zeros(like.shape[0], *shape)
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Nothing: what is kept comes from many tokens."""
+        """Record nothing: what is kept comes from many tokens."""
 
     def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors of as many tokens, each to be seen by itself and those after it."""
+        """Random vectors of the new tokens alone, visible to themselves and later ones."""
         seen = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
-        return self._given(x), seen.tril()
+        return self._record(x), seen.tril()
 
     def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Any vectors."""
-        return self._given(x.transpose(1, 2)).transpose(1, 2)
+        """Random vectors."""
+        return self._record(x.transpose(1, 2)).transpose(1, 2)
 
     def recur(
         self,
@@ -71,9 +71,9 @@ class _FixedState(State):
         rate: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        """Any vectors."""
+        """Random vectors."""
         self.taken += [part.transpose(1, 2) for part in (query, key)]
-        return self._given(value.transpose(1, 2)).transpose(1, 2)
+        return self._record(value.transpose(1, 2)).transpose(1, 2)
 
     def _attend(
         self,
@@ -84,7 +84,7 @@ class _FixedState(State):
         spec: AttentionConfig,
     ) -> Tensor:
         self.taken += heads[1:]
-        return self._given(heads.query)
+        return self._record(heads.query)
 
     def _attend_shared(
         self,
@@ -94,9 +94,10 @@ class _FixedState(State):
         sinks: Tensor | None,
         spec: AttentionConfig,
     ) -> Tensor:
-        return self._given(query_BSX)
+        return self._record(query_BSX)
 
-    def _given(self, taken_BSX: Tensor) -> Tensor:
+    def _record(self, taken_BSX: Tensor) -> Tensor:
+        """Record an input, and return random numbers of its shape."""
         self.taken.append(taken_BSX)
         return torch.randn(taken_BSX.shape, generator=self._random).to(taken_BSX)
 
@@ -104,17 +105,17 @@ class _FixedState(State):
 def check_perturbed(
     live: nn.Module, empty: nn.Module, *, vocab_size: int, context: int, joins: bool
 ) -> None:
-    """Refuse a module of which a token, or a text, notices others although its state is the same.
+    """Refuse a module in which a token or a row notices others although its state is the same.
 
     Args:
-        live: with its weights.
-        empty: the same module to call, without them.
-        vocab_size: ids that it knows.
+        live: the module with its weights.
+        empty: the same module without them, to call.
+        vocab_size: number of ids.
         context: tokens that have to fit.
-        joins: it joins tokens with what it recalled, so that only texts are tried.
+        joins: whether it joins tokens with what it recalled, so that only rows can be checked.
 
     Raises:
-        ConfigError: one does.
+        ConfigError: one notices others.
     """
     size = sum(parameter.numel() for parameter in live.parameters())
     tokens = min(context, WORK // max(size, 1), NUMBERS // vocab_size)
@@ -125,19 +126,19 @@ def check_perturbed(
     weights: dict[str, Tensor] = dict(live.named_parameters())
     order = torch.randperm(vocab_size, generator=random).repeat(-(-RUNS * tokens // vocab_size))
     for others in order[: RUNS * tokens].reshape(RUNS, tokens):
-        # One id alone, so that any other appears only where tokens are changed.
+        # The base repeats one id, so every other id appears only where tokens are changed.
         base = others[:1].repeat(2, tokens)
         changed = others.index_copy(0, watched, base[0, watched])
         before = _taken(empty, weights, base)
         after = _taken(empty, weights, torch.stack([base[0], others]))
-        _compare(empty, before, after, torch.arange(tokens), "texts")
+        _compare(empty, before, after, torch.arange(tokens), "rows")
         if not joins:
             after = _taken(empty, weights, torch.stack([changed, base[1]]))
             _compare(empty, before, after, watched, "tokens")
 
 
 def _taken(module: nn.Module, weights: dict[str, Tensor], ids: Tensor) -> list[Tensor]:
-    """What a state takes in a forward, and the logits, `(B, S, ...)` each."""
+    """The inputs of the state in a forward, and the logits, each `(B, S, ...)`."""
     device = next((weight.device for weight in weights.values()), torch.device("cpu"))
     state = _FixedState()
     with torch.no_grad():
@@ -150,16 +151,17 @@ def _compare(
     before: Sequence[Tensor],
     after: Sequence[Tensor],
     watched: Tensor,
-    what: str,
+    others: str,
 ) -> None:
-    for one, other in zip(before, after, strict=True):
-        if one.dim() < 2 or one.shape[1] <= int(watched.max()):
+    """Refuse a module whose watched tokens in the first row have changed."""
+    for old, new in zip(before, after, strict=True):
+        if old.dim() < 2 or old.shape[1] <= int(watched.max()):
             continue
-        places = watched.to(one.device)
-        kept, found = (part[:1].index_select(1, places).float() for part in (one, other))
-        if not torch.allclose(kept, found, rtol=0, atol=CLOSE * max(1.0, float(kept.abs().max()))):
+        places = watched.to(old.device)
+        old, new = (part[:1].index_select(1, places).float() for part in (old, new))
+        if not torch.allclose(old, new, rtol=0, atol=CLOSE * max(1.0, float(old.abs().max()))):
             raise ConfigError(
-                f"{type(module).__name__}: expected each token to be computed alone between calls "
-                f"of the state, got other numbers after other {what} were changed. Nothing but the "
-                "state may look at them; the operator was not found."
+                f"{type(module).__name__}: changing other {others} changes the numbers of a token, "
+                "although its state is the same. Let only the state look at them; the graph does "
+                "not show the operator."
             )

@@ -1,4 +1,4 @@
-"""A module's graph with every call of its state cut out: what a call gives is an input.
+"""Cuts every call of its state out of a module's graph, and makes what it returns an input.
 
 Shape letters: B batch, S new tokens, T tokens so far.
 """
@@ -9,11 +9,10 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,37 +25,34 @@ from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers.ops import Heads, Rotary
 from ortolan.modeling.state import State
 
-BEFORE = 5
-"""Tokens before the new ones: what reaches over all so far has another length than the new."""
+PAST = 5
+"""Tokens before the new ones, so that T differs from S."""
 
 PLACE = "place"
-"""Of what is noted on a node: file, line and function."""
+"""Key of a node's annotation: file, line and function of the user's code."""
 
 _LIBRARIES = [
     *(Path(str(package.__file__)).parent.resolve() for package in (torch, modeling)),
     Path(__file__).parents[1].resolve(),
 ]
 
-NAMESPACE = "ortolan"
-
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library("ortolan", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "state_call(Tensor[] taken, SymInt[] shape, ScalarType dtype, str call) -> Tensor"
 )
 
 
-@torch.library.register_fake(f"{NAMESPACE}::state_call", lib=_LIBRARY)  # type: ignore[untyped-decorator]
-def _given(taken: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str) -> Tensor:
+@torch.library.register_fake("ortolan::state_call", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _fake(taken: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str) -> Tensor:
     return taken[0].new_empty(tuple(shape), dtype=dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Where texts and tokens lie in what a call of a state takes and gives.
+class Call(NamedTuple):
+    """Axes of rows and of tokens in the tensors of a state's call; None if there is none.
 
     Attributes:
-        taken: the axes of texts and of tokens, of every tensor that is taken.
-        given: the same of what is given; None where it has no such axis.
+        taken: of every input.
+        given: of the output.
     """
 
     taken: tuple[int, int | None]
@@ -74,53 +70,49 @@ CALLS = {
     "keep": Call((0, None), (0, None)),
     "logits": Call((0, 1), (0, 1)),
 }
-"""By name; a call has its own name after a space, such as that of its state."""
+"""The calls of a state by name. In the graph, the name of the state follows after a space."""
 
 
 def state_call(
     taken: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str
 ) -> Tensor:
-    """A node of the graph that takes tensors and gives one nobody knows more of than its shape."""
+    """An opaque node: of its output only the shape is known."""
     out: Tensor = torch.ops.ortolan.state_call(list(taken), list(shape), dtype, call)
     return out
 
 
-@dataclass(slots=True)
-class _Ends:
-    """What would otherwise be left out of the graph, because nothing reads it."""
-
-    found: list[Tensor] = field(default_factory=list)
-
-
 class StubState(State):
-    """A state whose calls are nodes that compute nothing."""
+    """A state whose calls are opaque nodes.
 
-    def __init__(self, ids: Tensor) -> None:
+    Attributes:
+        ends: outputs that nothing reads, which would otherwise drop out of the graph.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self._ids = ids
-        self.ends = _Ends()
+        self.ends: list[Tensor] = []
 
     def positions(self, ids: Tensor) -> Tensor:
-        """Anything: they differ from token to token."""
+        """Any positions."""
         return state_call([ids], ids.shape, torch.int64, "positions")
 
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Anything of each text."""
+        """Any numbers for each row."""
         return state_call([like], [like.shape[0], *shape], like.dtype, f"recall {name}")
 
     def keep(self, name: str, value: Tensor) -> None:
         """An end of the graph."""
-        self.ends.found.append(state_call([value], [1], value.dtype, f"keep {name}"))
+        self.ends.append(state_call([value], [1], value.dtype, f"keep {name}"))
 
     def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors of more tokens than the new ones, and which of them each may see."""
-        texts, tokens, width = x.shape
-        reach = tokens + BEFORE
-        vectors = state_call([x], [texts, reach, width], x.dtype, f"extend {name}")
-        return vectors, state_call([x], [texts, tokens, reach], torch.bool, "seen")
+        """Any vectors `(B, T, E)`, and which of them each token may see `(B, S, T)`."""
+        rows, tokens, width = x.shape
+        so_far = tokens + PAST
+        vectors = state_call([x], [rows, so_far, width], x.dtype, f"extend {name}")
+        return vectors, state_call([x], [rows, tokens, so_far], torch.bool, "seen")
 
     def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What it takes, by channel."""
+        """Any vectors."""
         return state_call([x], x.shape, x.dtype, "convolve")
 
     def recur(
@@ -134,7 +126,7 @@ class StubState(State):
         rate: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        """As many vectors as there are values."""
+        """Any vectors."""
         others = [part for part in (decay, rate) if part is not None]
         return state_call([query, key, value, *others], value.shape, value.dtype, "recur")
 
@@ -160,8 +152,8 @@ class StubState(State):
         return state_call([query_BSX], query_BSX.shape, query_BSX.dtype, "attend")
 
 
-class _Places(TorchFunctionMode):
-    """Notes the user's line on every node; torch keeps the lines of `forward` alone."""
+class _Annotated(TorchFunctionMode):
+    """Annotates every node with the user's line; torch itself keeps only the lines of `forward`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: FrameType | None = sys._getframe(1)
@@ -175,31 +167,31 @@ class _Places(TorchFunctionMode):
 
 @cache
 def is_of_library(file: str) -> bool:
-    """Whether a file is torch's or ours, and no user's."""
+    """Whether a file belongs to torch or Ortolan, not to a user."""
     path = Path(file).resolve()
     return any(path.is_relative_to(root) for root in _LIBRARIES)
 
 
 class _Entry(nn.Module):
-    """A module between stubs, from ids to every end."""
+    """A module over a stub, from ids to every end of the graph."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: Tensor) -> list[Tensor]:
-        state = StubState(ids)
-        with _Places():
+        state = StubState()
+        with _Annotated():
             logits = self.model(ids, state)
-        return [state_call([logits], [1], logits.dtype, "logits"), *state.ends.found]
+        return [state_call([logits], [1], logits.dtype, "logits"), *state.ends]
 
 
 def cut_graph(module: nn.Module, *, tokens: int | None) -> ExportedProgram:
-    """Trace a module whose parameters and buffers are fake; call it in their mode.
+    """Trace a module whose parameters and buffers are fake, in their mode.
 
     Args:
         module: with a `forward(ids, state)`.
-        tokens: new ones, if their number is fixed.
+        tokens: number of new tokens, if it is fixed.
 
     Raises:
         Exception: torch cannot trace it.

@@ -1,4 +1,4 @@
-"""Operators that move, weigh or sum up the numbers of one tensor."""
+"""Rules for operators that move, weigh or sum the numbers of one tensor."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ from ortolan.export.locality.spans import (
 
 
 def over_axes(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """Sums, softmax, sorting and others: along some axes, all of the entries."""
+    """Sums, softmax, sorting and the like: every number depends on all along some axes."""
     value, *others = values_in(arguments)
     axes = axes_of(arguments["dim"], len(value.shape))
     keeps = len(shape) == len(value.shape)
@@ -38,7 +38,7 @@ def over_axes(operator: Any, arguments: Arguments, shape: Shape) -> Value:
 
 
 def running(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """Sums and largest so far, along an axis."""
+    """Cumulative operators: every number depends on those before it along an axis."""
     value = values_in(arguments)[0]
     axis = axis_of(arguments["dim"], len(value.shape))
     return changed(value, shape, lambda span: prefixed(span, axis))
@@ -51,85 +51,70 @@ def viewed(operator: Any, arguments: Arguments, shape: Shape) -> Value:
 
 
 def moved(operator: Any, arguments: Arguments, shape: Shape) -> Value | list[Value]:
-    """Views: done to the span as they are to the tensor."""
+    """Views: the operator is applied to the spans themselves."""
     (name, value), *_ = arguments.items()
     others = {key: argument for key, argument in arguments.items() if key != name}
 
     def parts(part: Tensor) -> list[Tensor]:
         out = operator(part.expand(value.shape), **others)
-        return [collapsed(each) for each in (out if isinstance(out, (list, tuple)) else [out])]
+        return [collapsed(o) for o in (out if isinstance(out, (list, tuple)) else [out])]
 
-    def number(place: int, size: Shape) -> Value:
-        return changed(value, size, lambda span: Span(*(parts(part)[place] for part in span)))
+    def output(number: int, size: Shape) -> Value:
+        return changed(value, size, lambda span: span.map(lambda part: parts(part)[number]))
 
     proxy = operator(torch.empty(value.shape, device="meta"), **others)
     if isinstance(proxy, Tensor):
-        return number(0, tuple(proxy.shape))
-    return [number(place, tuple(each.shape)) for place, each in enumerate(proxy)]
+        return output(0, tuple(proxy.shape))
+    return [output(number, tuple(out.shape)) for number, out in enumerate(proxy)]
 
 
 def rearranged(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """Flips, rolls and triangles: along the axes that an operator names, and the last two."""
+    """Flips and rolls along the named axes; a roll without axes is one of the flat tensor."""
     value = values_in(arguments)[0]
-    count = len(value.shape)
-    name = name_of(operator)
-    axes = axes_of(arguments.get("dims", arguments.get("dim")), count)
+    dims = arguments.get("dims", arguments.get("dim"))
+    if name_of(operator) == "roll" and not arguments.get("dims"):
+        flat = (math.prod(value.shape),)
 
-    def moved(span: Span) -> Span:
+        def roll(span: Span) -> Span:
+            span = reduced(reshaped(span, value.shape, flat), None, keeps=True)
+            return reshaped(span, flat, shape)
+
+        return changed(value, shape, roll)
+    others = {name: part for name, part in arguments.items() if not isinstance(part, Value)}
+
+    def rearrange(span: Span) -> Span:
         if span.first.is_meta:
-            return Span(*(spread(span, value.shape, axes)))
+            return spread(span, value.shape, axes_of(dims, len(value.shape)))
         # Along an axis where nothing differs, nothing moves.
-        return Span(*(operator(part, **_others(arguments)) for part in span))
+        return span.map(lambda part: operator(part, **others))
 
-    if name == "roll" and not arguments.get("dims"):
-        flat = math.prod(value.shape)
-        return changed(
-            value,
-            shape,
-            lambda span: reshaped(
-                reduced(reshaped(span, value.shape, (flat,)), None, keeps=True), (flat,), shape
-            ),
-        )
-    return changed(value, shape, moved)
-
-
-def _others(arguments: Arguments) -> dict[str, Any]:
-    return {name: each for name, each in arguments.items() if not isinstance(each, Value)}
+    return changed(value, shape, rearrange)
 
 
 def repeated(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """Copies one after the other."""
+    """Copies, one after the other."""
     value, times = values_in(arguments)[0], [*arguments["repeats"]]
 
     def repeat(span: Span) -> Span:
         span = fitted(span, (1,) * (len(times) - len(value.shape)) + value.shape)
-        return Span(
-            *(
-                part.repeat(
-                    [1 if size == 1 else n for size, n in zip(part.shape, times, strict=True)]
-                )
-                for part in span
-            )
-        )
+        sizes = span.first.shape
+        counts = [1 if size == 1 else n for size, n in zip(sizes, times, strict=True)]
+        return span.map(lambda part: part.repeat(counts))
 
     return changed(value, shape, repeat)
 
 
 def padded(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """Constants before and after, or fewer numbers where a size is negative."""
+    """Constants before and after; a negative size cuts numbers off."""
     value, pads = values_in(arguments)[0], [*arguments["pad"]]
     count = len(value.shape)
     axes = [count - 1 - place // 2 for place, size in enumerate(pads) if size]
+    sizes = [size if count - 1 - place // 2 in axes else 0 for place, size in enumerate(pads)]
 
     def pad(span: Span) -> Span:
-        wide = spread(span, value.shape, axes)
-        kept = [size if count - 1 - place // 2 in axes else 0 for place, size in enumerate(pads)]
-        fill = (NEVER, -NEVER)
+        first, last = spread(span, value.shape, axes)
         return Span(
-            *(
-                torch.constant_pad_nd(part, kept, number)
-                for part, number in zip(wide, fill, strict=True)
-            )
+            torch.constant_pad_nd(first, sizes, NEVER), torch.constant_pad_nd(last, sizes, -NEVER)
         )
 
     return changed(value, shape, pad)
@@ -144,23 +129,22 @@ def normed(operator: Any, arguments: Arguments, shape: Shape) -> Value:
 
 
 def group_normed(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """A norm of all that the first axis has one of."""
+    """A norm over every axis but the first."""
     value = values_in(arguments)[0]
     return without_axes(value, list(range(1, len(value.shape))))
 
 
 def batch_normed(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """By fixed statistics where it does not train, which are constants."""
+    """A norm over every axis but the second, or with fixed statistics outside of training."""
     value = values_in(arguments)[0]
     name = name_of(operator)
     if "no_training" in name or not arguments.get("training", arguments.get("train", True)):
         return changed(value, shape, lambda span: span)
-    axes = [axis for axis in range(len(value.shape)) if axis != 1]
-    return without_axes(value, axes)
+    return without_axes(value, [axis for axis in range(len(value.shape)) if axis != 1])
 
 
 def pooled(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """A window over the last axes, as if it were as long as they are."""
+    """A window over the last axes, taken to be as long as they are."""
     value = values_in(arguments)[0]
     size = arguments.get("kernel_size", arguments.get("output_size", [1]))
     count = len(value.shape)
@@ -169,7 +153,7 @@ def pooled(operator: Any, arguments: Arguments, shape: Shape) -> Value:
 
 
 def convolved(operator: Any, arguments: Arguments, shape: Shape) -> Value:
-    """A window over the last axes, and all of the channels."""
+    """A window over the last axes, and all channels."""
     value, weight = arguments["input"], arguments["weight"]
     count = len(value.shape) - 2
     strides, pads, dilations = (
@@ -177,20 +161,19 @@ def convolved(operator: Any, arguments: Arguments, shape: Shape) -> Value:
         for name in ("stride", "padding", "dilation")
     )
 
-    def window(span: Span) -> Span:
-        span = reduced(span, [1], keeps=True)
-        first, last = span
+    def slide(span: Span) -> Span:
+        first, last = reduced(span, [1], keeps=True)
         for place in range(count):
             axis, taps = place + 2, weight.shape[place + 2]
             if first.shape[axis] == 1:
                 continue
-            reach = (taps - 1) * dilations[place] + 1
+            width = (taps - 1) * dilations[place] + 1
             pad = [0, 0] * (count - 1 - place) + [pads[place]] * 2
             first, last = (
-                torch.constant_pad_nd(part, pad, number).unfold(axis, reach, strides[place])
+                torch.constant_pad_nd(part, pad, number).unfold(axis, width, strides[place])
                 for part, number in ((first, NEVER), (last, -NEVER))
             )
             first, last = first.amin(-1), last.amax(-1)
         return Span(first, last)
 
-    return changed(value, shape, window)
+    return changed(value, shape, slide)

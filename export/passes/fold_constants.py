@@ -1,4 +1,4 @@
-"""What a graph computes from numbers alone is computed once, at export."""
+"""Compute once, at export, what a graph computes from constants alone."""
 
 import contextlib
 import logging
@@ -11,15 +11,17 @@ from onnxscript.rewriter import RewriteRuleSet
 from onnxscript.rewriter.rules import common as rules
 from torch import Tensor
 
+from ortolan.export.passes.nodes import insert_node
+
 LARGEST = 64
 """Elements of a constant that is written into the graph itself."""
 
 
 class _Fold(ir.passes.InPlacePass):
-    """The folding of onnxscript, and some of its rules.
+    """Run onnxscript's folding, and some of its rules.
 
-    Not those that drop sums with 0 and products with 1, which are so to a tolerance: the 1e-8 that
-    keeps a norm from dividing by 0 would go as well.
+    Its rules for sums with 0 and products with 1 are left out. They compare with a tolerance, and
+    would drop the 1e-8 that keeps a norm from dividing by 0.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -57,14 +59,14 @@ _STEPS = ir.passes.Sequential(
 
 
 class FoldConstants(ir.passes.InPlacePass):
-    """Constants are folded, nodes that change nothing are dropped, equal ones become one.
+    """Fold constants, drop nodes that change nothing, and merge equal nodes.
 
     The exporter writes a module as its author did: casts of numbers, sizes computed again for
     every view, transpositions there and back.
 
     Args:
-        tables: fixed tensors by the names of their initializers, which have no data yet. Those
-            without a table are weights.
+        tables: fixed tensors by the names of their initializers. The other initializers without
+            data are weights.
     """
 
     def __init__(self, tables: Mapping[str, Tensor]) -> None:
@@ -82,7 +84,7 @@ class FoldConstants(ir.passes.InPlacePass):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from the user that weights without data are not compared with one another."""
+    """Silence the warnings that weights without data cannot be deduplicated."""
     logger = logging.getLogger("onnx_ir.passes.common.initializer_deduplication")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -93,9 +95,9 @@ def _quiet() -> Iterator[None]:
 
 
 class InlineConstants(ir.passes.InPlacePass):
-    """Numbers and short vectors among the initializers that have data become constants.
+    """Turn initializers that are numbers or short vectors with data into constants.
 
-    Others stay: they are written beside the weights.
+    The others are written next to the weights.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -105,12 +107,10 @@ class InlineConstants(ir.passes.InPlacePass):
             tensor = value.const_value
             if tensor is None or len(tensor.shape) > 1 or tensor.size > LARGEST:
                 continue
-            constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
-            graph.insert_before(graph[0], constant)
+            constant = insert_node(graph, graph[0], "Constant", [], {"value": tensor})
             del graph.initializers[name]
-            made = constant.outputs[0]
-            made.shape, made.type = value.shape, value.type
-            value.replace_all_uses_with(made, replace_graph_outputs=True)
-            made.name = name
+            constant.shape, constant.type = value.shape, value.type
+            value.replace_all_uses_with(constant, replace_graph_outputs=True)
+            constant.name = name
             modified = True
         return ir.passes.PassResult(model, modified)

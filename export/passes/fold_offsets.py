@@ -1,44 +1,42 @@
-"""A number that is added to a weight is added once, on export."""
+"""Add a number to a weight once, at export.
+
+Spec: ai.onnx Add.
+"""
 
 import onnx_ir as ir
 
 from ortolan.export.derived import derive
-from ortolan.export.values import is_weight, number, producer, replace_value
+from ortolan.export.passes.nodes import NodePass, insert_node, replace_node
+from ortolan.export.values import is_weight, number, producer
 
 
-class FoldOffsets(ir.passes.InPlacePass):
-    """Add(w, number) becomes an initializer, such as for the norms of Gemma: x * (1 + w).
+class FoldOffsets(NodePass):
+    """Replace Add(w, number) with an initializer, as for Gemma's norms: x * (1 + w).
 
-    Case 1: w is an initializer without data: rewritten.
-    Case 2: as case 1, after a cast of w: the sum is cast.
-    Case 3: anything else: the node stays.
+    Case 1: w is an initializer without data: rewrite.
+    Case 2: w is the cast of one: rewrite, and cast the sum.
+    Case 3: otherwise: keep.
     """
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        modified = False
-        for node in list(model.graph):
-            if node.op_type == "Add" and _rewrite(model.graph, node):
-                modified = True
-        return ir.passes.PassResult(model, modified)
+    operators = ("Add",)
 
-
-def _rewrite(graph: ir.Graph, node: ir.Node) -> bool:
-    offsets = [offset for value in node.inputs if (offset := number(value)) is not None]
-    others = [value for value in node.inputs if value is not None and number(value) is None]
-    (out,) = node.outputs
-    if len(offsets) != 1 or len(others) != 1 or out.is_graph_output():
-        return False  # Case 3
-    cast = producer(others[0], "Cast")
-    weight = others[0] if cast is None else cast.inputs[0]
-    if weight is None or not is_weight(weight):
-        return False  # Case 3
-    sum_ = derive(graph, [weight], offset=offsets[0])
-    if cast is None:
-        out.replace_all_uses_with(sum_)
-    else:
-        wide = ir.Node("", "Cast", [sum_], list(cast.attributes.values()), num_outputs=1)
-        graph.insert_before(node, wide)
-        replace_value(out, wide.outputs[0])
-    graph.remove(node, safe=True)
-    return True
+    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        offsets = [offset for value in node.inputs if (offset := number(value)) is not None]
+        others = [value for value in node.inputs if value is not None and number(value) is None]
+        (out,) = node.outputs
+        if len(offsets) != 1 or len(others) != 1 or out.is_graph_output():
+            return False  # Case 3
+        cast = producer(others[0], "Cast")
+        weight = others[0] if cast is None else cast.inputs[0]
+        if weight is None or not is_weight(weight):
+            return False  # Case 3
+        total = derive(graph, [weight], offset=offsets[0])
+        if cast is None:
+            out.replace_all_uses_with(total)
+            graph.remove(node, safe=True)
+        else:
+            # Case 2
+            replace_node(
+                graph, node, insert_node(graph, node, "Cast", [total], dict(cast.attributes))
+            )
+        return True

@@ -1,53 +1,38 @@
-"""A product with a transposed weight becomes one node that reads the weight as it is stored.
+"""Fuse a product with a transposed weight into one node that reads the weight as stored.
 
 Spec: com.microsoft.FusedMatMul, version 1 (onnxruntime, docs/ContribOperators.md).
 """
 
 import onnx_ir as ir
 
-from ortolan.export.values import replace_value
+from ortolan.export.passes.nodes import CONTRIB, NodePass, insert_node, replace_node
+from ortolan.export.values import producer
 
 
-class FuseLinear(ir.passes.InPlacePass):
-    """MatMul(x, Transpose(w)) becomes FusedMatMul(x, w, transB=1).
+class FuseLinear(NodePass):
+    """Replace MatMul(x, Transpose(w)) with FusedMatMul(x, w, transB=1).
 
-    A checkpoint stores `(out, in)`. Read like this, a weight is copied row by row on export, an
-    embedding and a tied head share one table, and onnxruntime does not fold a transposed
-    copy into memory. Both forms run at the same speed: the weight is packed at load.
+    A checkpoint stores `(out, in)`. Read as stored, a weight is copied row by row at export, an
+    embedding and a tied head share one table, and onnxruntime does not fold a transposed copy into
+    memory. Both forms are equally fast: the weight is packed at load.
 
-    Case 1: the weight is an initializer, its two axes swapped: rewritten.
-    Case 2: anything else: the nodes stay.
+    Case 1: w is an initializer whose two axes are swapped: rewrite.
+    Case 2: otherwise: keep.
     """
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        modified = False
-        for node in list(model.graph):
-            if node.op_type == "MatMul" and _rewrite(model.graph, node):
-                modified = True
-        if modified:
-            model.graph.opset_imports["com.microsoft"] = 1
-        return ir.passes.PassResult(model, modified)
+    operators = ("MatMul",)
+    writes_contrib = True
 
-
-def _rewrite(graph: ir.Graph, node: ir.Node) -> bool:
-    transpose = node.inputs[1].producer() if node.inputs[1] is not None else None
-    if transpose is None or transpose.op_type != "Transpose":
-        return False  # Case 2
-    weight = transpose.inputs[0]
-    swapped = tuple(transpose.attributes.get_ints("perm", ())) == (1, 0)
-    if weight is None or not weight.is_initializer() or not swapped:
-        return False  # Case 2
-    fused = ir.Node(
-        "com.microsoft",
-        "FusedMatMul",
-        [node.inputs[0], weight],
-        [ir.AttrInt64("transB", 1)],
-        num_outputs=1,
-    )
-    graph.insert_before(node, fused)
-    replace_value(node.outputs[0], fused.outputs[0])
-    graph.remove(node, safe=True)
-    if not transpose.outputs[0].uses():
-        graph.remove(transpose, safe=True)
-    return True
+    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        transpose = producer(node.inputs[1], "Transpose")
+        weight = None if transpose is None else transpose.inputs[0]
+        if transpose is None or weight is None or not weight.is_initializer():
+            return False  # Case 2
+        if tuple(transpose.attributes.get_ints("perm", ())) != (1, 0):
+            return False  # Case 2
+        inputs = [node.inputs[0], weight]
+        fused = insert_node(graph, node, "FusedMatMul", inputs, {"transB": 1}, domain=CONTRIB)
+        replace_node(graph, node, fused)
+        if not transpose.outputs[0].uses():
+            graph.remove(transpose, safe=True)
+        return True

@@ -11,9 +11,9 @@ from ortolan.export.passes.quantize_experts import QuantizeExperts
 from ortolan.export.passes.quantize_portable import QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
 from ortolan.export.passes.quantize_weights import QuantizeWeights
-from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.plan import is_block
-from ortolan.export.settings import Settings
+from ortolan.export.quantize.schemes import is_block
+from ortolan.export.scheme import Scheme
+from ortolan.export.settings import Plan
 from ortolan.export.values import static_shape
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, MAPS_ROLE, PREFILL
 
@@ -35,31 +35,29 @@ class Lowered:
     channels: Sequence[str]
 
 
-def lower(
-    graphs: Mapping[str, ir.Model], settings: Settings, schemes: Mapping[str, Scheme]
-) -> Lowered:
+def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Scheme]) -> Lowered:
     """Rewrite tidied graphs, by role, in place.
 
     Args:
         graphs: by role.
-        settings: of the export.
+        plan: of the export.
         schemes: of the weights that are stored in few bits.
 
     Raises:
         OptionError: there are experts, and portable graphs are asked for.
     """
     models = list(graphs.values())
-    if settings.options.attention == "portable":
+    if plan.options.attention == "portable":
         _refuse_experts(models)
         for model in models:
             PlainConvolutions()(model)
     channels: list[str] = []
-    if settings.options.prefill_precision is not None:
-        channels = _quantize_products(graphs, settings, schemes)
+    if plan.options.prefill_precision is not None:
+        channels = _quantize_products(graphs, plan, schemes)
     # Weights that only products of integers read are not stored as codes too.
     read = {name for model in models for name in model.graph.initializers}
     schemes = {name: scheme for name, scheme in schemes.items() if name in read}
-    rewrite = _REWRITES[settings.options.attention](schemes)
+    rewrite = _REWRITES[plan.options.attention](schemes)
     for model in models:
         rewrite(model)
         QuantizeExperts(schemes)(model)
@@ -67,10 +65,10 @@ def lower(
 
 
 def _quantize_products(
-    graphs: Mapping[str, ir.Model], settings: Settings, schemes: Mapping[str, Scheme]
+    graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Scheme]
 ) -> list[str]:
     """Products of integers in the graph that takes whole texts; the weights that it has."""
-    has_encoder = KINDS[settings.kind].has_encoder
+    has_encoder = KINDS[plan.kind].has_encoder
     role = ENCODER if has_encoder else PREFILL
     names = [name for name in schemes if is_block(name)]
     channels = [name for name in names if _is_product(graphs[role].graph, name)]

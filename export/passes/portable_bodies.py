@@ -1,11 +1,15 @@
 """Bodies of standard operators for the custom nodes, for tools that lack the kernels.
 
-A model-local function of the same domain and name as a node gives the node a meaning anywhere.
-onnxruntime prefers its own kernel, so a portable bundle runs there as fast as any. No body
-calls another, and the runtime accepts only these (`ortolan.runtime.bundle.functions`).
+A model-local function with the domain and name of a node gives the node a meaning anywhere.
+onnxruntime prefers its own kernel, so a portable bundle runs there as fast as any. No body calls
+another, and the runtime accepts only these (`ortolan.runtime.bundle.functions`).
 
-Each body covers what `ortolan.modeling.layers.ops` and the passes emit, not the whole operator.
-They are written in ONNX's own text syntax, so their bytes depend on no tool's version.
+A body covers what `ortolan.modeling.layers.ops` and the passes emit, not the whole operator. The
+bodies are written in ONNX's own text syntax, so their bytes depend on no tool's version. An
+attention body is put together from sections:
+
+    cached:  _STEP,  _PLAIN or _ROTARY, _SCATTER, _SLOTS, _SEEN, then the scores, _MERGE
+    whole:   _WHOLE, _PLAIN or _ROTARY,                          then the scores, _MERGE
 
 Shape letters: B batch, S new tokens, H query heads, K key/value heads, D head width,
 C cache capacity.
@@ -42,7 +46,8 @@ SkipSimplifiedLayerNormalization <epsilon> (input, skip, gamma) => (output, mean
 }
 """
 
-# Positions (B, S): a step as long as its total starts every row at 0. Heads (B, H + 2K, S, D).
+# Positions (B, S) and heads (B, H + 2K, S, D). A step with as many new tokens as its longest row
+# has in all is a prompt: every row starts at 0.
 _STEP = """
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
@@ -76,7 +81,7 @@ _PLAIN = """
     q, k, v = Split <axis = 1> (heads, parts)
 """
 
-# The first channels turn, as many as the tables are wide.
+# The first channels of a head rotate, twice as many as the tables are wide.
 _ROTARY = """
     q_before, k_before, v = Split <axis = 1> (heads, parts)
     half = Shape <start = 1, end = 2> (cos)
@@ -91,9 +96,19 @@ _ROTARY = """
     k = Concat <axis = 3> (k_turned, k_rest)
 """
 
-# A text without a cache, all of it at once: queries and keys have the same positions, and those
-# after a row's length are seen by none.
-_WHOLE = """
+# No token further back than the window; a window of -1 reaches to the start.
+_WINDOW = """
+    given_window = Constant <value_int: int = @local_window_size> ()
+    is_windowed = Greater (given_window, zero)
+    unbounded = Constant <value_int = 4611686018427387904> ()
+    window = Where (is_windowed, given_window, unbounded)
+    not_too_old = Less (distance, window)
+"""
+
+# Whole sequences without a cache. Queries and keys have the same positions, and padding after the
+# end of a row is seen by none.
+_WHOLE = (
+    """
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
     new_1d = Shape <start = 1, end = 2> (query)
@@ -110,12 +125,9 @@ _WHOLE = """
     given_causal = Constant <value_int: int = @causal> ()
     sees_all = Equal (given_causal, zero)
     reached = Or (not_later, sees_all)
-    given_window = Constant <value_int: int = @local_window_size> ()
-    is_windowed = Greater (given_window, zero)
-    unbounded = Constant <value_int = 4611686018427387904> ()
-    window = Where (is_windowed, given_window, unbounded)
-    not_too_old = Less (distance, window)
-    in_window = And (reached, not_too_old)
+"""
+    + _WINDOW
+    + """    in_window = And (reached, not_too_old)
     seen = And (in_window, is_text)
 
     first_axis = Constant <value_ints = [0]> ()
@@ -136,67 +148,49 @@ _WHOLE = """
     no_offset_column = Unsqueeze (no_offset, query_axes)
     positions = Add (no_offset_column, steps)
 """
+)
 
-# Keys and values into the buffer; then every slot up to the own position is seen, as far back
-# as the window reaches. A window of -1 is none.
-_ATTEND = """
+# New keys and values into the buffers.
+_SCATTER = """
     present_key = TensorScatter <axis = 2> (past_key, k, past)
     present_value = TensorScatter <axis = 2> (past_value, v, past)
+"""
+
+_SLOTS = """
     capacity_1d = Shape <start = 2, end = 3> (past_key)
     capacity = Squeeze (capacity_1d)
     slots = Range (zero, capacity, one)
-    outer_axes = Constant <value_ints = [1, 3]> ()
-    positions_4d = Unsqueeze (positions, outer_axes)
-    distance = Sub (positions_4d, slots)
-    not_later = GreaterOrEqual (distance, zero)
-    given_window = Constant <value_int: int = @local_window_size> ()
-    is_windowed = Greater (given_window, zero)
-    unbounded = Constant <value_int = 4611686018427387904> ()
-    window = Where (is_windowed, given_window, unbounded)
-    not_too_old = Less (distance, window)
-    seen = And (not_later, not_too_old)
-    attended = Attention <scale: float = @scale, softcap: float = @softcap>
-        (q, present_key, present_value, seen)
-    by_token = Transpose <perm = [0, 2, 1, 3]> (attended)
-    merged = Constant <value_ints = [0, 0, -1]> ()
-    output = Reshape (by_token, merged)
 """
 
-# The same where the bias says how many slots there are: the longest row.
-_ATTEND_BIASED = """
-    present_key = TensorScatter <axis = 2> (past_key, k, past)
-    present_value = TensorScatter <axis = 2> (past_value, v, past)
+# A bias has as many slots as the longest row.
+_BIASED_SLOTS = """
     start_1d = Constant <value_ints = [0]> ()
     axis_two = Constant <value_ints = [2]> ()
     longest_1d = Unsqueeze (longest, start_1d)
     keys = Slice (present_key, start_1d, longest_1d, axis_two)
     values = Slice (present_value, start_1d, longest_1d, axis_two)
     slots = Range (zero, longest, one)
+"""
+
+# A token sees every slot up to its own position, as far back as the window reaches.
+_SEEN = (
+    """
     outer_axes = Constant <value_ints = [1, 3]> ()
     positions_4d = Unsqueeze (positions, outer_axes)
     distance = Sub (positions_4d, slots)
     not_later = GreaterOrEqual (distance, zero)
-    given_window = Constant <value_int: int = @local_window_size> ()
-    is_windowed = Greater (given_window, zero)
-    unbounded = Constant <value_int = 4611686018427387904> ()
-    window = Where (is_windowed, given_window, unbounded)
-    not_too_old = Less (distance, window)
+"""
+    + _WINDOW
+    + """
     seen = And (not_later, not_too_old)
 """
+)
 
-_ATTEND_WHOLE = """
-    attended = Attention <scale: float = @scale, softcap: float = @softcap> (q, k, v, seen)
-"""
-
-# Where nothing is seen, less than any score can make up for.
+# Slots that are not seen get -inf, which no score can outweigh.
 _ADD_BIAS = """
     least = Constant <value_float = -inf> ()
     never = CastLike (least, attention_bias)
     mask = Where (seen, attention_bias, never)
-"""
-
-_ATTEND_MASK = """
-    attended = Attention <scale: float = @scale, softcap: float = @softcap> (q, {keys}, mask)
 """
 
 _MERGE = """
@@ -205,15 +199,22 @@ _MERGE = """
     output = Reshape (by_token, merged)
 """
 
+
+def _attend(inputs: str) -> str:
+    return f"""
+    attended = Attention <scale: float = @scale, softcap: float = @softcap> ({inputs})
+"""
+
+
 _ATTRIBUTES = "num_heads, kv_num_heads, scale, do_rotary, local_window_size, softcap"
 _CACHED = "query, key, value, past_key, past_value, seqlens_k, total"
 
 
-def _attention(inputs: str, *parts: str) -> str:
+def _cached(inputs: str, *parts: str) -> str:
     return f"""
 <domain: "com.microsoft", opset_import: ["" : 24]>
-GroupQueryAttention <{_ATTRIBUTES}> ({inputs}) => (output, present_key, present_value)
-{{{"".join(parts)}}}
+GroupQueryAttention <{_ATTRIBUTES}> ({_CACHED}{inputs}) => (output, present_key, present_value)
+{{{"".join((_STEP, *parts, _MERGE))}}}
 """
 
 
@@ -225,41 +226,37 @@ GroupQueryAttention <{_ATTRIBUTES}, causal> ({_CACHED}{inputs}) => (output)
 """
 
 
+_TABLES = ", cos, sin"
 _BIAS = ", cos, sin, position_ids, attention_bias"
 
 
 def _apart(text: str) -> str:
-    """The body of a node whose queries, keys and values are three inputs."""
-    parts = [f"{name}_part" for name in ("query", "key", "value")]
-    given = text.replace("(query, key, value,", f"({', '.join(parts)},")
-    joined = f"query = Concat <axis = -1> ({', '.join(parts)})"
-    return given.replace("{", f"{{\n    {joined}", 1)
+    """The body of a node with queries, keys and values in three inputs."""
+    names = ", ".join(f"{name}_part" for name in ("query", "key", "value"))
+    renamed = text.replace("(query, key, value,", f"({names},")
+    return renamed.replace("{", f"{{\n    query = Concat <axis = -1> ({names})", 1)
 
 
 def _interleaved(text: str) -> str:
-    """The body of a rotary node that turns neighbouring channels."""
+    """The body of a rotary node that pairs neighboring channels."""
     declared = text.replace("softcap", "softcap, rotary_interleaved", 1)
     return declared.replace("RotaryEmbedding (", "RotaryEmbedding <interleaved = 1> (")
 
 
+_SLOTS_SEEN = (_SCATTER, _SLOTS, _SEEN, _attend("q, present_key, present_value, seen"))
+
 _HALVES = {
     "FusedMatMul": _FUSED_MATMUL,
-    "GroupQueryAttention": _attention(_CACHED, _STEP, _PLAIN, _ATTEND),
-    "GroupQueryAttention, biased": _attention(
-        f"{_CACHED}{_BIAS}",
-        _STEP,
-        _PLAIN,
-        _ATTEND_BIASED,
-        _ADD_BIAS,
-        _ATTEND_MASK.format(keys="keys, values"),
-        _MERGE,
+    "GroupQueryAttention": _cached("", _PLAIN, *_SLOTS_SEEN),
+    "GroupQueryAttention, biased": _cached(
+        _BIAS, _PLAIN, _SCATTER, _BIASED_SLOTS, _SEEN, _ADD_BIAS, _attend("q, keys, values, mask")
     ),
-    "GroupQueryAttention, rotary": _attention(f"{_CACHED}, cos, sin", _STEP, _ROTARY, _ATTEND),
-    "GroupQueryAttention, whole": _whole("", _PLAIN, _ATTEND_WHOLE),
+    "GroupQueryAttention, rotary": _cached(_TABLES, _ROTARY, *_SLOTS_SEEN),
+    "GroupQueryAttention, whole": _whole("", _PLAIN, _attend("q, k, v, seen")),
     "GroupQueryAttention, whole, biased": _whole(
-        _BIAS, _PLAIN, _ADD_BIAS, _ATTEND_MASK.format(keys="k, v")
+        _BIAS, _PLAIN, _ADD_BIAS, _attend("q, k, v, mask")
     ),
-    "GroupQueryAttention, whole, rotary": _whole(", cos, sin", _ROTARY, _ATTEND_WHOLE),
+    "GroupQueryAttention, whole, rotary": _whole(_TABLES, _ROTARY, _attend("q, k, v, seen")),
     "SkipSimplifiedLayerNormalization": _SKIP_NORM,
 }
 
@@ -274,18 +271,20 @@ BODIES = _PACKED | {
     for name, text in _PACKED.items()
     if name.startswith("GroupQueryAttention") and "biased" not in name
 }
-"""The text of each body. The attention of a stack is of one kind in every layer.
+"""The text of each body, by operator and kind. All layers of a model share one kind of attention.
 
-`whole` is without a cache, `biased` has what distances add to the scores, `interleaved` turns
-neighbouring channels; queries, keys and values are side by side, or `apart`.
+* `whole`: without a cache.
+* `biased`: adds a bias by distance to the scores.
+* `rotary`: rotates queries and keys, in halves or `interleaved` (neighboring channels).
+* `apart`: queries, keys and values are three inputs; else one.
 """
 
 _KEY, _PAST_KEY, _COS, _ATTENTION_BIAS, _SINKS = 1, 3, 7, 10, 11
-"""Inputs of an attention node, by their place."""
+"""Places of an attention node's inputs."""
 
 
 def body(name: str) -> FunctionProto:
-    """The function of that name in `BODIES`."""
+    """The function of a name in `BODIES`."""
     return onnx.parser.parse_function(BODIES[name])
 
 
@@ -293,35 +292,36 @@ def attach_bodies(model: ModelProto) -> None:
     """Give every custom node of a finished graph its body, in place.
 
     Raises:
-        ExportError: one operator is used in two ways, for which it cannot have two bodies.
+        ExportError: there is no body for a node, or nodes of one operator need different bodies.
     """
     nodes = [node for node in model.graph.node if node.domain == "com.microsoft"]
     names = sorted({_body_name(node) for node in nodes})
-    if not BODIES.keys() >= set(names):
+    missing = sorted(set(names) - BODIES.keys())
+    if missing:
         raise ExportError(
-            f"attention: expected kinds that standard operators are known for in a portable graph, "
-            f"got {'; '.join(sorted(set(names) - BODIES.keys()))}. Choose --attention fused."
+            f"attention: no standard operators are known for {'; '.join(missing)}, which a "
+            "portable graph needs. Choose --attention fused."
         )
     operators = [name.partition(",")[0] for name in names]
     if len(set(operators)) < len(operators):
         raise ExportError(
-            f"attention: expected one kind of each operator in a portable graph, got "
-            f"{'; '.join(names)}. Choose --attention fused, or leave --attention-maps out."
+            f"attention: a portable graph can have one kind of each operator (got "
+            f"{'; '.join(names)}). Choose --attention fused, or leave --attention-maps out."
         )
     model.functions.extend(body(name) for name in names)
 
 
 def _body_name(node: NodeProto) -> str:
-    """The body of a node in `BODIES`."""
+    """The name in `BODIES` of the body that a node needs."""
     if node.op_type != "GroupQueryAttention":
         return node.op_type
-    given = [bool(name) for name in node.input] + [False] * _SINKS
+    has = [bool(name) for name in node.input] + [False] * _SINKS
     kinds = {
-        "whole": not given[_PAST_KEY],
-        "biased": given[_ATTENTION_BIAS],
-        "rotary": given[_COS],
+        "whole": not has[_PAST_KEY],
+        "biased": has[_ATTENTION_BIAS],
+        "rotary": has[_COS],
         "interleaved": any(attribute.name == "rotary_interleaved" for attribute in node.attribute),
-        "apart": given[_KEY],
-        "sinks": given[_SINKS],
+        "apart": has[_KEY],
+        "sinks": has[_SINKS],
     }
     return ", ".join([node.op_type, *(kind for kind, holds in kinds.items() if holds)])

@@ -1,7 +1,7 @@
-"""Keys and values that a graph carries from step to step, as codes of 8 bits.
+"""Carry keys and values from step to step as 8-bit codes.
 
 Spec: com.microsoft.GroupQueryAttention, version 1 (onnxruntime, docs/ContribOperators.md). Its
-kernel divides new keys, after their rotation, and new values by the scale of their head and
+kernel divides new values, and new keys after their rotation, by the scale of their head and
 channel, rounds half to even, stores -128 to 127, and computes attention with what it has stored.
 
 Shape letters: K key/value heads, D head width.
@@ -18,21 +18,21 @@ from ortolan.runtime.bundle.manifest import State
 
 _KEY, _VALUE, _COS = 3, 4, 7
 _KEY_SCALE, _VALUE_SCALE = 12, 13
-"""Places of inputs of the node."""
+"""Places of the node's inputs."""
 
-_PRESENT = (1, 2)
-"""Places of its outputs of keys and values."""
+_PRESENT_KEY, _PRESENT_VALUE = 1, 2
+"""Places of its outputs."""
 
 _BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """Channels of cached keys that were turned by their positions.
+    """Channels of cached keys that were rotated by their positions.
 
     Attributes:
-        channels: how many, from the first.
-        interleaved: neighbours are a pair; else those half of `channels` apart.
+        channels: number of rotated channels, from the first.
+        interleaved: whether neighbors are a pair; else the two halves of `channels` are paired.
     """
 
     channels: int
@@ -40,12 +40,12 @@ class Turned:
 
 
 class QuantizeCache(ir.passes.InPlacePass):
-    """States that grow become codes, and the nodes that read them take scales `(K, 1, D)`.
+    """Store the states that grow as codes, and give their attention nodes scales `(K, 1, D)`.
 
     The scales are initializers without data, named by `scale_name`.
 
     Raises:
-        OptionError: something else than the node reads such a state.
+        OptionError: a node other than fused attention reads such a state.
     """
 
     def __init__(self, states: Iterable[State]) -> None:
@@ -54,17 +54,17 @@ class QuantizeCache(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the graph in place."""
         graph = model.graph
-        given = {value.name: value for value in (*graph.inputs, *graph.outputs)}
+        values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
         for state in self.states:
-            past, present = given[state.input], given[state.output]
+            past, present = values[state.input], values[state.output]
             _check(state, past, present)
             for value in (past, present):
                 value.type = ir.TensorType(ir.DataType.INT8)
-            nodes = {use.node for value in (past, present) for use in value.uses()}
-            for node in nodes:
+            # The layers that share these keys read `present`.
+            for node in {use.node for value in (past, present) for use in value.uses()}:
                 is_key = node.inputs[_KEY] in (past, present)
-                _give_scale(graph, node, state, is_key=is_key)
-                _give_present(node, _PRESENT[0 if is_key else 1], present)
+                _add_scale(graph, node, state, is_key=is_key)
+                _add_present(node, _PRESENT_KEY if is_key else _PRESENT_VALUE, present)
         return ir.passes.PassResult(model, modified=bool(self.states))
 
 
@@ -74,18 +74,18 @@ def scale_name(state: State) -> str:
 
 
 def turned_keys(graph: ir.Graph, states: Iterable[State]) -> dict[str, Turned | None]:
-    """By the name of each state of keys, how they were turned; None where they were not.
+    """How the node rotates the keys of each state, by its name.
 
-    None says that the node does not turn them: something before it may.
+    None if the node does not rotate them: another node before it may.
     """
     by_input = {state.input: state for state in states if state.update == "append"}
-    found: dict[str, Turned | None] = {}
+    turned: dict[str, Turned | None] = {}
     for node in graph:
         past = node.inputs[_KEY] if _is_cached(node) else None
         state = by_input.get("" if past is None else name_of(past))
         if state is not None:
-            found[state.name] = _turned(node)
-    return found
+            turned[state.name] = _turned(node)
+    return turned
 
 
 def _turned(node: ir.Node) -> Turned | None:
@@ -97,16 +97,15 @@ def _turned(node: ir.Node) -> Turned | None:
 
 
 def _check(state: State, past: ir.Value, present: ir.Value) -> None:
-    """See that the node, and nothing else, reads and gives a state."""
+    """Refuse a state that anything but fused attention reads or writes."""
     producer = present.producer()
     nodes = [use.node for value in (past, present) for use in value.uses()]
     others = [node for node in [producer, *nodes] if node is None or not _is_cached(node)]
     if others or not any(use.node is producer for use in past.uses()):
         kinds = {"nothing" if node is None else node.op_type for node in others} or {"other nodes"}
         raise OptionError(
-            f"cache: expected the fused attention of onnxruntime to read {state.name!r}, got "
-            f"{', '.join(sorted(kinds))}: no kernel computes this layer's attention from keys and "
-            "values in 8 bits. Leave --cache out."
+            f"cache: {state.name!r} is read or written by {', '.join(sorted(kinds))}. Only "
+            "onnxruntime's fused attention computes from an 8-bit KV cache. Leave --cache out."
         )
 
 
@@ -118,7 +117,7 @@ def _is_cached(node: ir.Node) -> bool:
     )
 
 
-def _give_scale(graph: ir.Graph, node: ir.Node, state: State, *, is_key: bool) -> None:
+def _add_scale(graph: ir.Graph, node: ir.Node, state: State, *, is_key: bool) -> None:
     _, heads, _, width = state.shape
     shape = (int(heads), 1, int(width))
     scale = add_initializer(graph, scale_name(state), ir.DataType.FLOAT, shape)
@@ -129,8 +128,11 @@ def _give_scale(graph: ir.Graph, node: ir.Node, state: State, *, is_key: bool) -
     node.attributes.add(ir.AttrString(f"{'k' if is_key else 'v'}_quant_type", "PER_CHANNEL"))
 
 
-def _give_present(node: ir.Node, place: int, present: ir.Value) -> None:
-    """The kernel gives extended codes where nobody reads them, too: keys of another layer."""
+def _add_present(node: ir.Node, place: int, present: ir.Value) -> None:
+    """Declare the output of the extended codes, which the kernel needs even without a reader.
+
+    A layer that reads the keys of another has none so far.
+    """
     if len(node.outputs) <= place:
         node.resize_outputs(place + 1)
     output = node.outputs[place]

@@ -1,4 +1,4 @@
-"""Mixtures of experts read weights of a few bits.
+"""Read the weights of experts as low-bit codes.
 
 Spec: com.microsoft.QMoE, version 1 (onnxruntime, docs/ContribOperators.md).
 """
@@ -7,42 +7,35 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from ortolan.export.passes.nodes import CONTRIB, NodePass, insert_node, replace_node
 from ortolan.export.passes.quantize_weights import ACCURACY_LEVELS, CODES, SCALES, ZEROS
-from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.plan import EXPERT_INPUTS
-from ortolan.export.values import add_initializer, replace_value, static_shape, type_of
+from ortolan.export.quantize.schemes import EXPERT_INPUTS
+from ortolan.export.scheme import Scheme
+from ortolan.export.values import add_initializer, static_shape, type_of
 
 _RAW = 0
-"""Codes are laid out as `MatMulNBits` reads them, and each device arranges them for itself."""
+"""Codes in the layout of `MatMulNBits`, which each device rearranges for itself."""
 
 
-class QuantizeExperts(ir.passes.InPlacePass):
-    """MoE becomes QMoE, with codes, scales and, if any, zero points of its two weights.
+class QuantizeExperts(NodePass):
+    """Replace MoE with QMoE, which reads codes, scales and any zero points of its two weights.
 
-    The kernel of the CPU softmaxes the logits of the chosen experts whatever
-    `normalize_routing_weights` says, which is what these nodes ask for.
+    The CPU kernel applies the softmax to the logits of the chosen experts whatever
+    `normalize_routing_weights` says, and these nodes ask for just that.
 
-    Case 1: the weights are in the plan: rewritten.
-    Case 2: they are not: the node stays.
+    Case 1: the plan has the weights: rewrite.
+    Case 2: otherwise: keep.
     """
+
+    operators = ("MoE",)
 
     def __init__(self, plan: Mapping[str, Scheme]) -> None:
         self.plan = plan
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the graph in place."""
-        graph, modified = model.graph, False
-        for node in list(graph):
-            if node.op_type != "MoE":
-                continue
-            weights = [node.inputs[place] for place in EXPERT_INPUTS]
-            if any(weight is None or weight.name not in self.plan for weight in weights):
-                continue  # Case 2
-            self._rewrite(graph, node)
-            modified = True
-        return ir.passes.PassResult(model, modified)
-
-    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> None:
+    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        weights = [node.inputs[place] for place in EXPERT_INPUTS]
+        if any(weight is None or weight.name not in self.plan for weight in weights):
+            return False  # Case 2
         data, logits, first, first_bias, second, second_bias = (*node.inputs, None)[:6]
         if first is None or second is None:
             raise ValueError(f"{node.name}: expected weights of experts, got none")
@@ -52,36 +45,30 @@ class QuantizeExperts(ir.passes.InPlacePass):
         inputs = [data, logits, codes, scales, first_bias, other_codes, other_scales, second_bias]
         if zeros is not None:
             inputs += [None, None, None, zeros, other_zeros]
-        replacement = ir.Node(
-            "com.microsoft",
-            "QMoE",
-            inputs,
-            [*node.attributes.values(), *_attributes(scheme, type_of(first))],
-            num_outputs=1,
-        )
-        graph.insert_before(node, replacement)
-        replace_value(node.outputs[0], replacement.outputs[0])
-        graph.remove(node, safe=True)
+        attributes = {**node.attributes, **_attributes(scheme, type_of(first))}
+        quantized = insert_node(graph, node, "QMoE", inputs, attributes, domain=CONTRIB)
+        replace_node(graph, node, quantized)
         for weight in (first, second):
             if not weight.uses():
                 del graph.initializers[str(weight.name)]
+        return True
 
 
-def _attributes(scheme: Scheme, dtype: ir.DataType) -> list[ir.Attr]:
-    values = {
+def _attributes(scheme: Scheme, dtype: ir.DataType) -> dict[str, int]:
+    attributes = {
         "expert_weight_bits": scheme.bits,
         "block_size": scheme.group,
         "weights_prepacked": _RAW,
     }
     if dtype in ACCURACY_LEVELS:
-        values["accuracy_level"] = ACCURACY_LEVELS[dtype]
-    return [ir.AttrInt64(name, value) for name, value in values.items()]
+        attributes["accuracy_level"] = ACCURACY_LEVELS[dtype]
+    return attributes
 
 
 def _codes(
     graph: ir.Graph, weight: ir.Value, scheme: Scheme
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """What replaces a weight `(N, R, K)`: codes, scales and zero points, these last if any."""
+    """Codes, scales and any zero points of a weight `(N, R, K)`."""
     name, (experts, rows, columns) = weight.name, static_shape(weight)
     groups = scheme.groups(columns)
     byte, bits = ir.DataType.UINT8, scheme.bits

@@ -1,36 +1,42 @@
-"""Attention takes queries and keys as they are projected, and rotates them itself.
+"""Let attention rotate queries and keys itself, straight from their projections.
 
-Spec: com.microsoft.GroupQueryAttention, version 1 (onnxruntime, docs/ContribOperators.md); what
-its kernel takes: `modeling.layers.lowering.fits_kernel`.
+Spec: com.microsoft.GroupQueryAttention, version 1 (onnxruntime, docs/ContribOperators.md); its
+kernel accepts what `modeling.layers.lowering.fits_kernel` says.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from ortolan.export.passes.nodes import insert_node
 from ortolan.export.passes.rotations import Reading, Rotation, read_map
 from ortolan.export.passes.token_maps import TokenMap, TokenMaps
 from ortolan.export.values import add_initializer, insert_constant
 
 _QUERY, _KEY, _VALUE = 0, 1, 2
 _COS, _SIN = 7, 8
-"""Inputs of the node."""
+"""Places of the node's inputs."""
 
-_LEFT = {"Reshape", "Slice"}
+_OWN = {"Reshape", "Slice"}
 """Operators that this pass writes itself."""
 
-Parts = dict[int, tuple[TokenMap, Reading]]
-"""What enters a node, by input."""
+Operands = dict[int, tuple[TokenMap, Reading]]
+"""How the node's operands are computed, by input."""
 
 
 class RotaryIntoAttention(ir.passes.InPlacePass):
-    """What lies between projections and GroupQueryAttention becomes part of the node.
+    """Move what lies between projections and GroupQueryAttention into the node.
 
-    Case 1: queries and keys are rotated by their positions, alike: the node does it by tables.
-    Case 2: they are moved at most, there and back: the node takes what was moved. A factor of the
-        queries, in both cases, becomes one of the node's scale.
+        x -> Reshape -> Transpose -> Mul, Add, ... -> Transpose -> Reshape -> attention
+        x ----------------------------------------> attention(cos, sin, do_rotary=1)
+
+    Case 1: queries and keys are rotated alike by their positions: the node does it, with tables.
+    Case 2: queries and keys are at most moved, there and back: the node reads what was moved. In
+        both cases, a factor of the queries goes into the node's scale.
     Case 3: values are moved there and back: as case 2.
-    Case 4: queries, keys and values are all the channels of one tensor: the node takes that.
-    Case 5: anything else, or a rotation that the kernel does not take: the nodes stay.
+    Case 4: queries, keys and values are all the channels of one tensor: the node reads that.
+    Case 5: otherwise, such as a rotation that the kernel does not have: keep.
 
     Args:
         positions: rows of the tables.
@@ -42,138 +48,130 @@ class RotaryIntoAttention(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the graph in place."""
         graph, maps = model.graph, TokenMaps(model.graph)
-        found: list[Rotation] = []
+        rotations: list[Rotation] = []
         changes = []
         for node in graph:
             if node.op_type == "GroupQueryAttention" and None not in node.inputs[:3]:
-                parts = self._read(node, maps, found)
-                if parts:
-                    changes.append((node, parts))
-        for node, parts in changes:
-            _rewrite(graph, node, parts, found)
+                operands = self._read(node, maps, rotations)
+                if operands:
+                    changes.append((node, operands))
+        for node, operands in changes:
+            _rewrite(graph, node, operands, rotations)
         return ir.passes.PassResult(model, modified=bool(changes))
 
-    def _read(self, node: ir.Node, maps: TokenMaps, found: list[Rotation]) -> Parts:
-        """What enters the node as queries, keys and values, by input, where it can be taken."""
+    def _read(self, node: ir.Node, maps: TokenMaps, rotations: list[Rotation]) -> Operands:
+        """The operands that the node can compute itself; a new rotation is noted."""
         heads = [node.attributes.get_int(name) for name in ("num_heads", "kv_num_heads")]
-        parts: Parts = {}
-        # Keys first: the tables are theirs, and queries may be scaled as well.
+        operands: Operands = {}
+        # Keys first: the tables are read from them, because queries may be scaled.
         for place, count in ((_KEY, heads[1]), (_QUERY, heads[0]), (_VALUE, heads[1])):
             value = node.inputs[place]
             vectors = None if value is None else maps.find(value)
             if vectors is None:
                 continue
             width = _width(node, place)
+            key = operands[_KEY][1].rotation if _KEY in operands else None
             reading = read_map(
                 vectors,
                 width=width,
                 head_dim=width // count,
                 positions=self.positions,
-                # Queries are compared with the keys that they meet first of all.
-                known=_rotations(found, parts.get(_KEY)),
-                # The keys in the cache stay what they were: other nodes may read them.
+                # Queries most likely rotate like the keys that they meet.
+                candidates=rotations if key is None else [key, *rotations],
+                # Cached keys must keep their scale: other nodes may read them.
                 may_scale=place == _QUERY,
             )
-            if reading is None or not _takes(reading, width // count):
+            if reading is None or not _fits(reading, width // count):
                 continue
             rotation = reading.rotation
-            if rotation is not None and not any(rotation is each for each in found):
-                found.append(rotation)
-            parts[place] = (vectors, reading)
-        agreeing = _agreeing(node, parts)
-        is_done = all(vectors.operators <= _LEFT for vectors, _ in agreeing.values())
+            if rotation is not None and not any(rotation is other for other in rotations):
+                rotations.append(rotation)
+            operands[place] = (vectors, reading)
+        agreeing = _agreeing(node, operands)
+        is_done = all(vectors.operators <= _OWN for vectors, _ in agreeing.values())
         return {} if is_done else agreeing
 
 
-def _rotations(found: list[Rotation], key: tuple[TokenMap, Reading] | None) -> list[Rotation]:
-    rotation = None if key is None else key[1].rotation
-    return found if rotation is None else [rotation, *found]
-
-
-def _takes(reading: Reading, head_dim: int) -> bool:
-    """Whether the kernel rotates like this."""
+def _fits(reading: Reading, head_dim: int) -> bool:
+    """Whether the kernel can rotate like this."""
     rotation = reading.rotation
     return rotation is None or (rotation.rotated % 16 == 0 and head_dim % 16 == 0)
 
 
-def _agreeing(node: ir.Node, parts: Parts) -> Parts:
-    """The parts that one node can do: queries and keys are turned alike, values are not."""
-    values = {place: part for place, part in parts.items() if place == _VALUE}
-    if values and values[_VALUE][1].rotation is not None:
-        del parts[_VALUE]
-        values = {}
-    if not {_QUERY, _KEY} <= parts.keys():
-        return values
-    query, key = parts[_QUERY][1].rotation, parts[_KEY][1].rotation
+def _agreeing(node: ir.Node, operands: Operands) -> Operands:
+    """The operands that one node can compute: it rotates queries and keys alike, not values."""
     rotates = bool(node.attributes.get_int("do_rotary", 0))
-    is_agreed = query is key and not (rotates and query is not None)
-    return parts if is_agreed else values
+    values = {
+        place: (vectors, reading)
+        for place, (vectors, reading) in operands.items()
+        if place == _VALUE and reading.rotation is None
+    }
+    if not {_QUERY, _KEY} <= operands.keys():
+        return values
+    query, key = operands[_QUERY][1].rotation, operands[_KEY][1].rotation
+    if query is not key or (rotates and query is not None):
+        return values
+    return {_KEY: operands[_KEY], _QUERY: operands[_QUERY], **values}
 
 
-def _rewrite(graph: ir.Graph, node: ir.Node, parts: Parts, found: list[Rotation]) -> None:
-    whole = _whole(node, parts)
-    for place, (vectors, reading) in parts.items():
+def _rewrite(
+    graph: ir.Graph, node: ir.Node, operands: Operands, rotations: Sequence[Rotation]
+) -> None:
+    whole = _whole(node, operands)
+    for place, (vectors, reading) in operands.items():
         if whole is None:
-            node.replace_input_with(place, _taken(graph, node, place, vectors, reading.first))
+            value = _channels(graph, node, place, vectors, reading.first)
         else:
-            node.replace_input_with(place, whole if place == _QUERY else None)
-    if _QUERY not in parts:
+            value = whole if place == _QUERY else None
+        node.replace_input_with(place, value)
+    if _QUERY not in operands:
         return
-    factor = parts[_QUERY][1].scale
-    if factor != 1:
-        scale = node.attributes.get_float("scale")
-        node.attributes.add(ir.AttrFloat32("scale", scale * factor))
-    rotation = parts[_QUERY][1].rotation
-    if rotation is not None:
-        _give_tables(graph, node, rotation, next(i for i, r in enumerate(found) if r is rotation))
+    _, query = operands[_QUERY]
+    if query.scale != 1:
+        scale = node.attributes.get_float("scale") * query.scale
+        node.attributes.add(ir.AttrFloat32("scale", scale))
+    if query.rotation is not None:
+        number = next(i for i, r in enumerate(rotations) if r is query.rotation)
+        _add_tables(graph, node, query.rotation, number)
 
 
-def _whole(node: ir.Node, parts: Parts) -> ir.Value | None:
-    """The tensor whose channels are queries, keys and values in order, and nothing else."""
-    if not {_QUERY, _KEY, _VALUE} <= parts.keys():
+def _whole(node: ir.Node, operands: Operands) -> ir.Value | None:
+    """Case 4: the tensor whose channels are queries, keys and values in order, and no others."""
+    if not {_QUERY, _KEY, _VALUE} <= operands.keys():
         return None
-    (vectors, _), first = parts[_QUERY], 0
+    (vectors, _), first = operands[_QUERY], 0
     for place in (_QUERY, _KEY, _VALUE):
-        its, reading = parts[place]
-        if its.start is not vectors.start or reading.first != first:
+        other, reading = operands[place]
+        if other.start is not vectors.start or reading.first != first:
             return None
         first += _width(node, place)
-    flat = vectors.start.shape is not None and len(vectors.start.shape) == 3
-    return vectors.start if flat and first == vectors.width else None
+    is_flat = vectors.start.shape is not None and len(vectors.start.shape) == 3
+    return vectors.start if is_flat and first == vectors.width else None
 
 
-def _taken(
+def _channels(
     graph: ir.Graph, node: ir.Node, place: int, vectors: TokenMap, first: int
 ) -> ir.Value | None:
-    """Some channels of what a map begins with, `(B, S, N)`."""
-    given, value, width = node.inputs[place], vectors.start, _width(node, place)
-    if given is None or value.shape is None:
-        return given
+    """The channels of a map's start that become an operand, `(B, S, N)`."""
+    operand, value, width = node.inputs[place], vectors.start, _width(node, place)
+    if operand is None or value.shape is None:
+        return operand
     if len(value.shape) != 3:
         flat = insert_constant(graph, node, np.array([0, 0, vectors.width]))
-        value = _insert(graph, node, "Reshape", [value, flat], given, vectors.width)
+        value = insert_node(graph, node, "Reshape", [value, flat])
+        _describe(value, operand, vectors.width)
     if width < vectors.width:
         bounds = [insert_constant(graph, node, np.array([n])) for n in (first, first + width, -1)]
-        value = _insert(graph, node, "Slice", [value, *bounds], given, width)
+        value = insert_node(graph, node, "Slice", [value, *bounds])
+        _describe(value, operand, width)
     return value
 
 
-def _insert(
-    graph: ir.Graph,
-    node: ir.Node,
-    operator: str,
-    inputs: list[ir.Value],
-    like: ir.Value,
-    width: int,
-) -> ir.Value:
-    """A value like another one, but for its channels."""
-    made = ir.Node("", operator, inputs, num_outputs=1)
-    graph.insert_before(node, made)
-    (value,) = made.outputs
+def _describe(value: ir.Value, like: ir.Value, width: int) -> None:
+    """Give a value the type and shape of another one, with other channels."""
     if like.shape is not None:
         value.shape = ir.Shape([*like.shape[:2], width])
     value.type = like.type
-    return value
 
 
 def _width(node: ir.Node, place: int) -> int:
@@ -181,11 +179,11 @@ def _width(node: ir.Node, place: int) -> int:
     value = node.inputs[place]
     width = None if value is None or value.shape is None else value.shape[-1]
     if not isinstance(width, int):
-        raise ValueError(f"{node.name}: expected channels that are known, got {width}")
+        raise ValueError(f"{node.name}: expected a fixed number of channels, got {width}")
     return width
 
 
-def _give_tables(graph: ir.Graph, node: ir.Node, rotation: Rotation, number: int) -> None:
+def _add_tables(graph: ir.Graph, node: ir.Node, rotation: Rotation, number: int) -> None:
     suffix = f".{number}" if number else ""
     dtype = node.outputs[0].dtype or ir.DataType.FLOAT
     node.resize_inputs(max(len(node.inputs), _SIN + 1))

@@ -1,7 +1,7 @@
-"""Whether a map of vectors selects channels, or rotates them by position, and by which tables.
+"""Tell whether a map of vectors selects channels, or rotates them by position, and by which tables.
 
 Shape letters: B batch, S new tokens, P positions, R rotated channels of a head, D channels of a
-head, W channels of the vector that enters, N of that which leaves.
+head, W channels of an input vector, N of an output vector.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ortolan.export.passes.token_maps import Array, TokenMap
 
 TOLERANCE = 1e-4
-"""Of what channels become, whose largest is a few units. Anything else is off by far more."""
+"""Largest error of a channel relative to the largest channel. Any other map is off by far more."""
 
 _CHUNK = 1 << 20
 """Elements of the vectors that are computed at once."""
@@ -22,12 +22,12 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rotation:
-    """Rotary positions.
+    """A rotation of pairs of channels by position.
 
     Attributes:
         cos: float32 `(P, R / 2)`.
         sin: float32 `(P, R / 2)`.
-        interleaved: pairs are neighbours; else they lie half of R apart.
+        interleaved: whether neighbors are a pair; else the halves of R are paired.
     """
 
     cos: Array
@@ -40,7 +40,7 @@ class Rotation:
         return 2 * len(self.cos[0])
 
     def __call__(self, x: Array, positions: NDArray[np.int64], head_dim: int) -> Array:
-        """Vectors `(B, S, N)` of heads, turned by their positions `(B, S)`."""
+        """Rotate vectors `(B, S, N)` of heads by their positions `(B, S)`."""
         heads = x.reshape(*x.shape[:2], -1, head_dim)
         cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
         first, second = _pairs(self.rotated, interleaved=self.interleaved)
@@ -51,12 +51,12 @@ class Rotation:
 
 
 class Reading(NamedTuple):
-    """What a map does: `scale * rotation(x[..., first : first + N])`.
+    """What a map computes: `scale * rotation(x[..., first : first + N])`.
 
     Attributes:
-        first: of the channels of what enters.
-        scale: of all of them.
-        rotation: None where positions play no part.
+        first: first of the input channels that it selects.
+        scale: a factor of all of them.
+        rotation: None if positions do not matter.
     """
 
     first: int
@@ -70,21 +70,26 @@ def read_map(
     width: int,
     head_dim: int,
     positions: int,
-    known: Iterable[Rotation],
+    candidates: Iterable[Rotation],
     may_scale: bool,
 ) -> Reading | None:
-    """Find out what a map does, and see that it does just that.
+    """Read what a map computes, and check that it computes nothing else.
+
+    1. At the first position, where every angle is 0: which channels does it select?
+    2. At the second position: which channels of the first head are mixed in pairs?
+    3. Try the candidates, or else read the tables off at every position.
+    4. Compare with the map on random vectors: all heads, near and far positions, padding.
 
     Args:
         vectors: the map.
         width: N.
         head_dim: D.
         positions: P.
-        known: rotations that others do; where this is one of them, it is used.
-        may_scale: a factor may be left to the caller; else it is part of a rotation, or nothing.
+        candidates: rotations to reuse where the map computes one of them.
+        may_scale: whether the caller can apply a factor; else only the tables may contain one.
 
     Returns:
-        What it does; None where it is something else.
+        None if the map computes something else.
     """
     first = _first_channel(vectors, width)
     if first is None:
@@ -93,17 +98,17 @@ def read_map(
     pattern = _pattern(matrix)
     if pattern is None:
         plain = Reading(first, _factor(matrix[0, 0]), None)
-        is_taken = may_scale or plain.scale == 1
-        is_right = is_taken and _is_right(vectors, plain, width, head_dim, positions)
+        is_allowed = may_scale or plain.scale == 1
+        is_right = is_allowed and _is_right(vectors, plain, width, head_dim, positions)
         return plain if is_right else None
     rotated, interleaved = pattern
     if rotated > head_dim:
         return None
-    for rotation in known:
+    for rotation in candidates:
         if (rotation.rotated, rotation.interleaved) == pattern and len(rotation.cos) == positions:
             reading = Reading(first, _factor(matrix[0, 0] / rotation.cos[1, 0]), rotation)
-            is_taken = may_scale or reading.scale == 1
-            if is_taken and _is_right(vectors, reading, width, head_dim, positions):
+            is_allowed = may_scale or reading.scale == 1
+            if is_allowed and _is_right(vectors, reading, width, head_dim, positions):
                 return reading
     cos, sin = _tables(vectors, first, rotated, positions, interleaved=interleaved)
     new = Reading(first, 1.0, Rotation(cos=cos, sin=sin, interleaved=interleaved))
@@ -111,14 +116,14 @@ def read_map(
 
 
 def _factor(value: float) -> float:
-    """A factor without what rounding adds to 1."""
+    """A factor, exactly 1 if only rounding makes it differ."""
     return 1.0 if abs(value - 1) < TOLERANCE / 10 else float(value)
 
 
 def _first_channel(vectors: TokenMap, width: int) -> int | None:
-    """The channel that goes into the first; None unless the others follow in order.
+    """The input channel that becomes the first; None unless the others follow in order.
 
-    At the first position, where every angle is 0.
+    One vector of ones shows the factors, one of 1, 2, 3, ... then shows which channel went where.
     """
     numbers = np.arange(1, vectors.width + 1, dtype=np.float32)
     x = np.stack([np.ones_like(numbers), numbers])[:, None]
@@ -131,14 +136,14 @@ def _first_channel(vectors: TokenMap, width: int) -> int | None:
 
 
 def _head(vectors: TokenMap, first: int, head_dim: int) -> Array:
-    """What each channel of the first head becomes at the second position, `(D, D)`."""
+    """What the unit vectors of the first head become at the second position, `(D, D)`."""
     x = np.zeros((head_dim, 1, vectors.width), np.float32)
     x[np.arange(head_dim), 0, first + np.arange(head_dim)] = 1
     return vectors(x, [2] * head_dim)[:, 0, :head_dim]
 
 
 def _pattern(matrix: Array) -> tuple[int, bool] | None:
-    """Rotated channels, and whether pairs are neighbours; None where no channel goes elsewhere."""
+    """R, and whether pairs are neighbors; None if no channel enters another."""
     source, target = np.nonzero(np.triu(matrix, 1))
     if not len(source):
         return None
@@ -157,41 +162,40 @@ def _pairs(rotated: int, *, interleaved: bool) -> tuple[NDArray[np.int64], NDArr
 def _tables(
     vectors: TokenMap, first: int, rotated: int, positions: int, *, interleaved: bool
 ) -> tuple[Array, Array]:
-    """Cosines and sines, `(P, R / 2)`: what a pair of 1 and 0 becomes."""
-    one, other = _pairs(rotated, interleaved=interleaved)
+    """Cosines and sines, `(P, R / 2)`: what a pair (1, 0) becomes at each position."""
+    firsts, seconds = _pairs(rotated, interleaved=interleaved)
     step = max(1, _CHUNK // vectors.width)
     cos, sin = [], []
     for start in range(0, positions, step):
         rows = np.arange(start, min(start + step, positions))
         x = np.zeros((len(rows), 1, vectors.width), np.float32)
-        x[..., first + one] = 1
+        x[..., first + firsts] = 1
         out = vectors(x, (rows + 1).tolist())[:, 0]
-        cos.append(out[:, one])
-        sin.append(out[:, other])
+        cos.append(out[:, firsts])
+        sin.append(out[:, seconds])
     return np.concatenate(cos), np.concatenate(sin)
 
 
 def _is_right(
     vectors: TokenMap, reading: Reading, width: int, head_dim: int, positions: int
 ) -> bool:
-    """Whether a map does what was read, over all heads, at near and far positions, in batches."""
+    """Whether a map computes what was read."""
     random = np.random.default_rng(0)
-    tokens = [1] if vectors.is_single else [1, min(5, positions)]
-    for new_tokens in tokens:
-        # One row full, one with as many tokens as are new, one with padding after the first.
+    for new_tokens in [1] if vectors.is_single else [1, min(5, positions)]:
+        # A full row, one with only the new tokens, and one padded after its first token.
         lengths = [positions, new_tokens, 1]
         x = random.normal(size=(len(lengths), new_tokens, vectors.width)).astype(np.float32)
         out = vectors(x, lengths)
-        taken = x[..., reading.first : reading.first + width]
+        expected = x[..., reading.first : reading.first + width]
         places = np.maximum(np.array(lengths)[:, None] - new_tokens, 0) + np.arange(new_tokens)
         if reading.rotation is not None:
-            taken = reading.rotation(taken, places, head_dim)
+            expected = reading.rotation(expected, places, head_dim)
+        expected = reading.scale * expected
         valid = np.arange(new_tokens) < np.array(lengths)[:, None]
-        wanted = reading.scale * taken
-        if out.shape != wanted.shape or not _is_close(out[valid], wanted[valid]):
+        if out.shape != expected.shape or not _is_close(out[valid], expected[valid]):
             return False
     return True
 
 
-def _is_close(got: Array, wanted: Array) -> bool:
-    return bool(np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max())
+def _is_close(got: Array, expected: Array) -> bool:
+    return bool(np.abs(got - expected).max() <= TOLERANCE * np.abs(expected).max())

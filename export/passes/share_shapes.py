@@ -1,4 +1,4 @@
-"""A size is taken from one tensor only, wherever it is needed.
+"""Read a size from one tensor, wherever it is needed.
 
 Spec: ai.onnx Shape, version 15 and later.
 """
@@ -7,13 +7,13 @@ import onnx_ir as ir
 
 
 class ShareShapes(ir.passes.InPlacePass):
-    """Shape nodes over axes of the same names and sizes become the first of them.
+    """Replace Shape nodes over axes of the same names and sizes with the first of them.
 
-    The trace names every axis that varies, so equal names are equal sizes. What is computed from
-    sizes in every layer is then computed once.
+    The trace names every axis that varies, so equal names are equal sizes. Every layer then shares
+    what is computed from sizes.
 
-    Case 1: every axis has a size or a name, and an earlier node reads the same: rewritten.
-    Case 2: anything else: the node stays.
+    Case 1: every axis has a size or a name, and an earlier node reads the same: rewrite.
+    Case 2: otherwise: keep.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -37,10 +37,7 @@ def _axes(node: ir.Node) -> tuple[str, ...] | None:
     value = node.inputs[0]
     if value is None or value.shape is None:
         return None
-    start, end = (
-        node.attributes.get_int("start", 0),
-        node.attributes.get_int("end", len(value.shape)),
-    )
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end")
     axes = value.shape[start:end]
     sizes = [axis if isinstance(axis, int) else axis.value for axis in axes]
     return None if None in sizes else tuple(map(str, sizes))

@@ -1,4 +1,4 @@
-"""The steps that turn the graph of a module as its author wrote it into that of one of ours."""
+"""The passes that give the graph of any author's module the form of Ortolan's own models."""
 
 from collections.abc import Mapping
 
@@ -20,17 +20,17 @@ from ortolan.export.passes.transpose_weights import TransposeWeights
 
 
 def simplify(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: int) -> ir.Model:
-    """Rewrite a graph that torch wrote of a module of any author.
+    """Rewrite the graph that torch traced from a module.
 
-    Afterwards it has the nodes that the exports of `ortolan.modeling` have, as far as the module
-    computes the same, and `export.derived.recipes_of` gives the recipes of its new weights.
+    Afterwards it has the nodes of an `ortolan.modeling` model, as far as the module computes the
+    same, and `export.derived.recipes_of` returns the recipes of its new weights.
 
     Args:
         model: initializers carry names of weights and tables; one GroupQueryAttention a layer,
-            with or without rotary positions of its own.
-        tables: the fixed tensors among the initializers, such as the frequencies of rotary
-            positions. Those that are left, and the tables of rotations, have their data.
-        context_length: the last position to prepare for, plus 1.
+            which may or may not rotate by positions itself.
+        tables: the fixed tensors among the initializers, such as rotary frequencies. Those that
+            remain, and the tables of rotations, get their data.
+        context_length: positions to prepare for.
     """
     return ir.passes.Sequential(
         FoldConstants(tables),

@@ -1,44 +1,47 @@
-"""Nodes that read a weight: a product with it, or a look-up of its rows."""
+"""Nodes that read a low-bit weight: a product with it, or a look-up of its rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.values import replace_value
-
-Lower = Callable[[ir.Graph, ir.Node, ir.Value, Scheme], ir.Value]
-"""Inserts what replaces a node that reads a weight, and gives its result."""
+from ortolan.export.passes.nodes import NodePass, replace_node
+from ortolan.export.scheme import Scheme
 
 
-def lower_readers(
-    graph: ir.Graph, plan: Mapping[str, Scheme], *, product: Lower, look_up: Lower
-) -> bool:
-    """Replace every reader of a weight of a plan.
+class QuantizeReaders(NodePass):
+    """Replace every reader of a weight of a plan: FusedMatMul(x, w) and Gather(w, ids).
+
+    A weight that loses its last reader is dropped.
 
     Args:
-        graph: changed in place; weights that nothing reads any more are dropped.
         plan: the scheme of each weight.
-        product: for FusedMatMul(x, w).
-        look_up: for Gather(w, ids).
-
-    Returns:
-        Whether there was such a node.
     """
-    modified = False
-    for node in list(graph):
-        if node.op_type == "FusedMatMul":
-            weight, lower = node.inputs[1], product
-        elif node.op_type == "Gather":
-            weight, lower = node.inputs[0], look_up
-        else:
-            continue
-        name = weight.name if weight is not None else None
-        if weight is None or name is None or name not in plan:
-            continue
-        replace_value(node.outputs[0], lower(graph, node, weight, plan[name]))
-        graph.remove(node, safe=True)
+
+    operators = ("FusedMatMul", "Gather")
+
+    def __init__(self, plan: Mapping[str, Scheme]) -> None:
+        self.plan = plan
+
+    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        is_product = node.op_type == "FusedMatMul"
+        weight = node.inputs[1 if is_product else 0]
+        name = None if weight is None else weight.name
+        if weight is None or name is None or name not in self.plan:
+            return False
+        lower = self._product if is_product else self._look_up
+        replace_node(graph, node, lower(graph, node, weight, self.plan[name]))
         if not weight.uses():
             del graph.initializers[name]
-        modified = True
-    return modified
+        return True
+
+    def _product(
+        self, graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme
+    ) -> ir.Value:
+        """Insert what replaces a product, and return its result."""
+        raise NotImplementedError
+
+    def _look_up(
+        self, graph: ir.Graph, node: ir.Node, weight: ir.Value, scheme: Scheme
+    ) -> ir.Value:
+        """Insert what replaces a look-up, and return its result."""
+        raise NotImplementedError

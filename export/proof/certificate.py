@@ -6,7 +6,7 @@ same output alone and in a padded batch (`ortolan.runtime.verification`).
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -17,6 +17,7 @@ from ortolan.export.errors import ExportError, OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import calls
 from ortolan.export.options import Cache
+from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
@@ -44,9 +45,6 @@ LEEWAY = 1.5
 
 SMALLEST_BOUND = 1e-12
 """Instead of a bound of 0, which rounding alone exceeds."""
-
-Progress = Callable[[int, int], None]
-"""Called with matrices read and matrices in all."""
 
 
 def thresholds(
@@ -92,7 +90,7 @@ def certify(
     *,
     thresholds: Thresholds,
     text: str = "random ids",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Certificate:
     """Compute the reference of a model of any kind.
 
@@ -216,7 +214,7 @@ def _reached(bound: float | None, measured: float | None, least: float | None) -
 
 
 def _run(
-    model: Exportable, probes: Sequence[ProbeInput], progress: Progress | None
+    model: Exportable, probes: Sequence[ProbeInput], progress: Progress
 ) -> list[Logits | Vectors]:
     """What is kept of each probe."""
     inputs = inputs_of(model, probes)
@@ -229,11 +227,10 @@ def _run(
         if isinstance(event, Result):
             following = inputs.ids[event.index].roll(-1) if follows else None
             kept[event.index] = keep(event.value, model.output, following)
-        elif progress is not None:
+        else:
             read.add(event.name)
-            progress(len(read), total)
-    if progress is not None:
-        progress(total, total)
+            progress("reference", len(read), total)
+    progress("reference", total, total)
     return [kept[place] for place in range(len(probes))]
 
 

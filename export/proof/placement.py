@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from ortolan.export.errors import PlacementError
-from ortolan.export.settings import Settings
+from ortolan.export.settings import Plan
 from ortolan.export.values import static_shape, type_of
 from ortolan.runtime.inspect.placement import Misplaced, place
 
@@ -17,24 +17,24 @@ LISTED = 8
 """Kinds of nodes that an error names."""
 
 
-def check_placement(graphs: Mapping[str, ir.Model], settings: Settings) -> None:
+def check_placement(graphs: Mapping[str, ir.Model], plan: Plan) -> None:
     """Refuse graphs that leave the device they are made for.
 
     The CPU's own are loaded and run by the export, which shows more than a table.
 
     Args:
         graphs: by role, as they will be written.
-        settings: the device, and whether nodes may be computed on the CPU beside it.
+        plan: the device, and whether nodes may be computed on the CPU beside it.
 
     Raises:
         PlacementError: lists the nodes without a kernel.
     """
-    if settings.device == "cpu":
+    if plan.device == "cpu":
         return
     data = {role: without_weights(graph) for role, graph in graphs.items()}
-    misplaced = place(data, settings.device).misplaced
+    misplaced = place(data, plan.device).misplaced
     on_cpu = all(each.fallback == "cpu" for each in misplaced)
-    if not misplaced or (on_cpu and settings.options.allow_cpu_nodes):
+    if not misplaced or (on_cpu and plan.options.allow_cpu_nodes):
         return
     more = f" and {len(misplaced) - LISTED} more kinds" if len(misplaced) > LISTED else ""
     listed = ", ".join(map(_name, misplaced[:LISTED])) + more
@@ -45,7 +45,7 @@ def check_placement(graphs: Mapping[str, ir.Model], settings: Settings) -> None:
         else "The CPU has none for all of them either: choose another --precision."
     )
     raise PlacementError(
-        f"placement: expected a kernel of {settings.device} for every node that computes, got "
+        f"placement: expected a kernel of {plan.device} for every node that computes, got "
         f"none for {listed}. {advice}"
     )
 

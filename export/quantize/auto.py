@@ -20,16 +20,18 @@ from ortolan import files
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
-from ortolan.export.precision import Auto, PrecisionName
+from ortolan.export.options import Auto, PrecisionName
+from ortolan.export.progress import Progress
 from ortolan.export.quantize import candidates
 from ortolan.export.quantize.allocate import Form, fewest_bytes, least_effect
-from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import in_schemes
 from ortolan.export.quantize.candidates import Candidates
 from ortolan.export.quantize.effects import Reference, some_of
-from ortolan.export.quantize.kept import kept, kept_weights
-from ortolan.export.quantize.plan import Quantization, choices
 from ortolan.export.quantize.rounding import QuantizedWeight
+from ortolan.export.quantize.schemes import scheme_choices
+from ortolan.export.quantize.stored import stored_schemes, stored_weights
+from ortolan.export.scheme import Scheme
+from ortolan.export.settings import Quantization
 
 TOKENS = 256
 """That the effect of each weight is measured on, more or less."""
@@ -49,9 +51,6 @@ ROUNDS, TRIES = 6, 24
 
 SMALLEST = 1e-9
 """A divergence that is none."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with the step's name, what is done of it, and all of it."""
 
 Choice = dict[str, Scheme]
 """The schemes of weights that are chosen together, by their names."""
@@ -111,7 +110,7 @@ def choose(
         OptionError: the target size is too small for any choice.
         ParityError: the bound is too low for any choice.
     """
-    found = choices(models, quantization, model.weights)
+    found = scheme_choices(models, quantization, model.weights)
     offered = _by_layer(found) if len(found) > MOST_CHOICES else list(found.values())
     learned, held = _split(inputs)
     made = _candidates(model, quantization, offered, learned, folder, progress)
@@ -129,9 +128,9 @@ def choose(
 
     def measure(places: Sequence[int]) -> float:
         variant = made.instead(_schemes(offered, places), as_kernels=True)
-        return max(judge.distances([variant], _silent)[0] for judge in judges)
+        return max(judge.distances([variant])[0] for judge in judges)
 
-    places = _within(forms, auto.max_kl or 0.0, measure, partial(progress, "choose"))
+    places = _within(forms, auto.max_kl or 0.0, measure, progress)
     return Chosen(schemes=_schemes(offered, places), candidates=made)
 
 
@@ -139,7 +138,7 @@ def _within(
     forms: Sequence[Sequence[Form]],
     bound: float,
     measure: Callable[[Sequence[int]], float],
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> list[int]:
     """The smallest measured choice that keeps a bound.
 
@@ -153,9 +152,9 @@ def _within(
             if len(known) == ROUNDS:
                 break
             known[places] = measure(places)
-            progress(len(known), ROUNDS)
+            progress("choose", len(known), ROUNDS)
         limit.got = known[places]
-    progress(ROUNDS, ROUNDS)
+    progress("choose", ROUNDS, ROUNDS)
     nearest = tuple(fewest_bytes(forms, 0.0))
     if not any(got <= MOST * bound for got in known.values()) and nearest not in known:
         known[nearest] = measure(nearest)
@@ -229,14 +228,13 @@ def _candidates(
     made = Candidates(_subfolder(folder, "codes"), model.weights)
     schemes: dict[str, list[Scheme]] = {}
     for choice in (choice for each in offered for choice in each):
-        stored = {} if quantization.keeps == "none" else kept(model.weights, choice)
-        for weight in kept_weights(model.weights, stored):
+        stored = {} if quantization.reuse == "none" else stored_schemes(model.weights, choice)
+        for weight in stored_weights(model.weights, stored):
             made.add(weight)
         for name in choice.keys() - stored.keys():
             schemes.setdefault(name, []).append(choice[name])
-    told = partial(progress, "calibrate")
     unique = {name: tuple(dict.fromkeys(each)) for name, each in schemes.items()}
-    for weight in in_schemes(model, unique, inputs, candidates.fit, progress=told):
+    for weight in in_schemes(model, unique, inputs, candidates.fit, progress=progress):
         made.add(weight)
     return made
 
@@ -253,7 +251,7 @@ def _forms(
     """Bytes and effect of every choice."""
     reference = Reference(model, some_of(model, inputs, TOKENS), _subfolder(folder, "effects"))
     smallest = [made.instead(each[0]) for each in offered]
-    effects = reference.distances(smallest, partial(progress, "effects"))
+    effects = reference.distances(smallest, progress)
     return [
         [
             Form(
@@ -326,7 +324,3 @@ def _subfolder(folder: Path, name: str) -> Path:
     made = folder / name
     files.make_folder(made)
     return made
-
-
-def _silent(done: int, total: int) -> None:
-    """Report nothing."""

@@ -11,65 +11,14 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ortolan.export.errors import ExportError, OptionError
-from ortolan.export.precision import GROUP_SIZES, GroupSize
-
-BITS = (4, 8)
-"""Widths of a code."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """The format of a quantized weight.
-
-    Attributes:
-        bits: width of a code.
-        group: inputs that share a scale.
-        symmetric: whether every zero point is `middle`, and so is not stored.
-        minimums: a number is added to each group; only codes that a checkpoint stores have some.
-
-    Raises:
-        OptionError: a width or a group that kernels do not have.
-    """
-
-    bits: Literal[4, 8]
-    group: GroupSize
-    symmetric: bool = True
-    minimums: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value, offered in (("bits", self.bits, BITS), ("group", self.group, GROUP_SIZES)):
-            if value not in offered:
-                listed = ", ".join(map(str, offered))
-                raise OptionError(f"{name}: expected one of {listed}, got {value}. Choose another.")
-
-    @property
-    def largest(self) -> int:
-        """The largest code; the smallest is 0."""
-        return (1 << self.bits) - 1
-
-    @property
-    def middle(self) -> int:
-        """The code of 0.0 in a symmetric scheme."""
-        return 1 << (self.bits - 1)
-
-    def groups(self, inputs: int) -> int:
-        """Groups in that many inputs."""
-        return -(-inputs // self.group)
-
-    def sizes(self, rows: int, inputs: int) -> tuple[int, ...]:
-        """Bytes of each tensor of a weight `(rows, inputs)` with scales in float32."""
-        groups = self.groups(inputs)
-        codes, scales = groups * self.group * self.bits // 8, 4 * groups
-        zeros = 0 if self.symmetric else math.ceil(groups * self.bits / 8)
-        minimums = scales if self.minimums else 0
-        return tuple(rows * each for each in (codes, scales, zeros, minimums))
+from ortolan.export.errors import ExportError
+from ortolan.export.scheme import Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -22,14 +22,15 @@ from torch import Tensor
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
-from ortolan.export.precision import Method
+from ortolan.export.options import Method
 from ortolan.export.products import linear
+from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.guide import Importance
 from ortolan.export.quantize.places import Place, places_of, tables_of
 from ortolan.export.quantize.refine import refine
 from ortolan.export.quantize.rounding import Part, QuantizedWeight, round_rows
+from ortolan.export.scheme import Scheme
 from ortolan.export.streamed import Product, Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
@@ -55,7 +56,7 @@ def calibrated_weights(
     inputs: Inputs,
     *,
     importance: Importance = NOTHING_KNOWN,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
     """Every weight of a plan, by GPTQ; an embedding that is no head is rounded, experts by `hqq`.
 
@@ -86,7 +87,7 @@ def in_schemes(
     fit: Fit,
     *,
     importance: Importance = NOTHING_KNOWN,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
     """The same in several schemes: each weight in all of its own, one after the other.
 
@@ -109,8 +110,7 @@ def in_schemes(
         factor = gptq.factorize(waiting.hessian, damping=damping)
         for place in waiting.places:
             yield from _round(model.weights, place, plan[place.name], factor, fit, found)
-            if progress is not None:
-                progress(len(plan) - len(found), len(plan))
+            progress("calibrate", len(plan) - len(found), len(plan))
 
     with closing(run(model.module, model.weights, calls(model, inputs))) as events:
         for event in events:
@@ -134,8 +134,7 @@ def in_schemes(
         for scheme in plan[name]:
             parts = round_rows(model.weights, name, scheme, method)
             yield QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
-    if progress is not None:
-        progress(len(plan), len(plan))
+    progress("calibrate", len(plan), len(plan))
 
 
 class _Waiting:

@@ -6,7 +6,7 @@ of one do not depend on the scheme of another: found once, they serve every comb
 Shape letters: N rows of a weight, K its columns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -17,14 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ortolan import files
-from ortolan.export.precision import StoredMethod
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, into_groups
+from ortolan.export.quantize.blocks import Codes, dequantize, into_groups
 from ortolan.export.quantize.places import Place, places_of
 from ortolan.export.quantize.refine import refine
-from ortolan.export.quantize.rounded import RoundedWeight, Values
-from ortolan.export.quantize.rounding import Part, QuantizedWeight
+from ortolan.export.quantize.rounding import Part, QuantizedWeight, StoredMethod
+from ortolan.export.scheme import Scheme
 from ortolan.modeling.weights import Weights
+
+Values = Callable[[int, int], Tensor]
+"""Rows `[start:stop]` of what the codes of a stored weight stand for, float32; of experts, those of
+all of them one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,35 @@ def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
         codes = refine(weight, codes, factor)
     loss = gptq.output_loss(weight - dequantize(codes), factor)
     return Part(rows=weight, codes=codes, loss=loss)
+
+
+class RoundedWeight:
+    """One weight of a module, by the codes of the weight that it is stored in."""
+
+    def __init__(self, shape: tuple[int, ...], place: Place, values: Values) -> None:
+        """Read nothing yet.
+
+        Args:
+            shape: of the weight.
+            place: where it is in the stored one.
+            values: of the stored one.
+        """
+        self._shape, self._place, self._values = shape, place, values
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the weight."""
+        return self._shape
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]` of the weight, float32; of experts, whole ones."""
+        place = self._place
+        if place.transposed:
+            return self._values(place.start, place.stop)[:, start:stop].T
+        if len(self._shape) == 2:
+            return self._values(place.start + start, place.start + stop)
+        _, count, columns = self._shape
+        first, last = (count * (place.start + each) for each in (start, stop))
+        return self._values(first, last).view(-1, count, columns)
 
 
 class _OfKernel(RoundedWeight):

@@ -6,7 +6,7 @@ all of them, and before the first weight that is rounded they are one.
 Shape letters: S tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
+from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize.candidates import write_tensors
 from ortolan.export.streamed import Result, run
 from ortolan.modeling.weights import Weights
@@ -47,9 +48,7 @@ class Reference:
             if isinstance(event, Result):
                 write_tensors(folder / f"{event.index}.pt", event.value)
 
-    def distances(
-        self, variants: Sequence[Rounded], progress: Callable[[int, int], None]
-    ) -> list[float]:
+    def distances(self, variants: Sequence[Rounded], progress: Progress = silent) -> list[float]:
         """How far the model is with each set of rounded weights, on average over all outputs.
 
         Args:
@@ -63,7 +62,7 @@ class Reference:
         found: list[float] = []
         for start in range(0, len(variants), together):
             found += self._distances(variants[start : start + together])
-            progress(len(found), len(variants))
+            progress("effects", len(found), len(variants))
         return found
 
     def _distances(self, variants: Sequence[Rounded]) -> list[float]:

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from ortolan.export.errors import ExportError
 from ortolan.export.products import linear
-from ortolan.export.quantize.blocks import Codes, Scheme, check_finite, into_groups, limits
+from ortolan.export.quantize.blocks import Codes, check_finite, into_groups, limits
 from ortolan.export.quantize.rtn import search
+from ortolan.export.scheme import Scheme
 
 DAMPING = 0.01
 """Part of the mean of a Hessian's diagonal that is added to it."""

@@ -24,6 +24,7 @@ from ortolan.export.errors import ExportError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs, calls
 from ortolan.export.products import linear
+from ortolan.export.progress import Progress, silent
 from ortolan.export.streamed import READ_BYTES, LazyWeights, Request, Row, product
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
@@ -49,9 +50,7 @@ def is_affordable(model: Exportable, tokens: int, names: Iterable[str]) -> bool:
     return model.sides.has_decoder and tokens * weights > 0 and is_quick
 
 
-def importance(
-    model: Exportable, inputs: Inputs, *, progress: Callable[[int, int], None] | None = None
-) -> Importance:
+def importance(model: Exportable, inputs: Inputs, progress: Progress = silent) -> Importance:
     """What each token counts in each product, of every text.
 
     Weights are read as they are used, forwards and backwards; in memory is what PyTorch keeps of
@@ -72,8 +71,7 @@ def importance(
         for name, counts_S in _of_text(lazy, text, ids).items():
             found.setdefault(name, []).append(counts_S)
         return_free_memory()
-        if progress is not None:
-            progress(number, len(texts))
+        progress("guide", number, len(texts))
     # A product that some texts never came to counts every token alike, and so does the head: where
     # the trained model is sure, it has no gradients, and the rounded one would not be.
     return {

@@ -6,15 +6,9 @@ It looks at one group at a time and needs no calibration.
 import torch
 from torch import Tensor
 
-from ortolan.export.quantize.blocks import (
-    Codes,
-    Scheme,
-    check_finite,
-    from_groups,
-    into_groups,
-    nearest,
-)
+from ortolan.export.quantize.blocks import Codes, check_finite, from_groups, into_groups, nearest
 from ortolan.export.quantize.rtn import extremes, in_steps, refit, row_chunks
+from ortolan.export.scheme import Scheme
 
 ITERATIONS = 20
 

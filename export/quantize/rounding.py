@@ -5,12 +5,14 @@ Shape letters: n rows of a weight, N all of them, K its columns.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from ortolan.export.precision import Method, StoredMethod
+from ortolan.export.options import Method
 from ortolan.export.quantize import hqq, rtn
-from ortolan.export.quantize.blocks import Codes, Scheme
+from ortolan.export.quantize.blocks import Codes
+from ortolan.export.scheme import Scheme
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
@@ -24,6 +26,9 @@ TRIM_READS = 8
 """Reads of a weight after which freed memory is returned to the system: malloc would keep it."""
 
 Round = Callable[[Tensor, Scheme], Codes]
+
+StoredMethod = Method | Literal["kept"]
+"""How codes were found, as the manifest says; `kept` ones are the checkpoint's own."""
 
 WITHOUT_DATA: dict[Method, Round] = {"rtn": rtn.quantize, "hqq": hqq.quantize}
 """Methods that look at nothing but the weight."""

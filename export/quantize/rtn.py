@@ -9,14 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ortolan.export.quantize.blocks import (
-    Codes,
-    Scheme,
-    check_finite,
-    from_groups,
-    into_groups,
-    nearest,
-)
+from ortolan.export.quantize.blocks import Codes, check_finite, from_groups, into_groups, nearest
+from ortolan.export.scheme import Scheme
 
 RATIOS = (1.0, 1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
 """Scales that the search tries, in units of the scale that reaches the extremes."""

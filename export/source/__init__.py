@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -90,8 +91,10 @@ def open_exportable(
         with _advised(checkpoint, via):
             config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
         check_architecture(checkpoint.values, config)
-        is_recurrent = isinstance(config, RecurrentConfig)
-        open_published = open_recurrent if is_recurrent else open_family
+        if isinstance(config, RecurrentConfig):
+            open_published = partial(open_recurrent, config)
+        else:
+            open_published = partial(open_family, config)
     elif not is_causal_class(checkpoint.values):
         check_architecture(checkpoint.values, None)
     return open_published(

@@ -40,7 +40,6 @@ from ortolan.modeling.checkpoint.folder import (
     empty_model,
     limit_context,
     open_weights,
-    read_config,
     read_config_keys,
 )
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
@@ -98,6 +97,7 @@ def open_model(
 
 
 def open_family(
+    config: ModelConfig,
     checkpoint: Checkpoint,
     *,
     tokenizer: str | Path | None,
@@ -107,6 +107,7 @@ def open_family(
     """Open a checkpoint of a family.
 
     Args:
+        config: of the checkpoint.
         checkpoint: as it was published.
         tokenizer: a tokenizer.json for it; the checkpoint's own by default.
         max_context: tokens that have to fit, of a source and of a target alike; by default
@@ -122,7 +123,6 @@ def open_family(
             the vocabulary.
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
-    config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
     model = _describe(
         config,
         limit_context(

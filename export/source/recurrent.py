@@ -18,7 +18,6 @@ from ortolan.modeling.checkpoint.folder import (
     empty_model,
     limit_context,
     open_weights,
-    read_config,
     read_config_keys,
 )
 from ortolan.modeling.config import RecurrentConfig
@@ -45,6 +44,7 @@ def open_recurrent_model(
 
 
 def open_recurrent(
+    config: RecurrentConfig,
     checkpoint: Checkpoint,
     *,
     tokenizer: str | Path | None,
@@ -52,7 +52,6 @@ def open_recurrent(
     accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
     """Open a checkpoint; see `open_family` for the arguments and what is raised."""
-    config = read_config(checkpoint, RecurrentConfig, accept_unknown=accept_unknown)
     described = _described(limit_context(config, max_context))
     opened = open_empty(
         empty_model(config).eval(),

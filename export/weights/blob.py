@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import onnx_ir as ir
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ortolan import files
 from ortolan.export.errors import ExportError
-from ortolan.export.proof.witness import Witness
+from ortolan.export.progress import Progress, silent
 from ortolan.export.values import static_shape, type_of
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.manifest import File
@@ -29,8 +29,25 @@ ALIGNMENT = 4096
 CHUNK_BYTES = 8 << 20
 """Bytes of rows in flight."""
 
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
+
+class Witness(Protocol):
+    """Records what the weights of a bundle must compute (`ortolan.export.proof.witness`)."""
+
+    def reads(self, name: str) -> bool:
+        """Whether a product reads an initializer."""
+        ...
+
+    def weight(self, name: str, start: int, values_NK: Tensor) -> None:
+        """Record rows of a product's weight; ignore any other initializer."""
+        ...
+
+    def initializer(self, name: str, start: int, values: Tensor) -> None:
+        """Record rows of an initializer, which may be columns of its product."""
+        ...
+
+    def stored(self, name: str, digest: str) -> None:
+        """Record the sha256 of an initializer that no product reads."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +70,18 @@ class BlobWriter:
         folder: Path,
         *,
         total: int,
-        witness: Witness | None = None,
-        progress: Progress | None = None,
+        witness: Witness,
+        progress: Progress = silent,
     ) -> None:
         """Start the file.
 
         Args:
             folder: where to write.
             total: bytes of all tensors to come, for `progress`.
-            witness: takes down what is written.
-            progress: told of every chunk.
+            witness: records what is written.
+            progress: called after every chunk.
         """
-        self.witness = witness or Witness(())
+        self.witness = witness
         self._folder = folder
         self._unnamed = folder / "weights.tmp"
         self._file = files.create(self._unnamed)
@@ -93,8 +110,7 @@ class BlobWriter:
             if is_stored:
                 digest.update(chunk)
             self._written += len(chunk)
-            if self._progress is not None:
-                self._progress(self._written, self._total)
+            self._progress("weights", self._written, self._total)
         self._placements[name] = (start, self._offset - start)
         if is_stored:
             self.witness.stored(name, digest.hexdigest())

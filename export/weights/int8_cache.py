@@ -13,9 +13,7 @@ from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Cached, Exportable
-from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.passes.quantize_cache import QuantizeCache, Turned, scale_name, turned_keys
-from ortolan.export.proof.probes import inputs_of, make_probes
 from ortolan.export.streamed import Result, run
 from ortolan.runtime.bundle.kinds import STEPPED
 from ortolan.runtime.bundle.manifest import State
@@ -35,14 +33,19 @@ others."""
 
 
 def with_int8_cache(
-    model: Exportable, graphs: Mapping[str, ir.Model], inputs: Inputs
+    model: Exportable,
+    graphs: Mapping[str, ir.Model],
+    texts: Sequence[Tensor],
+    *,
+    margin: float = 1.0,
 ) -> Exportable:
     """The model with scales among its tables; graphs, by role, are rewritten in place.
 
     Args:
-        model: with a decoder alone.
+        model: with a decoder only.
         graphs: tidied.
-        inputs: texts to take the scales from; a text of ours where there are none.
+        texts: ids `(S,)` to take the scales from.
+        margin: factor of all scales.
 
     Raises:
         OptionError: a layer whose attention has no kernel for keys and values in 8 bits, or no
@@ -57,9 +60,7 @@ def with_int8_cache(
     turned = turned_keys(steps[0].graph, states)
     for graph in steps:
         QuantizeCache(states)(graph)
-    ids = inputs.ids or inputs_of(model, make_probes(model)).ids
-    margin = 1.0 if inputs.ids else MARGIN
-    largest = _largest(model, model.cached, states, _few(ids, states), turned)
+    largest = _largest(model, model.cached, states, _few(texts, states), turned)
     scales = {
         scale_name(state): margin * _scale(each)
         for state, each in zip(states, largest, strict=True)

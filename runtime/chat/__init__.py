@@ -1,1 +1,1 @@
-"""Conversations: messages to a prompt by the chat template of a bundle, and replies as data."""
+"""Chat: messages to a prompt by the chat template of a bundle, and replies to data."""

@@ -1,77 +1,99 @@
-"""Values of arguments that a model wrote as text, read by the schema of the tool."""
+"""Arguments that a model wrote as text, converted to the types of the tool's schema."""
 
 import ast
 import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-__all__ = ["JSON", "MAX_PYTHON", "as_json", "kinds_of", "typed"]
+__all__ = ["JSON", "MAX_PYTHON", "as_json", "typed", "types_of"]
 
 MAX_PYTHON = 16_384
-"""Characters of Python; its parser is not made for hostile ones."""
+"""Maximum characters handed to Python's parser, which is not safe for long hostile input."""
 
 MAX_SCHEMAS = 64
-"""Schemas within one: alternatives, references and the alternatives of these."""
+"""Maximum schemas visited for one argument: alternatives, references and theirs."""
 
-_KINDS = {
+_TYPE_NAMES = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
     dict: "object", list: "array",
 }  # fmt: skip
 
-
-_TYPES = frozenset(_KINDS.values())
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key twice")
-    return found
+_TYPES = frozenset(_TYPE_NAMES.values())
 
 
-def _refused(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("duplicate key")
+    return value
 
 
-JSON = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refused)
-"""Strict: no key twice, no NaN."""
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+JSON = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+"""Strict decoder: no duplicate keys, no NaN."""
 
 
 def typed(text: str, schema: Any, key: str) -> Any:
-    """The value of an argument as its schema has it.
+    """Convert the text of an argument to a type that its schema allows.
 
-    JSON and Python's constants are read; what the schema allows as a text stays one, unless it is
-    a list or an object that the schema allows too.
+    Reads JSON and Python constants. Where the schema allows a string, the text stays a string
+    unless it is a null, list or object that the schema allows too.
 
     Args:
-        text: as the model wrote it.
-        schema: of all parameters of the tool; anything else says nothing.
-        key: of the argument.
+        text: the argument as the model wrote it.
+        schema: of all parameters of the tool; ignored unless it is an object.
+        key: name of the argument.
     """
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     own = properties.get(key) if isinstance(properties, Mapping) else None
-    kinds = kinds_of(own, schema)
-    if not kinds - {"string"}:
+    types = types_of(own, schema)
+    if not types - {"string"}:
         return text
     try:
         value = _value(text)
     except ValueError:
         return text
-    if "string" in kinds and not (
-        isinstance(value, dict | list | None) and _KINDS[type(value)] in kinds
-    ):
+    is_plain = not isinstance(value, dict | list | None)
+    if "string" in types and (is_plain or _TYPE_NAMES[type(value)] not in types):
         return text
     return value
 
 
 def as_json(value: Any) -> Any:
-    """A value of Python's as JSON has it.
+    """Convert a Python value to its JSON form.
 
     Raises:
-        TypeError: JSON has none, such as a set.
-        ValueError: the same, such as NaN.
+        TypeError: JSON has no such value, for example a set.
+        ValueError: JSON has no such number, for example NaN.
     """
     return json.loads(json.dumps(value, allow_nan=False))
+
+
+def types_of(schema: Any, root: Any) -> set[str]:
+    """JSON types that a schema allows; empty if it does not say."""
+    types: set[str] = set()
+    rest, visited = [schema], 0
+    while rest and visited < MAX_SCHEMAS:
+        current = rest.pop()
+        visited += 1
+        if not isinstance(current, Mapping):
+            continue
+        kind = current.get("type")
+        types.update(_TYPES & {k for k in _items(kind) or [kind] if isinstance(k, str)})
+        if current.get("nullable") is True:
+            types.add("null")
+        if kind is None:
+            constant = [current["const"]] if "const" in current else []
+            values = [*_items(current.get("enum")), *constant]
+            types.update(_TYPE_NAMES.get(type(value), "string") for value in values)
+        for name in ("anyOf", "oneOf", "allOf"):
+            rest += _items(current.get(name))
+        if isinstance(current.get("$ref"), str):
+            rest.append(_referred(current["$ref"], root))
+    return types
 
 
 def _value(text: str) -> Any:
@@ -87,35 +109,12 @@ def _value(text: str) -> Any:
         raise ValueError("neither JSON nor Python") from error
 
 
-def kinds_of(schema: Any, root: Any) -> set[str]:
-    """The types that a schema allows; empty where it says nothing."""
-    kinds: set[str] = set()
-    rest, seen = [schema], 0
-    while rest and seen < MAX_SCHEMAS:
-        each = rest.pop()
-        seen += 1
-        if not isinstance(each, Mapping):
-            continue
-        kind = each.get("type")
-        kinds.update(_TYPES & {k for k in _listed(kind) or [kind] if isinstance(k, str)})
-        if each.get("nullable") is True:
-            kinds.add("null")
-        values = [*_listed(each.get("enum")), *([each["const"]] if "const" in each else [])]
-        if kind is None:
-            kinds.update(_KINDS.get(type(value), "string") for value in values)
-        for name in ("anyOf", "oneOf", "allOf"):
-            rest += _listed(each.get(name))
-        if isinstance(each.get("$ref"), str):
-            rest.append(_referred(each["$ref"], root))
-    return kinds
-
-
-def _listed(value: Any) -> list[Any]:
+def _items(value: Any) -> list[Any]:
     return [*value] if isinstance(value, list | tuple) else []
 
 
 def _referred(reference: str, root: Any) -> Any:
-    """The schema that a reference within the same one names; None where there is none."""
+    """Follow a reference within a schema; `None` if it leads nowhere."""
     for name in reference.removeprefix("#").strip("/").split("/"):
         root = root.get(name) if isinstance(root, Mapping) else None
     return root

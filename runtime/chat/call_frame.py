@@ -1,7 +1,7 @@
-r"""How a model writes a call, literally: seen from how its chat template shows one.
+r"""The literal text around the names and arguments of a model's calls, as its template shows it.
 
-A template that shows earlier calls shows them as the model writes its own. So a probe is rendered,
-and what stands around its name and its arguments is the frame of every call:
+A template shows earlier calls in the form in which the model writes new ones. So a probe call is
+rendered, and the text around its name and arguments is the frame of every call:
 
     <tool_call>\n{"name": "  NAME  ", "arguments":   ARGUMENTS  }\n</tool_call>
     before                          head                         after
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ortolan.runtime.chat.call_bodies import json_calls, pair_calls, python_calls, xml_calls
+from ortolan.runtime.chat.call_syntax import json_calls, pair_calls, python_calls, xml_calls
 from ortolan.runtime.chat.formats import CallFormat, Format
 from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.errors import ChatError, ChatTemplateError
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["ID", "Frame", "Pairs", "common_start", "frame_of"]
 
 ID = "probe0123"
-"""The id of every call within a frame: nine letters and digits, as Mistral's templates ask for."""
+"""Call id in a frame: nine letters and digits, as Mistral's templates require."""
 
 NAME, VALUE, NUMBER = "probe_of_a_call", "a value to find", 24680
+"""Name and arguments of the probe."""
+
 _KEYS = ("first_key", "second_key")
 _ARGUMENTS: dict[str, Any] = {_KEYS[0]: VALUE, _KEYS[1]: NUMBER}
 _OBJECT = re.compile(rf'\{{\s*"{_KEYS[0]}"\s*:\s*"{VALUE}"\s*,\s*"{_KEYS[1]}"\s*:\s*{NUMBER}\s*\}}')
@@ -47,14 +49,14 @@ _TOOL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """What stands around arguments that are no object, after the name.
+    """Text around arguments that are written one by one, after the name.
 
     Attributes:
         first: before the first key.
         equals: between a key and its value.
         next: between a value and the next key.
         last: after the last value.
-        none: where there are no arguments.
+        none: in place of all of these if there are no arguments.
     """
 
     first: str
@@ -66,15 +68,15 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What stands around the names and the arguments of calls.
+    """Text around the names and arguments of calls.
 
     Attributes:
-        before: the first name.
+        before: before the first name.
         head: between a name and an object of arguments.
-        pairs: in place of `head`, where arguments are no object.
-        between: after the arguments of a call and before the next name; `None` where a model makes
-            one call at a time.
-        after: the last arguments.
+        after: after the last arguments.
+        pairs: in place of `head` if arguments are not an object.
+        between: between the arguments of a call and the next name; `None` if the model makes one
+            call at a time.
     """
 
     before: str
@@ -85,54 +87,48 @@ class Frame:
 
 
 def frame_of(template: "ChatTemplate", form: Format) -> Frame:
-    """The frame of the calls of a format.
+    """Return the frame of the calls of a format.
 
     Raises:
-        ChatError: the template shows no call, or none that is read as it was written.
+        ChatError: the template shows no call that the parser reads back.
     """
-    calls = form.calls
-    if calls is not None:
-        probe = _Probe(template, form, calls)
-        for frame in (probe.shown(), _default(calls)):
-            if frame is not None and _is_read(frame, form):
-                return frame
+    for frame in (_Probe(template, form).frame(), _default(form.calls)):
+        if frame is not None and _is_read(frame, form):
+            return frame
     raise ChatError(
-        "tool_choice: the chat template of this model does not show how it writes a call, so none "
-        "can be asked for. Use tool_choice='auto'."
+        "This chat template does not show how the model writes a call, so a call cannot be "
+        "forced. Use tool_choice='auto'."
     )
 
 
 def common_start(one: str, other: str) -> str:
-    """What two texts begin with."""
+    """Return the longest common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return one[: next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
 class _Probe:
-    """A template that shows calls which nobody made."""
+    """A template that renders calls of a tool that does not exist."""
 
-    def __init__(self, template: "ChatTemplate", form: Format, calls: CallFormat) -> None:
+    def __init__(self, template: "ChatTemplate", form: Format) -> None:
         self._template = template
         self._form = form
-        self._calls = calls
+        self._calls = form.calls
         self._ends = [*template.control.values()]
 
-    def shown(self) -> Frame | None:
-        """The frame of the probes, where the template shows them."""
-        one = self._rendered([_ARGUMENTS])
-        at, head = one.find(NAME), None
-        if at < 0:
+    def frame(self) -> Frame | None:
+        """The frame of the probe; `None` if the template does not show it."""
+        before, name, rest = self._rendered([_ARGUMENTS]).partition(NAME)
+        if not name:
             return None
-        before, rest = one[:at], one[at + len(NAME) :]
-        pairs, found = None, _OBJECT.search(rest)
-        if found is not None:
-            head, after = rest[: found.start()], rest[found.end() :]
-        elif self._calls.body in (xml_calls, pair_calls, python_calls):
+        head, pairs, arguments = "", None, _OBJECT.search(rest)
+        if arguments is not None:
+            head, after = rest[: arguments.start()], rest[arguments.end() :]
+        elif self._calls.reader in (xml_calls, pair_calls, python_calls):
             parts = self._pairs(rest)
             if parts is None:
                 return None
             pairs, after = parts
-            head = ""
         else:
             return None
         between = self._between(before, after if pairs is None else pairs.last + after)
@@ -141,15 +137,15 @@ class _Probe:
         return Frame(before=before, head=head, pairs=pairs, between=between, after=after)
 
     def _pairs(self, rest: str) -> tuple[Pairs, str] | None:
-        """What stands around keys and values, and what after the last call."""
+        """The text around keys and values, and the text after the last call."""
         quoted = next((q for q in ('"', "'") if f"{q}{VALUE}{q}" in rest), "")
         words = (_KEYS[0], f"{quoted}{VALUE}{quoted}", _KEYS[1], str(NUMBER))
         pattern = "(.*?)".join(map(re.escape, words))
-        found = re.fullmatch(rf"(.*?){pattern}(.*)", rest, re.DOTALL)
+        match = re.fullmatch(rf"(.*?){pattern}(.*)", rest, re.DOTALL)
         none = self._rendered([{}]).partition(NAME)[2]
-        if found is None or not none:
+        if match is None or not none:
             return None
-        first, equals, following, _, last = found.groups()
+        first, equals, following, _, last = match.groups()
         after = common_start(last[::-1], none[::-1])[::-1].lstrip(">")
         pairs = Pairs(
             first=first,
@@ -161,7 +157,7 @@ class _Probe:
         return pairs, after
 
     def _between(self, before: str, after: str) -> str | None:
-        """What stands between two calls; `None` where the template shows one at a time."""
+        """The text between two calls; `None` if the template shows one at a time."""
         two = self._rendered([_ARGUMENTS, _ARGUMENTS])
         if not two.startswith(before + NAME) or two.count(NAME) != 2 or not two.endswith(after):
             return None
@@ -172,11 +168,11 @@ class _Probe:
         return rest[len(one_call) : rest.index(NAME)]
 
     def _rendered(self, arguments: list[dict[str, Any]]) -> str:
-        """The calls as they are shown, from the first mark on; empty where they are not."""
+        """The calls as the template shows them, from the first marker on; empty if it does not."""
         for ids in ((ID, "probe4567"), (f"functions.{NAME}:0", f"functions.{NAME}:1")):
             calls = [
-                {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": each}}
-                for call_id, each in zip(ids, arguments, strict=False)
+                {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": own}}
+                for call_id, own in zip(ids, arguments, strict=False)
             ]
             question = [{"role": "user", "content": "?"}]
             answer = {"role": "assistant", "content": "", "tool_calls": calls}
@@ -194,7 +190,7 @@ class _Probe:
         return ""
 
     def _cut(self, text: str) -> str:
-        """What is of the calls, from their first mark to their last."""
+        """Cut a text to its calls, from their first marker to their last."""
         calls, name = self._calls, text.index(NAME)
         marks = [text.find(mark, 0, name) for mark in (*calls.opens, *calls.around)]
         start = min((at for at in marks if at >= 0), default=-1)
@@ -220,17 +216,17 @@ class _Probe:
 
 
 def _default(calls: CallFormat) -> Frame | None:
-    """The frame of a format whose template shows no call: a list, as the model is told."""
+    """The frame for a template that shows no call: a list, as it tells the model to write."""
     if calls.bare:
         return None
-    if calls.body is json_calls:
+    if calls.reader is json_calls:
         return Frame(
             before=f'{calls.open}[{{"name": "',
             head='", "arguments": ',
             between='}, {"name": "',
             after=f"}}]{calls.close}",
         )
-    if calls.body is python_calls:
+    if calls.reader is python_calls:
         pairs = Pairs(first="(", equals="=", next=", ", last="", none="(")
         before, after = f"{calls.open}[", f")]{calls.close}"
         return Frame(before=before, head="", pairs=pairs, between="), ", after=after)
@@ -238,12 +234,12 @@ def _default(calls: CallFormat) -> Frame | None:
 
 
 def _is_read(frame: Frame, form: Format) -> bool:
-    """Whether calls in a frame are read as calls: one, and two where there may be."""
+    """Whether the parser reads a call in this frame, and two calls if there is a `between`."""
     pairs = frame.pairs
     if pairs is None:
         body = f'{frame.head}{{"{_KEYS[0]}": "{VALUE}", "{_KEYS[1]}": {NUMBER}}}'
     else:
-        value = f'"{VALUE}"' if form.calls and form.calls.body is python_calls else VALUE
+        value = f'"{VALUE}"' if form.calls.reader is python_calls else VALUE
         texts = (pairs.first, _KEYS[0], pairs.equals, value, pairs.next, _KEYS[1], pairs.equals)
         body = f"{''.join(texts)}{NUMBER}{pairs.last}"
     one = f"{NAME}{body}"

@@ -1,19 +1,20 @@
-"""How a bundle converses: what is asked by its template, and how what it writes is read."""
+"""The chat side of a bundle: its template for prompts, its reply format for answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from typing import Any
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.call_frame import Frame, frame_of
 from ortolan.runtime.chat.chat_options import ChatOptions, split
-from ortolan.runtime.chat.formats import Format, format_of
+from ortolan.runtime.chat.formats import NO_CALLS, Format, format_of
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.chat.reply import Reply, reply_of
-from ortolan.runtime.chat.template import ChatTemplate
+from ortolan.runtime.chat.template import ChatTemplate, Prompt
 from ortolan.runtime.chat.template_file import read_chat_template
-from ortolan.runtime.chat.tool_choice import checked_choice, offered, with_grammar
+from ortolan.runtime.chat.tool_choice import check_choice, functions_of
 from ortolan.runtime.chat.tool_grammar import call_grammar, no_call_grammar
 from ortolan.runtime.errors import ChatError
 from ortolan.runtime.generation.completion import Completion
@@ -29,10 +30,10 @@ class Question:
     """A conversation that waits for an answer.
 
     Attributes:
-        prompt: ids.
-        options: of the request, the end of the turn among its stop tokens.
-        tokenizer: its texts show the markers that the parser looks for.
-        parser: makes what takes a reply apart.
+        prompt: token ids.
+        options: options of `generate`; the end of the turn is one of the stop tokens.
+        tokenizer: a tokenizer whose texts show the markers that the parser looks for.
+        parser: creates the parser of a reply.
     """
 
     prompt: list[int]
@@ -41,20 +42,20 @@ class Question:
     parser: Callable[[], ReplyParser]
 
     def reply(self, completion: Completion) -> Reply:
-        """Take a whole reply apart."""
+        """Parse a complete reply."""
         parser = self.parser()
         return reply_of([*parser.feed(completion.text), *parser.finish()], completion)
 
 
 class Chat:
-    """The chat template of a bundle, and the format of its replies. Threads may share it.
+    """The chat template of a bundle and the format of its replies. Thread-safe.
 
     Attributes:
-        template: of the bundle.
+        template: chat template of the bundle.
 
     Raises:
-        ChatTemplateError: it has none, or a broken one.
-        TokenizerError: it has no tokenizer.
+        ChatTemplateError: the template is missing or invalid.
+        TokenizerError: the bundle has no tokenizer.
     """
 
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer | None) -> None:
@@ -66,43 +67,37 @@ class Chat:
         self._showing = cache(tokenizer.showing)
 
     def question(self, messages: Sequence[Message], options: ChatOptions) -> Question:
-        """What to generate for an answer to some messages.
+        """Turn messages into a request.
 
         Raises:
-            ChatError: as for `ChatTemplate.prompt`, or there are tools and nobody knows how the
-                model writes calls.
-            ChatTemplateError: as there.
+            ChatError: see `ChatTemplate.prompt`; also if Ortolan cannot read this model's calls.
+            ChatTemplateError: see `ChatTemplate.prompt`.
         """
-        own, request = split(options)
-        chosen = own.pop("tool_choice", None)
-        prompt = self.template.prompt(messages, **own)
-        request = {"sampling": "model", **request}
-        tools = own.get("tools") or ()
-        choice = checked_choice(chosen, tools)
+        of_prompt, request = split(options)
+        requested_choice = of_prompt.pop("tool_choice", None)
+        prompt = self.template.prompt(messages, **of_prompt)
+        tools = of_prompt.get("tools") or ()
+        choice = check_choice(requested_choice, tools)
         form = format_of(self.template.source, with_tools=bool(tools))
-        if tools and form.calls is None:
+        if tools and form.calls is NO_CALLS:
             raise ChatError(
-                "tools: this chat template offers them, but in no format of calls that Ortolan "
-                "reads, so a call would be mistaken for an answer. Leave tools out."
+                "This chat template writes tool calls in a format that Ortolan does not read, so "
+                "a call would look like an answer. Leave tools out."
             )
         if not prompt.text.endswith(form.begun):
             form = replace(form, begun="")
-        opened = form.reasoning is not None and prompt.text.rstrip().endswith(form.reasoning.open)
-        is_reasoning = prompt.continues == "reasoning_content" or (opened and not prompt.continues)
+        is_reasoning = _is_reasoning(prompt, form)
+        request = {"sampling": "model", **request}
         if tools and choice != "auto":
-            is_begun = prompt.continues == "content"
-            if choice != "none" and is_begun and form.calls is not None and form.calls.bare:
-                raise ChatError(
-                    "tool_choice: an answer of this model that has begun can hold no call. Let a "
-                    "new answer begin."
-                )
-            grammar = self._grammar(choice, tools, form, is_reasoning=is_reasoning)
-            request = with_grammar(request, grammar)
+            if request.get("grammar") is not None:
+                raise ChatError("Use tool_choice or grammar, not both.")
+            grammar = self._grammar(choice, tools, form, prompt, is_reasoning=is_reasoning)
+            request = {**request, "grammar": grammar}
         if choice == "none":
-            form = replace(form, calls=None)
+            form = replace(form, calls=NO_CALLS)
         return Question(
             prompt=prompt.ids,
-            options=self._ended(request, form),
+            options=self._with_end(request, form),
             tokenizer=self._showing(form.markers),
             parser=partial(
                 ReplyParser,
@@ -110,20 +105,31 @@ class Chat:
                 tools=tools,
                 is_reasoning=is_reasoning,
                 is_continued=prompt.continues != "",
-                calls_before=sum(len(each.get("tool_calls") or ()) for each in messages),
+                calls_before=sum(len(m.get("tool_calls") or ()) for m in messages),
             ),
         )
 
     def _grammar(
-        self, choice: str, tools: Sequence[Message], form: Format, *, is_reasoning: bool
+        self,
+        choice: str,
+        tools: Sequence[Mapping[str, Any]],
+        form: Format,
+        prompt: Prompt,
+        *,
+        is_reasoning: bool,
     ) -> Grammar:
-        """What a reply may be by a choice of tools."""
+        """The grammar of a reply that follows a choice of tools."""
         if choice == "none":
             return no_call_grammar(form, self.template.control)
+        if prompt.continues == "content" and form.calls.bare:
+            raise ChatError(
+                "This model cannot call a tool in the middle of an answer. Start a new answer, or "
+                "use tool_choice='auto'."
+            )
         return call_grammar(
             self._frame,
             form,
-            [each for each in offered(tools) if choice in ("required", each["name"])],
+            [f for f in functions_of(tools) if choice in ("required", f["name"])],
             self.template.control,
             is_reasoning=is_reasoning,
             several=choice == "required",
@@ -133,11 +139,19 @@ class Chat:
     def _frame(self) -> Frame:
         return frame_of(self.template, format_of(self.template.source, with_tools=True))
 
-    def _ended(self, options: Options, form: Format) -> Options:
-        """Options that end the answer where the turn ends, whatever the manifest says."""
+    def _with_end(self, options: Options, form: Format) -> Options:
+        """Add the end of the turn to the stop tokens, whatever the manifest says."""
         end = self.template.end_of_turn
         ends = [*self.template.tokens(form.ends), *([] if end is None else [end])]
         missing = [end for end in ends if end not in self._manifest.tokens.eos]
         if not missing or options.get("ignore_eos", False):
             return options
         return {**options, "stop_tokens": [*options.get("stop_tokens", ()), *missing]}
+
+
+def _is_reasoning(prompt: Prompt, form: Format) -> bool:
+    """Whether the reply starts inside reasoning."""
+    if prompt.continues:
+        return prompt.continues == "reasoning_content"
+    opens = form.reasoning.open
+    return opens != "" and prompt.text.rstrip().endswith(opens)

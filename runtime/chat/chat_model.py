@@ -1,4 +1,4 @@
-"""A model that answers messages: what `Decoder` has for chats."""
+"""The chat methods of a `Decoder`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = ["ChatModel"]
 
 
 class ChatModel(ABC):
-    """Chats, on top of a model that continues prompts."""
+    """Chat methods for a model that continues prompts."""
 
     @overload
     def chat(
@@ -51,25 +51,23 @@ class ChatModel(ABC):
         draft: Draft | None = None,
         **options: Unpack[ChatOptions],
     ) -> Reply | list[Reply]:
-        """Answer a conversation, which the chat template of the model writes as a prompt.
+        """Answer a conversation.
 
         Args:
-            messages: each a mapping with `role` and `content`, as OpenAI's chat completions have
-                them. Control tokens in a content are text.
-            n: number of replies; seeds count up. `None` returns one, and no list.
-            draft: as for `generate`.
-            **options: as `ortolan.runtime.chat.chat_options.ChatOptions` lists them: `tools` and
-                others, and all options of `generate`.
+            messages: mappings with `role` and `content`, as in OpenAI's chat completions. Control
+                tokens in their texts are encoded as plain text.
+            n: number of replies, returned as a list; seeds count up. `None` returns one reply.
+            draft: see `generate`.
+            **options: see `ortolan.runtime.chat.chat_options.ChatOptions`.
 
         Returns:
-            The answer, the reasoning before it, and calls of tools; a list of them for `n`. Its
-            `message` is what to go on with.
+            The reply; append its `message` to continue the conversation.
 
         Raises:
-            ChatTemplateError: the bundle has no chat template, or a broken one.
-            ChatError: messages or tools are wrong, or the template refuses them.
+            ChatTemplateError: the bundle has no valid chat template.
+            ChatError: messages or tools are invalid, or the template rejects them.
             MissingExtraError: Jinja is not installed.
-            InputError: as for `generate`, and all that `generate` raises.
+            OrtolanError: see `generate`.
         """
         question = self._chat.question(messages, options)
         replies = [question.reply(done) for done in self._completions(question, n, draft)]
@@ -82,21 +80,11 @@ class ChatModel(ABC):
         draft: Draft | None = None,
         **options: Unpack[ChatOptions],
     ) -> ReplyStream:
-        """Answer a conversation, and give the reply piece by piece.
-
-        Args:
-            messages: as for `chat`.
-            draft: as for `generate`.
-            **options: as for `chat`.
+        """Answer a conversation piece by piece. Same options and errors as `chat`.
 
         Returns:
-            An iterator of pieces, each with some content, some reasoning or one call; its `reply`
-            is there at the end.
-
-        Raises:
-            ChatTemplateError: as for `chat`.
-            ChatError: as for `chat`.
-            InputError: as for `generate`.
+            An iterator of pieces: content, reasoning, or one call each. `reply` is available at
+            the end.
         """
         question = self._chat.question(messages, options)
         return ReplyStream(self._text_stream(question, draft), question.parser())
@@ -109,62 +97,56 @@ class ChatModel(ABC):
         variables: Mapping[str, Any] | None = None,
         reuse: bool = True,
     ) -> Conversation:
-        """Begin a conversation that keeps its messages, and what was computed for them.
+        """Start a conversation that keeps its messages and the state of its last prompt.
 
         Args:
-            system: the first message; `None` for that of the template, if any.
-            tools: as for `chat`.
-            variables: as for `chat`.
-            reuse: whether the states of the last prompt stay in memory, so that only what is new
-                is computed. No answer changes by it.
+            system: system message; `None` for the template's default.
+            tools: see `chat`.
+            variables: see `chat`.
+            reuse: keep the state of the last prompt in memory, so that only new tokens are
+                computed. Answers are the same either way.
 
         Raises:
-            ChatTemplateError: as for `chat`.
+            ChatTemplateError: the bundle has no valid chat template.
             MissingExtraError: Jinja is not installed.
         """
-        _ = self._chat  # refuses before anything is said
+        _ = self._chat  # fail now if there is no template
         turns = _Turns(self, reuse=checked_flag("reuse", reuse))
         return Conversation(turns, self._identity, system=system, tools=tools, variables=variables)
 
     @property
     def chat_template(self) -> "ChatTemplate":
-        """The chat template, for prompts without an answer.
-
-        Raises:
-            ChatTemplateError: the bundle has no chat template, or a broken one.
-            MissingExtraError: Jinja is not installed.
-        """
+        """The chat template, to render prompts. Raises the same errors as `conversation`."""
         return self._chat.template
 
     @property
     @abstractmethod
-    def _chat(self) -> "Chat":
-        """How the bundle converses."""
+    def _chat(self) -> "Chat": ...
 
     @property
     @abstractmethod
     def _identity(self) -> str:
-        """Of the bundle."""
+        """Identity of the bundle."""
 
     @abstractmethod
     def _completions(
         self, question: "Question", n: int | None, draft: Draft | None
     ) -> list[Completion]:
-        """What the prompt of a question is continued with; `n` of them, or one."""
+        """Generate `n` completions, or one."""
 
     @abstractmethod
     def _text_stream(
         self, question: "Question", draft: Draft | None, last: LastPrompt | None = None
     ) -> TextStream:
-        """The same piece by piece; with `last` exact, and from where the last prompt allows."""
+        """Generate one completion piece by piece; with `last`, reuse the state of that prompt."""
 
     @abstractmethod
     def _last_prompt(self) -> LastPrompt:
-        """An empty one, for a conversation."""
+        """Create an empty state for a conversation."""
 
 
 class _Turns:
-    """Answers one conversation, each turn from the states of the last one."""
+    """Answers one conversation; each turn starts from the state of the last one."""
 
     def __init__(self, model: ChatModel, *, reuse: bool) -> None:
         self._model = model

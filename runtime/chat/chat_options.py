@@ -1,4 +1,4 @@
-"""The options of a question: those of a request, and what its prompt is made of."""
+"""The options of a chat request: those of its prompt, and those of `generate`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,18 +10,18 @@ __all__ = ["ChatOptions", "split"]
 
 
 class ChatOptions(Options, total=False):
-    """What a question may say besides its messages, and all that a request may.
+    """Options of a chat request, in addition to all options of `generate`.
 
     Attributes:
-        tools: what the model may call: `{"type": "function", "function": {...}}`.
-        tool_choice: `"auto"`, the default, lets the model decide; `"required"` makes it call one
-            of the tools or several; a name, or OpenAI's `{"type": "function", "function": {"name":
-            ...}}`, makes it call that tool once; with `"none"` it calls none, though it sees them.
-            All but `"auto"` need `ortolan[grammar]`.
-        documents: for templates that take some.
-        variables: more of what the template takes, such as `enable_thinking`.
-        continue_final_message: go on with the last message, an answer: the reply is what comes
-            after it. See `ChatTemplate.prompt`.
+        tools: tools that the model may call: `{"type": "function", "function": {...}}`.
+        tool_choice: `"auto"` (default) lets the model decide; `"required"` forces one or more
+            calls; `"none"` forbids calls, although the model sees the tools; a name, or OpenAI's
+            `{"type": "function", "function": {"name": ...}}`, forces one call of that tool. All
+            but `"auto"` need `ortolan[grammar]`.
+        documents: documents, for templates that use them.
+        variables: further variables of the template, such as `enable_thinking`.
+        continue_final_message: continue the last message, an answer; the reply is the rest of it.
+            See `ChatTemplate.prompt`.
     """
 
     tools: Sequence[Message] | None
@@ -31,11 +31,11 @@ class ChatOptions(Options, total=False):
     continue_final_message: bool
 
 
-_OWN = ChatOptions.__optional_keys__ - Options.__optional_keys__
+_PROMPT_OPTIONS = ChatOptions.__optional_keys__ - Options.__optional_keys__
 
 
 def split(options: ChatOptions) -> tuple[dict[str, Any], Options]:
-    """The options of a question apart from those of its request."""
-    own = {name: value for name, value in options.items() if name in _OWN}
-    rest: Any = {name: value for name, value in options.items() if name not in _OWN}
-    return own, rest
+    """Split options into those of the prompt and those of `generate`."""
+    of_prompt = {name: value for name, value in options.items() if name in _PROMPT_OPTIONS}
+    rest: Any = {name: value for name, value in options.items() if name not in _PROMPT_OPTIONS}
+    return of_prompt, rest

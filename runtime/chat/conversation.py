@@ -1,4 +1,4 @@
-"""A conversation: its messages so far, and a file that keeps them."""
+"""A conversation: its messages, and how they are saved."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import msgspec
 
 from ortolan import files
 from ortolan.runtime.arguments import checked_path
-from ortolan.runtime.chat.messages import Message, checked_messages
+from ortolan.runtime.chat.messages import Message, check_messages
 from ortolan.runtime.errors import ChatError, InputError, StateFileError, shown
 from ortolan.runtime.generation.drafts import Draft
 
@@ -23,11 +23,11 @@ __all__ = ["Answers", "Conversation"]
 VERSION = 1
 
 MAX_FILE_BYTES = 64 << 20
-"""64 MiB: the text of the longest contexts takes 10."""
+"""Maximum size of a saved conversation; the longest contexts need 10 MiB."""
 
 
 class Answers(Protocol):
-    """What answers a conversation: a decoder, or a service."""
+    """A decoder or a service that answers one conversation."""
 
     def chat_stream(
         self,
@@ -36,10 +36,10 @@ class Answers(Protocol):
         draft: Draft | None = None,
         **options: "Unpack[ChatOptions]",
     ) -> "ReplyStream":
-        """Answer some messages, the last of which is a question."""
+        """Answer messages that end in a question."""
 
     def forget(self) -> None:
-        """Give back the memory of what was computed for earlier messages."""
+        """Free the state of earlier messages."""
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -49,32 +49,32 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Conversation:
-    """Messages that grow by questions and their answers. Belongs to one thread at a time.
+    """Messages that grow with each question and answer. Not thread-safe.
 
         conversation = model.conversation(system="Be brief.")
         print(conversation.ask("What is the capital of France?").content)
         conversation.save("france.json")
 
-    A question whose answer failed is forgotten, and so is one whose answer was closed before it
-    began; what an answer had when it was closed stays.
+    A question is forgotten if its answer fails, or is closed before any of it came. An answer that
+    is closed later keeps the text that came.
 
-    With a `Decoder`, the states of the last prompt stay in memory until `reset`, `close` or the end
-    of the conversation, for at most the context. A turn goes on from where its prompt parts from
-    the last one, by token ids, so `messages` may be changed in any way; the last answer is computed
-    once more, as a part of the prompt. Each answer is the same, to the bit, as without that, and as
-    from a list of `generate` and from `serve` (docs/adr/0031). Where parts of prompts matter, as
-    in int8 prompts and recurrent states, it goes on from a multiple of 128 tokens. The answers of a
-    mixture of experts are those of a conversation alone: beside others they may differ.
+    A `Decoder` keeps the state of the last prompt in memory (at most one context) until `reset`,
+    `close` or the end of the conversation. The next prompt is computed from the first token id that
+    differs, so `messages` may be edited freely; the last answer is computed again as part of the
+    prompt. Answers are bit-identical to those without reuse, to those of `generate` with a list,
+    and to those of `serve` (docs/adr/0031); with a mixture of experts, only to those of another
+    conversation. Where the split of a prompt into chunks affects results, as with int8 prefill and
+    recurrent state, reuse starts at a multiple of 128 tokens.
 
     Args:
-        model: answers.
-        identity: of its bundle.
-        system: the first message; `None` for that of the template.
-        tools: what the model may call, as for `Decoder.chat`.
-        variables: of the template, such as `enable_thinking`.
+        model: answers the conversation.
+        identity: identity of the model's bundle.
+        system: see `Decoder.conversation`, like the next two.
+        tools: tools that the model may call.
+        variables: variables of the template.
 
     Attributes:
-        messages: so far, oldest first; change them as you like.
+        messages: messages so far, oldest first; may be edited.
     """
 
     def __init__(
@@ -94,48 +94,40 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again, with the system message alone; what was computed is forgotten."""
+        """Start again with the system message only."""
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         self.messages = [*system]
         self.close()
 
     def close(self) -> None:
-        """Give back the memory of what was computed; the messages stay.
+        """Free the state in memory; messages stay.
 
-        Closing twice is no error. A question after it computes the whole conversation once more.
+        Closing twice is allowed. The next question computes the whole conversation again.
         """
         self._model.forget()
 
     def ask(
         self, content: str, *, draft: Draft | None = None, **options: "Unpack[ChatOptions]"
     ) -> "Reply":
-        """Say something, and take the answer as a whole.
+        """Ask a question and return the complete answer.
 
         Args:
             content: the question.
-            draft: as for `Decoder.generate`.
-            **options: as for `Decoder.chat`. `tools` and `variables` take the place of those of the
-                conversation for what follows, too.
+            draft: see `Decoder.generate`.
+            **options: see `Decoder.chat`. `tools` and `variables` also replace those of the
+                conversation.
 
         Raises:
-            OrtolanError: as for `Decoder.chat`; the messages are as they were.
+            OrtolanError: see `Decoder.chat`; the messages are unchanged.
         """
         return self.stream(content, draft=draft, **options).finish()
 
     def stream(
         self, content: str, *, draft: Draft | None = None, **options: "Unpack[ChatOptions]"
     ) -> "ReplyStream":
-        """Say something, and take the answer piece by piece.
+        """Ask a question and return the answer piece by piece. Same arguments as `ask`.
 
-        The messages grow when the stream has ended, or was closed.
-
-        Args:
-            content: the question.
-            draft: as for `ask`.
-            **options: as for `ask`.
-
-        Raises:
-            OrtolanError: as for `Decoder.chat_stream`; the messages are as they were.
+        The messages grow when the stream ends or is closed.
         """
         return self._stream([{"role": "user", "content": content}], draft, options)
 
@@ -146,7 +138,7 @@ class Conversation:
         draft: Draft | None = None,
         **options: "Unpack[ChatOptions]",
     ) -> "Reply":
-        """Hand in what the called tools gave, and take the answer as a whole.
+        """Pass the results of tool calls to the model and return its complete answer.
 
             reply = conversation.ask("How warm is it in Paris?", tools=tools)
             while reply.tool_calls:
@@ -154,14 +146,14 @@ class Conversation:
                 reply = conversation.answer_tools(results)
 
         Args:
-            results: by the ids of the calls, one for each call of the last reply. A text is handed
-                in as it is, anything else as JSON.
-            draft: as for `ask`.
-            **options: as for `ask`.
+            results: one result per call of the last reply, by call id. Results other than text are
+                passed as JSON.
+            draft: see `ask`.
+            **options: see `ask`.
 
         Raises:
-            InputError: the results are not those of the calls, or are no data.
-            OrtolanError: as for `ask`; the messages are as they were.
+            InputError: the results do not match the calls, or are not JSON data.
+            OrtolanError: see `ask`; the messages are unchanged.
         """
         return self.stream_tools(results, draft=draft, **options).finish()
 
@@ -172,69 +164,49 @@ class Conversation:
         draft: Draft | None = None,
         **options: "Unpack[ChatOptions]",
     ) -> "ReplyStream":
-        """Hand in what the called tools gave, and take the answer piece by piece.
-
-        Args:
-            results: as for `answer_tools`.
-            draft: as for `ask`.
-            **options: as for `ask`.
-
-        Raises:
-            InputError: as for `answer_tools`.
-            OrtolanError: as for `stream`; the messages are as they were.
-        """
+        """Same as `answer_tools`, but return the answer piece by piece."""
         last = self.messages[-1] if self.messages else {}
         return self._stream(_tool_messages(last.get("tool_calls") or (), results), draft, options)
 
     def _stream(
         self, new: list[Message], draft: Draft | None, options: "ChatOptions"
     ) -> "ReplyStream":
-        asked: ChatOptions = {**self._standing, **options}
-        stream = self._model.chat_stream([*self.messages, *new], draft=draft, **asked)
+        merged: ChatOptions = {**self._standing, **options}
+        stream = self._model.chat_stream([*self.messages, *new], draft=draft, **merged)
 
         def keep(reply: "Reply") -> None:
             if reply.content or reply.tool_calls or reply.completion.finish_reason != "cancelled":
                 self.messages += [*new, reply.message]
                 self._standing = {
-                    "tools": asked.get("tools"),
-                    "variables": asked.get("variables"),
-                }
+                    "tools": merged.get("tools"), "variables": merged.get("variables")
+                }  # fmt: skip
 
         stream.at_end = keep
         return stream
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the messages to a file, as JSON. It is whole, or as it was before.
+        """Write the messages to a JSON file, atomically.
 
         Raises:
-            InputError: it is no path.
-            StateFileError: the place cannot be written to.
+            InputError: `path` is not a path.
+            StateFileError: the file cannot be written.
         """
         place = checked_path("save", path)
-        text = json.dumps(
-            {
-                "ortolan_conversation": VERSION,
-                "bundle": self._identity,
-                "messages": self.messages,
-            },
-            ensure_ascii=False,
-            indent=1,
-        )
+        content = {"ortolan_conversation": VERSION, "bundle": self._identity}
+        text = json.dumps({**content, "messages": self.messages}, ensure_ascii=False, indent=1)
         try:
             with files.replaced(place) as file:
                 file.write(f"{text}\n".encode())
         except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
-            raise StateFileError(
-                f"{path}: the conversation cannot be saved there: {error}. Choose another file."
-            ) from error
+            raise StateFileError(f"{path}: cannot save the conversation: {error}.") from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Take the messages of a file in place of these.
+        """Replace the messages by those of a file.
 
         Raises:
-            InputError: it is no path; the messages are as they were.
-            StateFileError: it is not there, damaged, of another bundle, or of another version; the
-                messages are as they were.
+            InputError: `path` is not a path.
+            StateFileError: the file is missing, damaged, or of another bundle or version; the
+                messages are unchanged.
         """
         file = _decoded(checked_path("load", path))
         if file.ortolan_conversation != VERSION:
@@ -244,14 +216,13 @@ class Conversation:
             )
         if file.bundle != self._identity:
             raise StateFileError(
-                f"{path}: expected a conversation with this bundle, got one with another. "
-                "Load it with the bundle that it was saved with."
+                f"{path}: this conversation was saved with another bundle. Load it with that one."
             )
         try:
             if file.messages:
-                checked_messages(file.messages)
+                check_messages(file.messages)
         except ChatError as error:
-            raise StateFileError(f"{path}: {error} The file was changed: restore it.") from error
+            raise StateFileError(f"{path}: the file was changed. {error}") from error
         self.messages = [*file.messages]
 
 
@@ -260,36 +231,32 @@ def _decoded(path: Path) -> _File:
         with path.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise StateFileError(
-            f"{path}: expected a readable file, got {error.strerror}. Check the path."
-        ) from error
+        raise StateFileError(f"{path}: cannot read the file: {error.strerror}.") from error
     if len(data) > MAX_FILE_BYTES:
-        raise StateFileError(f"{path}: expected at most {MAX_FILE_BYTES} bytes, got more.")
+        raise StateFileError(f"{path}: the file is larger than {MAX_FILE_BYTES} bytes.")
     try:
         return msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StateFileError(
-            f"{path}: expected a saved conversation, got {error}. It is damaged, or another file."
-        ) from error
+        raise StateFileError(f"{path}: this is not a saved conversation: {error}.") from error
 
 
 def _tool_messages(calls: Sequence[Any], results: Any) -> list[Message]:
-    """A message for each call of a reply, in their order."""
+    """One message per call of a reply, in their order."""
     expected = [call.get("id", "") for call in calls]
     if not isinstance(results, Mapping) or sorted(map(str, results)) != sorted(expected):
         got = ", ".join(map(str, results)) if isinstance(results, Mapping) else shown(results)
         raise InputError(
-            "answer_tools: expected a result for each call of the last reply "
+            "answer_tools needs one result per call of the last reply "
             f"({', '.join(expected) or 'there is none'}), got {got or 'none'}."
         )
     return [
         {
             "role": "tool",
-            "tool_call_id": each,
+            "tool_call_id": call_id,
             "name": call["function"]["name"],
-            "content": _as_text(results[each]),
+            "content": _as_text(results[call_id]),
         }
-        for each, call in zip(expected, calls, strict=True)
+        for call_id, call in zip(expected, calls, strict=True)
     ]
 
 
@@ -299,6 +266,4 @@ def _as_text(result: Any) -> str:
     try:
         return json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"answer_tools: expected a text or what JSON can hold, got {shown(result)}."
-        ) from error
+        raise InputError(f"A result must be text or JSON data, got {shown(result)}.") from error

@@ -1,13 +1,14 @@
-"""How models write what is no plain text: reasoning and calls of tools, as data.
+"""Reply formats: how models write reasoning and tool calls.
 
-Which format a model has is seen from its chat template, which shows the model its own earlier
-calls in the same format.
+The format is recognized by the chat template, which shows the model its own earlier calls.
 """
 
 from dataclasses import dataclass
 
-from ortolan.runtime.chat.call_bodies import (
-    Body,
+from ortolan.runtime.chat.call_syntax import (
+    Reader,
+    Schemas,
+    ToolCall,
     fenced_calls,
     headed,
     json_calls,
@@ -16,16 +17,18 @@ from ortolan.runtime.chat.call_bodies import (
     xml_calls,
 )
 
-__all__ = ["CALLS", "REASONING", "CallFormat", "Format", "Reasoning", "format_of"]
+__all__ = ["NO_CALLS", "NO_REASONING", "CallFormat", "Format", "Reasoning", "format_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text between `open` and `close` is reasoning.
+    """Markers around reasoning.
 
     Attributes:
-        mark: text of a template whose model writes it so; `close` where empty.
-        around: texts outside of it that mean nothing further.
+        open: marker before reasoning.
+        close: marker after reasoning.
+        mark: template text that identifies this format; `close` if empty.
+        around: markers outside of reasoning that carry no text.
         ends: special tokens that end an answer, whatever the template shows.
     """
 
@@ -38,24 +41,25 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """How calls are written.
+    """Markers around tool calls, and the reader of what is between them.
 
     Attributes:
-        mark: text of a template whose model writes them so.
-        open: what they begin with; empty where only `bare` says it.
-        others: what they may begin with instead.
-        close: what they end with; empty for the end of the reply or the next `open`. Without it
-            there is no call, unless it ends the reply, as one of the `ends` of `Reasoning` does.
-        body: reads what is between the two.
-        bare: an answer that begins so is a call as a whole, without `open`.
-        begun: what a prompt ends with that belongs to the reply.
-        content: what begins text that is no call.
-        around: texts around calls that mean nothing further.
-        inside: special tokens of the body.
+        mark: template text that identifies this format.
+        open: marker before a call; empty if only `bare` identifies one.
+        others: alternatives to `open`.
+        close: marker after a call; empty if the call ends with the reply or the next `open`.
+            Without it there is no call, unless the reply ends in its place, as with
+            `Reasoning.ends`.
+        reader: reads the text between the markers.
+        bare: an answer that starts with this text is a call, without `open`.
+        begun: end of the prompt that belongs to the reply.
+        content: markers before text that is not a call.
+        around: markers around calls that carry no text.
+        inside: special tokens within a call.
     """
 
     mark: str
-    body: Body
+    reader: Reader
     open: str = ""
     others: tuple[str, ...] = ()
     close: str = ""
@@ -67,40 +71,49 @@ class CallFormat:
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """What a call may begin with."""
+        """Markers that may begin a call."""
         return tuple(filter(None, (self.open, *self.others)))
+
+
+NO_REASONING = Reasoning("", "")
+
+
+def _no_call(text: str, schemas: Schemas) -> list[ToolCall]:
+    raise ValueError("no call")
+
+
+NO_CALLS = CallFormat(mark="", reader=_no_call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """The format of one model.
+    """Reply format of one model.
 
     Attributes:
-        reasoning: `None` for a model that writes none.
-        calls: `None` where calls are text.
-        begun: what a prompt ends with that belongs to the reply.
-        ignored: texts that mean nothing.
+        reasoning: `NO_REASONING` for a model that writes none.
+        calls: `NO_CALLS` if calls are plain text.
+        begun: end of the prompt that belongs to the reply.
+        ignored: markers that carry no text.
     """
 
-    reasoning: Reasoning | None = None
-    calls: CallFormat | None = None
+    reasoning: Reasoning = NO_REASONING
+    calls: CallFormat = NO_CALLS
     begun: str = ""
     ignored: tuple[str, ...] = ()
 
     @property
     def ends(self) -> tuple[str, ...]:
         """Special tokens that end an answer, whatever the template shows."""
-        return () if self.reasoning is None else self.reasoning.ends
+        return self.reasoning.ends
 
     @property
     def markers(self) -> frozenset[str]:
-        """Every text with a meaning, some of which are special tokens."""
+        """All markers; some are special tokens."""
         reasoning, calls = self.reasoning, self.calls
-        texts = [self.begun, *self.ignored, *self.ends]
-        if reasoning is not None:
-            texts += [reasoning.open, reasoning.close]
-        if calls is not None:
-            texts += [*calls.opens, calls.close, *calls.around, *calls.inside]
+        texts = (
+            *(self.begun, *self.ignored, *self.ends, reasoning.open, reasoning.close),
+            *(*calls.opens, calls.close, *calls.around, *calls.inside),
+        )
         return frozenset(filter(None, texts))
 
 
@@ -124,7 +137,7 @@ REASONING = (
     Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
     Reasoning("<seed:think>", "</seed:think>"),  # Seed-OSS
 )
-"""The first whose mark a template has."""
+"""Reasoning formats; the first whose mark is in the template applies."""
 
 _NAME = r"(?P<name>[\w.:/-]+)"
 
@@ -135,7 +148,7 @@ CALLS = (
         others=("<|channel|>analysis to=functions.", "<|start|>assistant to=functions."),
         bare="to=functions.",
         close="<|call|>",
-        body=headed(
+        reader=headed(
             r"(?:to=functions\.)?(?P<name>[\w.:/-]+)\s*(?:<\|channel\|>\w+\s*)?"
             r"(?:<\|constrain\|>)?(?:\w+\s*)?<\|message\|>"
         ),
@@ -145,92 +158,91 @@ CALLS = (
         mark="<seed:tool_call>",
         open="<seed:tool_call>",
         close="</seed:tool_call>",
-        body=xml_calls,
+        reader=xml_calls,
     ),
     CallFormat(  # Qwen 3 Coder, Nemotron 3
-        mark="<parameter=", open="<tool_call>", close="</tool_call>", body=xml_calls
+        mark="<parameter=", open="<tool_call>", close="</tool_call>", reader=xml_calls
     ),
     CallFormat(  # Functionary 3.1
-        mark="<function=", open="<function=", close="</function>", body=headed(rf"{_NAME}>")
+        mark="<function=", open="<function=", close="</function>", reader=headed(rf"{_NAME}>")
     ),
-    CallFormat(mark="<arg_key>", open="<tool_call>", close="</tool_call>", body=pair_calls),
+    CallFormat(mark="<arg_key>", open="<tool_call>", close="</tool_call>", reader=pair_calls),
     CallFormat(  # Apriel, Hunyuan, MiniMax M1
-        mark="</tool_calls>", open="<tool_calls>", close="</tool_calls>", body=json_calls
+        mark="</tool_calls>", open="<tool_calls>", close="</tool_calls>", reader=json_calls
     ),
-    CallFormat(mark="<tool_call>", open="<tool_call>", close="</tool_call>", body=json_calls),
-    CallFormat(mark="<TOOLCALL>", open="<TOOLCALL>", close="</TOOLCALL>", body=json_calls),
+    CallFormat(mark="<tool_call>", open="<tool_call>", close="</tool_call>", reader=json_calls),
+    CallFormat(mark="<TOOLCALL>", open="<TOOLCALL>", close="</TOOLCALL>", reader=json_calls),
     CallFormat(  # Mistral from tekken v11 on
         mark="[ARGS]",
         open="[TOOL_CALLS]",
-        body=headed(rf"{_NAME}\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]"),
+        reader=headed(rf"{_NAME}\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]"),
         inside=("[ARGS]", "[CALL_ID]"),
     ),
-    CallFormat(mark="[TOOL_CALLS]", open="[TOOL_CALLS]", body=json_calls),
+    CallFormat(mark="[TOOL_CALLS]", open="[TOOL_CALLS]", reader=json_calls),
     CallFormat(
-        mark="<|START_ACTION|>", open="<|START_ACTION|>", close="<|END_ACTION|>", body=json_calls
+        mark="<|START_ACTION|>", open="<|START_ACTION|>", close="<|END_ACTION|>", reader=json_calls
     ),
-    CallFormat(mark="directly-answer", open="Action:", body=fenced_calls),  # Command R and R+
+    CallFormat(mark="directly-answer", open="Action:", reader=fenced_calls),  # Command R and R+
     CallFormat(
         mark="<｜tool▁call▁begin｜>",
         open="<｜tool▁call▁begin｜>",
         close="<｜tool▁call▁end｜>",
-        body=headed(rf"(?:function<｜tool▁sep｜>)?{_NAME}\s*(?:<｜tool▁sep｜>\s*)?(?:```json)?"),
+        reader=headed(rf"(?:function<｜tool▁sep｜>)?{_NAME}\s*(?:<｜tool▁sep｜>\s*)?(?:```json)?"),
         around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         inside=("<｜tool▁sep｜>",),
     ),
-    CallFormat(  # Kimi K2, whose ids say which tool and which call
+    CallFormat(  # Kimi K2, whose call ids contain the tool name
         mark="tool_declare",
         open="<|tool_call_begin|>",
         close="<|tool_call_end|>",
-        body=headed(
+        reader=headed(
             r"(?P<id>(?:functions\.)?(?P<name>[\w./-]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
         ),
         around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         inside=("<|tool_call_argument_begin|>",),
     ),
-    CallFormat(  # LFM 2, whose older templates do not show calls
+    CallFormat(  # LFM 2, whose older templates show no calls
         mark="List of tools: ",
         open="<|tool_call_start|>",
         close="<|tool_call_end|>",
-        body=python_calls,
+        reader=python_calls,
     ),
     CallFormat(
         mark="<function_calls>",
         open="<function_calls>",
         close="</function_calls>",
-        body=python_calls,
+        reader=python_calls,
     ),
     CallFormat(  # Phi 4 mini
-        mark="<|/tool_call|>", open="<|tool_call|>", close="<|/tool_call|>", body=json_calls
+        mark="<|/tool_call|>", open="<|tool_call|>", close="<|/tool_call|>", reader=json_calls
     ),
-    CallFormat(mark="<|tool_call|>", open="<|tool_call|>", body=json_calls),  # Granite 3
+    CallFormat(mark="<|tool_call|>", open="<|tool_call|>", reader=json_calls),  # Granite 3
     CallFormat(  # Functionary 3.2
-        mark=">>>all", open=">>>", body=headed(_NAME), begun=">>>", content=(">>>all\n",)
+        mark=">>>all", open=">>>", reader=headed(_NAME), begun=">>>", content=(">>>all\n",)
     ),
-    CallFormat(mark="params_name1=", bare="[", body=python_calls),  # Llama 3.2 and 4
+    CallFormat(mark="params_name1=", bare="[", reader=python_calls),  # Llama 3.2 and 4
     CallFormat(
         mark="dictionary of argument name and its value",  # Llama 3.1 and 3.2
         open="<|python_tag|>",
         bare="{",
-        body=json_calls,
+        reader=json_calls,
     ),
 )
-"""The first whose mark a template has; what another one contains stands after it."""
+"""Call formats; the first whose mark is in the template applies. Specific marks come first."""
 
 
 def format_of(source: str, *, with_tools: bool) -> Format:
-    """What a model writes whose chat template has some source.
+    """Recognize the format of a chat template.
 
     Args:
-        source: of the template.
-        with_tools: whether it was given tools; without any, calls are text.
+        source: source of the template.
+        with_tools: whether the request offers tools; without them, calls are plain text.
     """
-    reasoning = next((each for each in REASONING if (each.mark or each.close) in source), None)
-    calls = next((each for each in CALLS if each.mark in source), None)
-    around = () if reasoning is None else reasoning.around
+    reasoning = next((row for row in REASONING if (row.mark or row.close) in source), NO_REASONING)
+    calls = next((row for row in CALLS if row.mark in source), NO_CALLS)
     return Format(
         reasoning=reasoning,
-        calls=calls if with_tools else None,
-        begun="" if calls is None else calls.begun,
-        ignored=(*around, *(() if calls is None else calls.content)),
+        calls=calls if with_tools else NO_CALLS,
+        begun=calls.begun,
+        ignored=(*reasoning.around, *calls.content),
     )

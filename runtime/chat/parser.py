@@ -1,8 +1,11 @@
-"""What a model wrote, taken apart: content, reasoning, and calls of tools.
+"""Parses a reply, while it is generated, into content, reasoning and tool calls.
 
-Text is taken in pieces, and the result does not depend on where they are cut: what may still
-become a marker is held back, and so is white space, which next to a marker belongs to nothing. A
-call that cannot be read, or whose closing mark is missing, stays text, for the user to see.
+    text -> marker? -> content | reasoning -> Piece
+                    -> call text -> CallFormat.reader -> a Piece per call, or content again
+
+The result does not depend on where the text is split: a possible start of a marker is held back,
+and so is white space, which is dropped next to a marker. A call that cannot be read, or that is
+never closed, stays content, so that the user sees it.
 """
 
 import re
@@ -11,21 +14,21 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from ortolan.runtime.chat.call_bodies import ToolCall, UnfinishedError
+from ortolan.runtime.chat.call_syntax import ToolCall, UnfinishedError
 from ortolan.runtime.chat.formats import Format
 
 __all__ = ["Piece", "ReplyParser"]
 
 MAX_MARKS = 32
-"""Marks within the values of one call; each has the body read once more."""
+"""Maximum markers inside the values of one call; the call is read again after each."""
 
 CHUNK = 4096
-"""Characters looked at together, since each marker copies what is after it."""
+"""Characters scanned at a time; each marker copies the rest, so this bounds the cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of a reply: some content, some reasoning, or one call."""
+    """Part of a reply: content, reasoning, or one call."""
 
     content: str = ""
     reasoning: str = ""
@@ -33,14 +36,14 @@ class Piece:
 
 
 class ReplyParser:
-    """Takes a reply apart while it is generated.
+    """Parser of one reply.
 
     Args:
-        form: how the model writes.
-        tools: that it may call.
-        is_reasoning: whether the prompt has begun the reasoning already.
-        is_continued: whether the prompt ends inside of the content or the reasoning.
-        calls_before: calls earlier in the conversation; ids count on from it.
+        form: format of the reply.
+        tools: tools of the request.
+        is_reasoning: whether the prompt already opened the reasoning.
+        is_continued: whether the prompt ends inside content or reasoning.
+        calls_before: number of earlier calls in the conversation; call ids continue from it.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class ReplyParser:
         self._begun = "" if is_continued else form.begun
         self._held = self._begun
         self._space = ""
-        # "marker" or "call" until more is shown: white space after them means nothing
+        # after a "marker" or a "call", white space is dropped until more text comes
         self._after = "marker" if is_reasoning and not is_continued else ""
         self._is_empty = not is_continued
         self._body: list[str] = []
@@ -68,13 +71,13 @@ class ReplyParser:
         self._marks = 0
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take the next text; give what is certain by now."""
+        """Add text and yield the pieces that are complete."""
         for start in range(0, len(text), CHUNK):
             self._held += text[start : start + CHUNK]
             yield from self._advance(at_end=False)
 
     def finish(self) -> Iterator[Piece]:
-        """Give what was held back, at the end of the reply."""
+        """End the reply and yield what was held back."""
         while True:
             tail, self._held = (self._held, "") if self._state == "call" else ("", self._held)
             yield from self._advance(at_end=True)
@@ -89,34 +92,34 @@ class ReplyParser:
 
     def _advance(self, *, at_end: bool) -> Iterator[Piece]:
         while True:
-            if self._is_bare():
+            if self._may_be_bare() and self._held.lstrip().startswith(self._form.calls.bare):
                 self._begin_call("")
             marker, at = self._next_marker(at_end=at_end)
             if marker:
                 yield from self._text(self._held[:at])
                 self._held = self._held[at + len(marker) :]
-                yield from self._turn(marker)
+                yield from self._enter(marker)
                 continue
-            certain = len(self._held) - (0 if at_end else self._uncertain())
-            ready, self._held = self._held[:certain], self._held[certain:]
-            yield from self._text(ready)
+            end = len(self._held) - (0 if at_end else self._uncertain())
+            text, self._held = self._held[:end], self._held[end:]
+            yield from self._text(text)
             return
 
-    # --- markers ----------------------------------------------------------------------------------
-
     def _markers(self) -> tuple[str, ...]:
-        """What may come next."""
+        """Markers that may come next."""
         reasoning, calls = self._form.reasoning, self._form.calls
-        if self._state == "reasoning":
-            return () if reasoning is None else (reasoning.close,)
-        own = () if calls is None else calls.opens
+        markers: tuple[str, ...] = (reasoning.close,)
         if self._state == "call":
-            return own if calls is None or not calls.close else (*own, calls.close)
-        thinks = () if reasoning is None else (reasoning.open,)
-        return (*thinks, *own, *self._form.ignored, *(() if calls is None else calls.around))
+            markers = (*calls.opens, calls.close)
+        elif self._state == "content":
+            markers = (reasoning.open, *calls.opens, *self._form.ignored, *calls.around)
+        return tuple(filter(None, markers))
 
     def _next_marker(self, *, at_end: bool) -> tuple[str, int]:
-        """The first one, and where; the longest of those, none while it may become a longer one."""
+        """The first marker and its position; the longest at that position.
+
+        None while more text could turn it into a longer one.
+        """
         markers = self._markers()
         first = _pattern(markers).search(self._held)
         if first is None:
@@ -127,9 +130,8 @@ class ReplyParser:
         return first[0], first.start()
 
     def _uncertain(self) -> int:
-        """How many of the last characters may become a marker."""
-        bare = "" if self._form.calls is None else self._form.calls.bare
-        if self._may_be_bare() and bare.startswith(self._held.lstrip()):
+        """Number of trailing characters that may be the start of a marker."""
+        if self._may_be_bare() and self._form.calls.bare.startswith(self._held.lstrip()):
             return len(self._held)
         longest = 0
         for marker in self._markers():
@@ -139,23 +141,20 @@ class ReplyParser:
                     break
         return longest
 
-    def _turn(self, marker: str) -> Iterator[Piece]:
-        """Go where a marker leads."""
-        reasoning, calls = self._form.reasoning, self._form.calls
+    def _enter(self, marker: str) -> Iterator[Piece]:
+        """Change the state as a marker says."""
         if self._state == "call":
             yield from self._end_call(marker)
         elif self._state == "reasoning":
             self._state, self._space, self._after = "content", "", "marker"
-        elif reasoning is not None and marker == reasoning.open:
+        elif marker == self._form.reasoning.open:
             self._state, self._space, self._after = "reasoning", "", "marker"
-        elif calls is not None and marker in calls.opens:
+        elif marker in self._form.calls.opens:
             self._begin_call(marker)
         elif marker in self._form.ignored:
             self._begun, self._space, self._after = "", "", "marker"
-        elif self._after != "call":  # shown again if no call follows
+        elif self._after != "call":  # becomes content if no call follows
             self._space, self._after = self._space + marker, ""
-
-    # --- text -------------------------------------------------------------------------------------
 
     def _text(self, text: str) -> Iterator[Piece]:
         if self._state == "call":
@@ -176,55 +175,44 @@ class ReplyParser:
         else:
             yield Piece(reasoning=space + shown)
 
-    # --- calls ------------------------------------------------------------------------------------
-
     def _may_be_bare(self) -> bool:
-        calls = self._form.calls
-        empty = self._state == "content" and self._is_empty
-        return empty and calls is not None and calls.bare != ""
-
-    def _is_bare(self) -> bool:
-        calls = self._form.calls
-        return (
-            self._may_be_bare() and calls is not None and self._held.lstrip().startswith(calls.bare)
-        )
+        return self._state == "content" and self._is_empty and self._form.calls.bare != ""
 
     def _begin_call(self, marker: str) -> None:
         self._state, self._opened, self._body, self._marks = "call", marker, [], 0
 
     def _end_call(self, marker: str, *, tail: str = "") -> Iterator[Piece]:
-        """Give the calls of the body, if a marker or the end of the reply, `""`, closes them.
+        """Yield the calls that a marker closes, or `""` for the end of the reply.
 
-        A marker within a value is a part of it. The tail of a reply is the beginning of a marker.
+        A marker inside a value belongs to the value. `tail` is an incomplete marker at the end.
         """
         calls, body = self._form.calls, "".join(self._body)
-        close = "" if calls is None else calls.close
+        tool_calls: list[ToolCall] = []
         try:
-            found = [] if calls is None else calls.body(body, self._schemas)
+            tool_calls = calls.reader(body, self._schemas)
         except UnfinishedError:
             if marker and self._marks < MAX_MARKS:
                 self._body.append(marker)
                 self._marks += 1
                 return
-            found = []
         except ValueError:
-            found = []
-        is_closed = not close or marker == close or (not marker and close in self._form.ends)
-        if not found or not is_closed:
+            pass
+        ends_reply = not marker and calls.close in self._form.ends
+        if not tool_calls or not (not calls.close or marker == calls.close or ends_reply):
             yield from self._no_call(body + marker + tail)
             return
         self._state, self._body, self._begun = "content", [], ""
         self._space, self._after, self._is_empty = "", "call", False
-        for call in found:
-            # nine letters and digits, which is what Mistral's templates ask for
+        for call in tool_calls:
+            # nine letters and digits, as Mistral's templates require
             yield Piece(tool_call=replace(call, id=call.id or f"call{self._calls:05d}"))
             self._calls += 1
-        if calls is not None and marker in calls.opens:
+        if marker in calls.opens:
             self._begin_call(marker)
 
     def _no_call(self, text: str) -> Iterator[Piece]:
-        """Show what is no call, up to where another one begins."""
-        opens = () if self._form.calls is None else self._form.calls.opens
+        """Turn what is not a call into content, up to the start of the next call."""
+        opens = self._form.calls.opens
         end = min((at for mark in opens if (at := text.find(mark)) >= 0), default=len(text))
         self._held = text[end:] + self._held
         self._state, self._body, self._is_empty = "content", [], False
@@ -238,5 +226,5 @@ class ReplyParser:
 
 @cache
 def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds any of some markers; the longer ones first, where they begin alike."""
+    """Regular expression for any of the markers, longer ones first."""
     return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")

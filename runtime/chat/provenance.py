@@ -1,8 +1,8 @@
-"""Which characters of a rendered prompt the user wrote, and which the template.
+"""Which characters of a rendered prompt come from the user, and which from the template.
 
-A template cannot say. So it is rendered a second time with a mark before and after each text of
-the user. The marks are characters that occur nowhere else, so nobody can forge one. They stand
-inside the white space around a text, since templates trim it.
+A template cannot tell. So it is rendered again with a mark before and after each of the user's
+texts. Marks are characters that occur nowhere else, so they cannot be forged. They are placed
+inside the white space around a text, because templates trim it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,35 +13,35 @@ from ortolan.runtime.chat.messages import is_name
 __all__ = ["Marks", "Span", "marked", "unmarked"]
 
 _CANDIDATES = range(0x20000, 0x2A6D6)
-"""Characters without case that Python prints as they are: rare Chinese ones."""
+"""Caseless characters that Python prints unescaped: rare Chinese ones."""
 
 
 class Span(NamedTuple):
-    """Characters of a text, from `start` to before `end`."""
+    """Characters `start` to `end - 1` of a text."""
 
     start: int
     end: int
 
 
 class Marks(NamedTuple):
-    """The two characters."""
+    """The two mark characters."""
 
     start: str
     end: str
 
     @classmethod
     def absent_from(cls, texts: Iterable[str]) -> "Marks":
-        """Marks that none of the texts has."""
+        """Choose marks that occur in none of the texts."""
         present = frozenset(c for text in texts if not text.isascii() for c in text)
         absent = (chr(code) for code in _CANDIDATES if chr(code) not in present)
         return cls(next(absent), next(absent))
 
 
 def marked(value: Any, marks: Marks) -> Any:
-    """A copy of plain data with marks inside its strings.
+    """Copy plain data with marks inside its strings.
 
-    Identifiers, such as roles and types, stay as they are: templates compare them, and they hold
-    no control token.
+    Identifiers, such as roles and types, stay as they are: templates compare them, and they cannot
+    contain a control token.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -50,14 +50,14 @@ def marked(value: Any, marks: Marks) -> Any:
         start = value.index(text)
         return f"{value[:start]}{marks.start}{text}{marks.end}{value[start + len(text) :]}"
     if isinstance(value, dict):
-        return {key: marked(each, marks) for key, each in value.items()}
+        return {key: marked(item, marks) for key, item in value.items()}
     if isinstance(value, list):
-        return type(value)(marked(each, marks) for each in value)
+        return type(value)(marked(item, marks) for item in value)
     return value
 
 
 def unmarked(text: str, marks: Marks) -> tuple[str, list[Span]] | None:
-    """A text without its marks, and what stood between them; None where some marks were lost."""
+    """Return a text without its marks and the spans between them; `None` if any mark is lost."""
     parts: list[str] = []
     spans: list[Span] = []
     length = start = 0
@@ -76,7 +76,7 @@ def unmarked(text: str, marks: Marks) -> tuple[str, list[Span]] | None:
 
 
 def _parts(text: str, marks: Marks) -> Iterator[tuple[str, str]]:
-    """The parts of a text between marks, each with the mark after it."""
+    """Split a text at its marks; each part comes with the mark after it."""
     begin = 0
     for index, letter in enumerate(text):
         if letter in marks:

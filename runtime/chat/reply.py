@@ -1,4 +1,4 @@
-"""A reply of a model: as a whole, or piece by piece while it is generated."""
+"""A reply, complete or streamed piece by piece."""
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from ortolan.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from ortolan.runtime.chat.call_bodies import ToolCall
+    from ortolan.runtime.chat.call_syntax import ToolCall
     from ortolan.runtime.chat.parser import Piece, ReplyParser
     from ortolan.runtime.generation.completion import Completion
 
-__all__ = ["Pieces", "Reply", "ReplyStream", "reply_of"]
+__all__ = ["Reply", "ReplyStream", "Texts", "reply_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a model answered.
+    """The answer to a conversation.
 
     Attributes:
         content: the answer.
-        reasoning: what it wrote before the answer, of models that do.
-        tool_calls: what it asks for; answer each by a message of role `tool`.
-        completion: the text as it was generated, its tokens, why it ended, and timings.
+        reasoning: reasoning before the answer; empty for models without it.
+        tool_calls: calls that the model asks for; answer each with a message of role `tool`.
+        completion: raw text, tokens, finish reason and timings.
     """
 
     content: str
@@ -33,7 +33,7 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The reply as a message, to go on with."""
+        """The reply as a message, to append to the conversation."""
         calls = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
             for c in self.tool_calls
@@ -46,16 +46,16 @@ class Reply:
         }
 
 
-class Pieces(Protocol):
-    """A text that comes piece by piece: a `TextStream`, or one of a service."""
+class Texts(Protocol):
+    """A stream of generated text: a `TextStream`, or that of a service."""
 
     @property
     def completion(self) -> "Completion":
-        """Everything that was generated, as soon as it has ended."""
+        """The completion, once the stream has ended."""
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
-        """How many tokens of the prompt are done, and how many there are. Any thread may ask."""
+        """Processed prompt tokens and their total. Thread-safe."""
 
     def __next__(self) -> str: ...
 
@@ -64,17 +64,17 @@ class Pieces(Protocol):
 
 
 class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
-    """Pieces of a reply as it is generated. Stops early by `close`, or at the end of a `with`.
+    """Pieces of a reply while it is generated. `close`, or the end of a `with`, stops it early.
 
-    One from a service may also be read by `async for`, or awaited for the whole reply.
+    A stream from a service also supports `async for`, and `await` for the complete reply.
 
     Attributes:
-        at_end: called with the reply, once, after the last piece.
+        at_end: called once with the reply, after the last piece.
     """
 
-    def __init__(self, text: Pieces, parser: "ReplyParser") -> None:
+    def __init__(self, texts: Texts, parser: "ReplyParser") -> None:
         self.at_end: Callable[[Reply], None] | None = None
-        self._stream = text
+        self._texts = texts
         self._parser = parser
         self._pieces: list[Piece] = []
         self._waiting: list[Piece] = []
@@ -82,38 +82,35 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
 
     @property
     def reply(self) -> Reply:
-        """The whole reply, as soon as the stream has ended.
+        """The complete reply.
 
         Raises:
-            InputError: it has not; read it to the end or close it.
+            InputError: the stream has not ended.
         """
         if not self._has_ended:
-            raise InputError(
-                "reply: expected a finished stream, got one that is not. "
-                "Read it to the end, or close it."
-            )
-        return reply_of(self._pieces, self._stream.completion)
+            raise InputError("The reply is not complete. Read the stream to the end, or close it.")
+        return reply_of(self._pieces, self._texts.completion)
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
-        """How many tokens of the prompt are done, and how many there are. Any thread may ask."""
-        return self._stream.prompt_progress
+        """Processed prompt tokens and their total. Thread-safe."""
+        return self._texts.prompt_progress
 
     def finish(self) -> Reply:
-        """Read to the end, and take the whole reply."""
+        """Read to the end and return the reply."""
         for _ in self:
             pass
         return self.reply
 
     def close(self) -> None:
-        """Stop generating; what came so far is the reply. Closing twice is no error."""
-        self._stream.close()
+        """Stop generating; the reply is what has come so far. Closing twice is allowed."""
+        self._texts.close()
         for _ in self:
             pass
 
     def __next__(self) -> "Piece":
         while self._needs_text:
-            self._take(next(self._stream, None))
+            self._feed(next(self._texts, None))
         piece = self._next_piece()
         if piece is None:
             raise StopIteration
@@ -125,21 +122,21 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
         Raises:
             InputError: the stream is not from a service.
         """
-        text = self._stream
-        if not isinstance(text, AsyncIterator):
+        texts = self._texts
+        if not isinstance(texts, AsyncIterator):
             raise InputError(
-                "This stream computes in the thread that reads it, so an event loop cannot wait "
-                "for it. Read it with `for`, or ask a service: `model.serve()`."
+                "An event loop cannot wait for this stream, which computes in the thread that "
+                "reads it. Read it with `for`, or use a service: `model.serve()`."
             )
         while self._needs_text:
-            self._take(await anext(text, None))
+            self._feed(await anext(texts, None))
         piece = self._next_piece()
         if piece is None:
             raise StopAsyncIteration
         return piece
 
     def __await__(self) -> Generator[Any, None, Reply]:
-        """Read to the end, and take the whole reply; raises what `__anext__` does."""
+        """Read to the end and return the reply."""
         return self._finished().__await__()
 
     async def _finished(self) -> Reply:
@@ -151,19 +148,19 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
     def _needs_text(self) -> bool:
         return not self._waiting and not self._has_ended
 
-    def _take(self, text: str | None) -> None:
-        """Take the next text, `None` at its end."""
+    def _feed(self, text: str | None) -> None:
+        """Parse the next text; `None` ends the reply."""
         self._has_ended = text is None
         self._waiting += self._parser.finish() if text is None else self._parser.feed(text)
 
     def _next_piece(self) -> "Piece | None":
-        """The next piece; `None` after the last one, when `at_end` has been told."""
+        """Return the next piece; after the last one, call `at_end` and return `None`."""
         if self._waiting:
             self._pieces.append(self._waiting.pop(0))
             return self._pieces[-1]
-        tell, self.at_end = self.at_end, None
-        if tell is not None:
-            tell(self.reply)
+        at_end, self.at_end = self.at_end, None
+        if at_end is not None:
+            at_end(self.reply)
         return None
 
     def __enter__(self) -> Self:
@@ -175,12 +172,12 @@ class ReplyStream(Iterator["Piece"], AsyncIterator["Piece"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # an error in the text itself would only come again
-        self.close() if kind is None else self._stream.close()
+        # after an error, reading the rest would raise it again
+        self.close() if kind is None else self._texts.close()
 
 
 def reply_of(pieces: "list[Piece]", completion: "Completion") -> Reply:
-    """Put the pieces of a reply together."""
+    """Join the pieces of a reply."""
     return Reply(
         content="".join(piece.content for piece in pieces),
         reasoning="".join(piece.reasoning for piece in pieces),

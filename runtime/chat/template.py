@@ -1,21 +1,20 @@
-"""The chat template of a bundle: messages to the ids of a prompt."""
+"""The chat template of a bundle: messages to the token ids of a prompt."""
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
+from ortolan.runtime.chat.control_tokens import encode, user_spans
 from ortolan.runtime.chat.messages import (
     Message,
     PartsError,
-    checked_messages,
-    checked_tools,
-    one_text,
+    check_messages,
+    check_tools,
     plain,
-    with_json,
+    with_json_arguments,
+    with_single_text,
 )
 from ortolan.runtime.chat.provenance import Marks, Span, marked, unmarked
 from ortolan.runtime.errors import ChatError, ChatTemplateError, shown
@@ -24,21 +23,18 @@ from ortolan.runtime.jinja.template import Template
 
 __all__ = ["ChatTemplate", "Prompt"]
 
-MAX_ROUNDS = 8
-"""Cuts within cuts: a control token that holds others takes one for each."""
-
 _PROBE = "a text to be found again"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is asked.
+    """A rendered and encoded conversation.
 
     Attributes:
-        ids: of the tokens.
-        text: what the template wrote.
-        continues: the field of the last message that the prompt ends in, `content` or
-            `reasoning_content`; empty where an answer begins.
+        ids: token ids.
+        text: text that the template rendered.
+        continues: field of the last message in which the prompt ends, `content` or
+            `reasoning_content`; empty if a new answer begins.
     """
 
     ids: list[int]
@@ -47,23 +43,23 @@ class Prompt:
 
 
 class ChatTemplate:
-    """Writes messages as the model was trained to read them.
+    """Renders messages in the format that the model was trained on. Thread-safe.
 
-    Control tokens, which say whose turn it is, come from the template alone: in a text of the user
-    they are encoded as the text that they are. Threads may share it.
+    Control tokens, such as those that say whose turn it is, come from the template only: in the
+    user's texts they are encoded as plain text.
 
     Attributes:
-        source: of all its templates.
-        tokenizer: of the bundle.
-        control: control tokens, each with its text.
+        source: source of all its templates.
+        tokenizer: tokenizer of the bundle.
+        control: texts of the control tokens, by id.
 
     Args:
-        source: the template, in Jinja; or several by name: `default`, and `tool_use` for tools.
-        tokenizer: of the bundle.
-        special_tokens: what the template knows by name, such as `bos_token`.
+        source: a Jinja template; or several by name: `default`, and `tool_use` for tools.
+        tokenizer: tokenizer of the bundle.
+        special_tokens: template variables such as `bos_token`.
 
     Raises:
-        ChatTemplateError: it is no template.
+        ChatTemplateError: a template is invalid.
     """
 
     def __init__(
@@ -75,10 +71,10 @@ class ChatTemplate:
         sources = {"default": source} if isinstance(source, str) else dict(source)
         if "default" not in sources:
             raise ChatTemplateError(
-                f"chat template: expected one named default, got {', '.join(sources) or 'none'}."
+                f"No chat template is named default (got {', '.join(sources) or 'none'})."
             )
         self.source = "\n".join(sources.values())
-        self._templates = {name: Template(each) for name, each in sources.items()}
+        self._templates = {name: Template(text) for name, text in sources.items()}
         self.tokenizer = tokenizer
         self._special_tokens = dict(special_tokens)
         self.control = tokenizer.control_tokens(self.source)
@@ -93,43 +89,43 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> Prompt:
-        """The prompt for some messages.
+        """Render messages to a prompt.
 
-        The ids are those of `apply_chat_template` of transformers, unless a text of the user has
-        the text of a control token.
+        The ids equal those of transformers' `apply_chat_template`, unless a text of the user
+        contains a control token.
 
         Args:
-            messages: each with `role` and `content`, as OpenAI's chat completions have them.
-            tools: what the model may call: `{"type": "function", "function": {...}}`.
-            documents: for templates that take some.
-            variables: more of what the template takes, such as `enable_thinking`.
-            add_generation_prompt: let an answer begin.
-            continue_final_message: end inside the last message, an answer, so that the model goes
-                on with its content, or with its reasoning where it has no content yet. Then
-                `add_generation_prompt` means nothing.
+            messages: see `ortolan.runtime.chat.messages`.
+            tools: see `ChatOptions`, like the next two.
+            documents: documents, for templates that use them.
+            variables: further variables of the template.
+            add_generation_prompt: end with the start of an answer.
+            continue_final_message: end inside the last message, an answer, so that the model
+                continues its content, or its reasoning if it has no content yet. Overrides
+                `add_generation_prompt`.
 
         Raises:
-            ChatError: messages or tools are wrong, the template refuses or ignores them, or they
-                hold a control token's text and the template makes something of it.
-            ChatTemplateError: the template is broken, or asks for too much.
+            ChatError: messages or tools are invalid; the template rejects or ignores them; or they
+                contain a control token and the template splits their texts.
+            ChatTemplateError: the template is invalid or exceeds its limits.
         """
         given: dict[str, Any] = {
-            "messages": checked_messages(messages),
-            "tools": None if tools is None else checked_tools(tools),
+            "messages": check_messages(messages),
+            "tools": None if tools is None else check_tools(tools),
             "documents": None if documents is None else plain(documents, "documents"),
         }
         for name in ("tools", "documents"):
             if given[name] and name not in self._template(given).names:
                 raise ChatError(
-                    f"{name}: this chat template ignores them, so the model would not see them. "
-                    "Leave them out."
+                    f"This chat template ignores {name}, so the model would not see them. Leave "
+                    "them out."
                 )
         if variables is not None and not isinstance(variables, Mapping):
-            raise ChatError(f"variables: expected a mapping of names, got {shown(variables)}.")
+            raise ChatError(f"variables: expected a mapping, got {shown(variables)}.")
         more = {} if variables is None else plain(variables, "variables")
         taken = [name for name in more if name in {*given, "add_generation_prompt"}]
         if taken:
-            raise ChatError(f"variables: expected none named {taken[0]}, got one. Leave it out.")
+            raise ChatError(f"variables cannot contain {taken[0]}. Leave it out.")
         tag, continues = "", ""
         if continue_final_message:
             add_generation_prompt = False
@@ -137,14 +133,13 @@ class ChatTemplate:
             continues = _tagged(given["messages"], tag)
         own = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
         _check_keys(given, list(self.control.values()))
-        found = self._fitted(own, {**given, **more}, tag)
-        return replace(found, continues=continues)
+        return replace(self._fit(own, {**given, **more}, tag), continues=continues)
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The control token that the template writes after an answer; None where there is none.
+        """Control token that the template writes after an answer, or `None`.
 
-        Of a model that writes several channels in one answer each ends alike, so there is none.
+        `None` also for models whose answers have several channels, which all end alike.
         """
         if "<|channel|>" in self.source:
             return None
@@ -158,7 +153,7 @@ class ChatTemplate:
         return ids[0] if ids and ids[0] in self.control else None
 
     def tokens(self, texts: Iterable[str]) -> list[int]:
-        """The control tokens that have some texts; those without one are left out."""
+        """The control tokens with these texts; others are left out."""
         wanted = frozenset(texts)
         return [token for token, text in self.control.items() if text in wanted]
 
@@ -166,19 +161,21 @@ class ChatTemplate:
         name = "tool_use" if given["tools"] and "tool_use" in self._templates else "default"
         return self._templates[name]
 
-    def _fitted(self, own: Mapping[str, Any], given: dict[str, Any], tag: str) -> Prompt:
-        """The prompt for messages in a form that the template can write.
+    def _fit(self, own: Mapping[str, Any], given: dict[str, Any], tag: str) -> Prompt:
+        """Render messages in the first form that the template accepts.
 
-        Case 1: as they are.
-        Case 2: a list of one part is its text.
-        Case 3: the same, and the arguments of calls are JSON, which some templates expect.
+        Case 1: unchanged.
+        Case 2: a list of one part becomes its text.
+        Case 3: as in case 2, and arguments of calls become JSON.
 
         Raises:
-            ChatError: it makes nothing of a list of several parts.
+            ChatError: it does not accept a list of several parts.
         """
-        single = [one_text(message) for message in given["messages"]]
+        single = [*map(with_single_text, given["messages"])]
         forms = [given["messages"]]
-        forms += [form for form in (single, [*map(with_json, single)]) if form not in forms]
+        forms += [
+            form for form in (single, [*map(with_json_arguments, single)]) if form not in forms
+        ]
         errors: list[ChatError | ChatTemplateError] = []
         for form in forms:
             try:
@@ -189,8 +186,8 @@ class ChatTemplate:
         if several is None:
             raise errors[0]
         raise ChatError(
-            f"messages[{several}].content: this chat template takes a text, not a list of "
-            f"{len(single[several]['content'])} parts. Join them into one text."
+            f"messages[{several}].content: this chat template needs text, not a list of "
+            f"{len(single[several]['content'])} parts. Join the parts."
         ) from errors[0]
 
     def _rendered(self, own: Mapping[str, Any], given: Mapping[str, Any], now: datetime) -> str:
@@ -198,7 +195,7 @@ class ChatTemplate:
         return self._template(given).render({**own, **given}, functions=functions, now=now)
 
     def _encoded(self, own: Mapping[str, Any], given: dict[str, Any], tag: str) -> Prompt:
-        """Render and encode, up to the tag; what the user wrote becomes no control token."""
+        """Render and encode up to the tag, without control tokens in the user's texts."""
         now = datetime.now()
         text = self._rendered(own, given, now)
         strings = [*_strings(given)]
@@ -207,106 +204,29 @@ class ChatTemplate:
             found = unmarked(self._rendered(own, marked(given, marks), now), marks)
         except (ChatError, ChatTemplateError):
             found = None
-        spans = self._spans(text, found, strings)
+        spans = user_spans(self.tokenizer, self.control, text, found, strings)
         if tag:
             text = _before(text, tag, given["messages"][-1])
             spans = [Span(at.start, min(at.end, len(text))) for at in spans if at.start < len(text)]
-        return Prompt(self._cut(text, spans), text)
-
-    def _spans(
-        self, text: str, found: tuple[str, list[Span]] | None, strings: Sequence[str]
-    ) -> list[Span]:
-        """Where the texts of the user are; none where they cannot have become control tokens.
-
-        Case 1: the marks came back around texts that are otherwise the same.
-        Case 2: the template looks into the texts, and marks change what it makes of them. The
-            control tokens are those that it wrote outside of the marks, one by one.
-        Case 3: it takes the texts apart, but they hold no control token.
-
-        Args:
-            text: as it was rendered.
-            found: what was rendered with marks, without them, and what stood between them; `None`
-                where marks were lost.
-            strings: of the user.
-
-        Raises:
-            ChatError: it takes them apart, and they hold one.
-        """
-        if found is not None and found[0] == text:
-            return found[1]
-        if found is not None and self._written(*found) == self._written(text, []):
-            return []
-        joined = "".join(strings)
-        suspect = next((each for each in self.control.values() if each in joined), None)
-        if suspect is None:
-            return []
-        raise ChatError(
-            f"messages: expected texts without {suspect!r}, since this chat template takes them "
-            "apart, got some. Put reasoning into reasoning_content and calls into tool_calls."
-        )
-
-    def _written(self, text: str, spans: list[Span]) -> list[int]:
-        """The control tokens of a text that touch none of the spans."""
-        ids, offsets = self.tokenizer.encode_with_offsets(text)
-        touches = _toucher(spans)
-        pairs = zip(ids, offsets, strict=True)
-        return [token for token, at in pairs if token in self.control and not touches(at)]
-
-    def _cut(self, text: str, spans: list[Span]) -> list[int]:
-        """The ids of a text, where a control token that touches a span is cut in two.
-
-        Raises:
-            ChatError: there is one that cannot be cut.
-        """
-        touches = _toucher(spans)
-        cuts = {0, len(text)}
-        for _ in range(MAX_ROUNDS):
-            ids: list[int] = []
-            before = len(cuts)
-            for start, end in pairwise(sorted(cuts)):
-                for token, at in self._piece(text, start, end):
-                    ids.append(token)
-                    if token in self.control and touches(at):
-                        cuts.add(_middle(text, at))
-            if len(cuts) == before:
-                return ids
-        raise _uncut(text)
-
-    def _piece(self, text: str, start: int, end: int) -> list[tuple[int, tuple[int, int]]]:
-        """Tokens of a part of a text, with their places in the text.
-
-        After a line end, as in the middle of a text: some tokenizers put a space before a text.
-        """
-        lead = "\n" if start else ""
-        ids, offsets = self.tokenizer.encode_with_offsets(lead + text[start:end])
-        if any(first < len(lead) < last for first, last in offsets):
-            lead = ""
-            ids, offsets = self.tokenizer.encode_with_offsets(text[start:end])
-        shift = start - len(lead)
-        return [
-            (token, (first + shift, last + shift))
-            for token, (first, last) in zip(ids, offsets, strict=True)
-            if last > len(lead) or not lead
-        ]
+        return Prompt(encode(self.tokenizer, self.control, text, spans), text)
 
 
 def _refuse(message: Any) -> None:
     text = " ".join(str(message).split())[:300]
-    raise ChatError(f"messages: expected what this chat template takes, got: {text}")
+    raise ChatError(f"The chat template rejects these messages: {text}")
 
 
 def _tagged(messages: list[dict[str, Any]], tag: str) -> str:
-    """Put a tag after the text of the last message that is to go on; the name of its field.
+    """Append a tag to the text that the model continues, and return the name of its field.
 
     Raises:
-        ChatError: it is no answer, or ends in calls.
+        ChatError: the last message is not an answer, or ends in calls.
     """
     last = messages[-1]
     if last["role"] != "assistant" or "tool_calls" in last:
-        what = "calls of tools" if "tool_calls" in last else f"a message of role {last['role']}"
+        what = "tool calls" if "tool_calls" in last else f"a message of role {last['role']}"
         raise ChatError(
-            f"messages: continue_final_message needs an answer of the assistant at the end, "
-            f"got {what}. Let a new answer begin."
+            f"continue_final_message: the last message must be an assistant's answer, got {what}."
         )
     content = last["content"]
     if isinstance(content, list):
@@ -321,74 +241,47 @@ def _tagged(messages: list[dict[str, Any]], tag: str) -> str:
 
 
 def _before(text: str, tag: str, message: Mapping[str, Any]) -> str:
-    """What a template wrote before a tag, as transformers cuts it.
+    """Return what a template wrote before a tag, cut as transformers does.
 
     Raises:
-        ChatError: it wrote no tag, or something else before it.
+        ChatError: it dropped the tag, or changed the text before it.
     """
     mark = tag.strip()
-    tagged = next(each for each in _strings([*message.values()]) if mark in each)
+    tagged = next(string for string in _strings([*message.values()]) if mark in string)
     at = text.rfind(mark)
     if at < 0 or tagged[: tagged.index(mark)].strip() not in text:
         raise ChatError(
-            "messages: this chat template changes the last message or leaves a part of it out, so "
-            "it cannot be continued. Let a new answer begin."
+            "This chat template changes the last message or drops part of it, so the message "
+            "cannot be continued. Start a new answer."
         )
     return text[:at] if text.startswith(tag, at) else text[:at].rstrip()
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every string inside plain data, keys included."""
+    """All strings in plain data, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             yield key
-            yield from _strings(each)
+            yield from _strings(item)
     elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
+        for item in value:
+            yield from _strings(item)
 
 
 def _check_keys(value: Any, control: Sequence[str]) -> None:
-    """Keys carry no marks, so they may hold no control token.
+    """Keys get no marks, so they cannot contain control tokens.
 
     Raises:
         ChatError: one does.
     """
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            found = next((text for text in control if text in key), None)
-            if found is not None:
-                raise ChatError(f"messages: expected keys without control tokens, got {found!r}.")
-            _check_keys(each, control)
+        for key, item in value.items():
+            token = next((text for text in control if text in key), None)
+            if token is not None:
+                raise ChatError(f"A key contains the control token {token!r}. Rename it.")
+            _check_keys(item, control)
     elif isinstance(value, list):
-        for each in value:
-            _check_keys(each, control)
-
-
-def _toucher(spans: list[Span]) -> Callable[[tuple[int, int]], bool]:
-    """Whether a place shares a character with one of some spans, which are in order."""
-    ends = [span.end for span in spans]
-
-    def touches(at: tuple[int, int]) -> bool:
-        index = bisect_right(ends, at[0])
-        return index < len(spans) and spans[index].start < at[1]
-
-    return touches
-
-
-def _middle(text: str, at: tuple[int, int]) -> int:
-    """After the first character of a token; it may have white space around it."""
-    token = text[at[0] : at[1]]
-    middle = at[0] + len(token) - len(token.lstrip()) + 1
-    if middle >= at[0] + len(token.rstrip()):
-        raise _uncut(token)
-    return middle
-
-
-def _uncut(text: str) -> ChatError:
-    return ChatError(
-        f"messages: expected texts that can be told from control tokens, got {text[:40]!r}. "
-        "Change them."
-    )
+        for item in value:
+            _check_keys(item, control)

@@ -1,4 +1,4 @@
-"""Reads the chat template that lies in a bundle."""
+"""Reads the chat template of a bundle."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,14 +19,14 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 def read_chat_template(
     bundle: Bundle, tokenizer: Tokenizer
 ) -> tuple[str | dict[str, str], dict[str, str]]:
-    """The chat template of a bundle, and the special tokens that it knows by name.
+    """Return the chat template of a bundle, and its special tokens by name.
 
     Case 1: chat_template.jinja.
-    Case 2: in tokenizer_config.json, one template.
-    Case 3: there, several by name.
+    Case 2: one template in tokenizer_config.json.
+    Case 3: several named templates in tokenizer_config.json.
 
     Raises:
-        ChatTemplateError: there is none.
+        ChatTemplateError: there is no template, or a file is invalid.
     """
     names = {file.name for file in bundle.manifest.files}
     config = _object(bundle.read(TOKENIZER_CONFIG)) if TOKENIZER_CONFIG in names else {}
@@ -34,11 +34,11 @@ def read_chat_template(
     if TEMPLATE in names:
         source = _decoded(bundle.read(TEMPLATE))
     elif isinstance(source, list):
-        source = {str(each["name"]): str(each["template"]) for each in source if _is_named(each)}
+        source = {str(row["name"]): str(row["template"]) for row in source if _is_named(row)}
     if not isinstance(source, str | dict) or not source:
         raise ChatTemplateError(
-            f"chat: expected a bundle with {TEMPLATE}, got one without. Put the template of the "
-            "model beside its checkpoint and export again, or use generate with a text."
+            f"This bundle has no {TEMPLATE}. Put the model's template next to its checkpoint and "
+            "export again, or use generate."
         )
     tokens = bundle.manifest.tokens
     own = {"bos_token": tokens.bos, "eos_token": tokens.eos[0] if tokens.eos else None}
@@ -51,13 +51,13 @@ def read_chat_template(
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of special tokens, by names such as `bos_token`."""
-    found = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
+    """Texts of special tokens, by names such as `bos_token`."""
+    texts = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _is_named(value: Any) -> bool:
@@ -69,7 +69,7 @@ def _object(data: bytes) -> dict[str, Any]:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ChatTemplateError(
-            f"{TOKENIZER_CONFIG}: expected a JSON object, got {error}. Export again."
+            f"{TOKENIZER_CONFIG} is not a JSON object: {error}. Export again."
         ) from error
 
 
@@ -78,6 +78,6 @@ def _decoded(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ChatTemplateError(
-            f"{TEMPLATE}: expected UTF-8, got byte 0x{data[error.start]:02x} at {error.start}. "
-            "Convert the file, and export again."
+            f"{TEMPLATE} must be UTF-8 (got byte 0x{data[error.start]:02x} at {error.start}). "
+            "Convert the file and export again."
         ) from error

@@ -1,7 +1,7 @@
-"""What a reply may be by a choice of tools: a grammar in llguidance's variant of Lark's syntax.
+"""Grammars for `tool_choice`, in llguidance's variant of Lark syntax.
 
-A forced call is written in the frame that the chat template shows, with a name that was offered and
-arguments by the schema of that tool. Marks that are tokens of their own come as these tokens.
+A forced call has the frame that the chat template shows, the name of an offered tool, and arguments
+that its schema accepts. Markers that are special tokens are written as those tokens.
 """
 
 import json
@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ortolan.runtime.chat.argument_types import kinds_of
-from ortolan.runtime.chat.call_bodies import python_calls
+from ortolan.runtime.chat.argument_types import types_of
 from ortolan.runtime.chat.call_frame import ID, Frame, Pairs, common_start
+from ortolan.runtime.chat.call_syntax import python_calls
 from ortolan.runtime.chat.formats import CallFormat, Format
 from ortolan.runtime.errors import ChatError, shown
 from ortolan.runtime.generation.grammar import Grammar
@@ -19,10 +19,10 @@ from ortolan.runtime.generation.grammar import Grammar
 __all__ = ["call_grammar", "no_call_grammar"]
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
-"""Between the parts of a JSON text: bounded, since models run on in it."""
+"""White space inside JSON; bounded, because models may repeat it endlessly."""
 
 _OPEN = ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")
-"""Keys of a schema that may bring in further properties."""
+"""Schema keys that may add properties."""
 
 _PYTHON = r"""
 py_string: /"([^"\\\x00-\x1f]|\\["\\nrt])*"/
@@ -45,24 +45,22 @@ def call_grammar(
     is_reasoning: bool,
     several: bool,
 ) -> Grammar:
-    """Replies that end in a call of one of some functions, or in several.
+    """Return the grammar of replies that end in one or more calls.
 
     Args:
-        frame: of the calls.
-        form: of the replies; it has calls.
-        functions: as tools have them; at least one.
-        control: the texts of tokens of their own, by id.
-        is_reasoning: whether the prompt has begun the reasoning.
-        several: whether there may be more than one call.
+        frame: text around the calls.
+        form: reply format.
+        functions: functions that may be called; at least one.
+        control: texts of the control tokens, by id.
+        is_reasoning: whether the prompt already opened the reasoning.
+        several: whether more than one call is allowed.
 
     Raises:
-        ChatError: a schema describes no arguments by name.
-        GrammarError: a schema is not supported.
+        ChatError: a schema is not that of an object with named properties.
+        GrammarError: llguidance does not support a schema.
         MissingExtraError: llguidance is not installed.
     """
-    rules, calls = _Rules(control), form.calls
-    if calls is None:
-        raise ValueError("form: expected one with calls")
+    rules = _Rules(control)
     before = frame.before.removeprefix(form.begun)
     start = f"{_reasoning(rules, form, is_reasoning)} {rules.text(before)} calls"
     rules.add("start", f"{start} {rules.text(frame.after)}")
@@ -77,7 +75,7 @@ def call_grammar(
             rules.json(arguments, schema)
             bodies.append(f"{name} {rules.text(frame.head)} {arguments}")
         else:
-            keyed = keyed or _Keyed(rules, frame.pairs, calls)
+            keyed = keyed or _Keyed(rules, frame.pairs, form.calls)
             keyed.add(arguments, schema)
             bodies.append(f"{name} {arguments}")
     rules.add("call", " | ".join(bodies))
@@ -85,26 +83,25 @@ def call_grammar(
 
 
 def no_call_grammar(form: Format, control: Mapping[int, str]) -> Grammar:
-    """Replies that hold no mark of a call.
+    """Return the grammar of replies without a call marker.
 
     Raises:
-        ChatError: the marks of the format are made of others, which a reply needs.
+        ChatError: the call markers contain control tokens that other replies need too.
         MissingExtraError: llguidance is not installed.
     """
-    calls, rules = form.calls, _Rules(control)
-    opens = () if calls is None else calls.opens
-    by_id = {text: token for token, text in control.items()}
-    if calls is None or any(o not in by_id and any(t in o for t in by_id) for o in opens):
+    calls, rules, opens = form.calls, _Rules(control), form.calls.opens
+    by_text = {text: token for token, text in control.items()}
+    if any(mark not in by_text and any(text in mark for text in by_text) for mark in opens):
         raise ChatError(
-            "tool_choice: a reply of this model without calls cannot be told from one with calls "
-            "while it is written. Leave tools out."
+            "This model's calls cannot be prevented while it writes an answer, so "
+            "tool_choice='none' is not available. Leave tools out."
         )
-    texts = [mark for mark in opens if mark not in by_id]
+    texts = [mark for mark in opens if mark not in by_text]
     words = f"/(?s:.+)/{_without(texts)}"
     first = words
     if calls.bare:
         first = rf"/(?s:\s*[^\s{_escaped(calls.bare[0])}].*)/{_without(texts)}"
-    others = [f"<[{token}]>" for text, token in by_id.items() if text not in opens]
+    others = [f"<[{token}]>" for text, token in by_text.items() if text not in opens]
     rules.add("start", "FIRST? (other WORDS?)*" if others else "FIRST?")
     rules.add("FIRST", first)
     if others:
@@ -114,7 +111,7 @@ def no_call_grammar(form: Format, control: Mapping[int, str]) -> Grammar:
 
 
 class _Rules:
-    """Rules of a grammar."""
+    """Rules of a grammar, line by line."""
 
     def __init__(self, control: Mapping[int, str]) -> None:
         self._by_text = {text: token for token, text in control.items()}
@@ -130,7 +127,7 @@ class _Rules:
         self.lines.append(f"{name}: {body}")
 
     def text(self, text: str | None) -> str:
-        """A text as it is, its marks as tokens and ids of calls as any."""
+        """Terms for a literal text: special tokens as tokens, the probe id as any call id."""
         terms = []
         for part in filter(None, self._parts.split(text or "")):
             if part == ID:
@@ -142,13 +139,13 @@ class _Rules:
         return " ".join(terms) or '""'
 
     def json(self, name: str, schema: Mapping[str, Any]) -> None:
-        """A rule for JSON that is valid by a schema."""
-        Grammar.json_schema(schema)  # refuses, with a reason, what is not supported
+        """Add a rule for JSON that a schema accepts."""
+        Grammar.json_schema(schema)  # rejects unsupported schemas, with a reason
         options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}
         self.add(name, f"%json {json.dumps({**schema, **options})}")
 
     def until(self, name: str, end: str, *, without: Sequence[str] = ()) -> None:
-        """A rule for any text up to an end, which it holds nowhere else, and the end."""
+        """Add a rule for any text up to and including the first occurrence of `end`."""
         mark = end.strip()
         if any(mark.startswith(text) for text in self._by_text):
             words = f"{name.upper()}_WORDS"
@@ -160,18 +157,18 @@ class _Rules:
 
 
 class _Keyed:
-    """Arguments that are keys and values rather than an object.
+    """Rules for arguments that are written one by one.
 
     Args:
-        rules: gets theirs.
-        pairs: what stands around keys and values.
-        calls: the format.
+        rules: the grammar that they are added to.
+        pairs: text around keys and values.
+        calls: call format.
     """
 
     def __init__(self, rules: _Rules, pairs: Pairs, calls: CallFormat) -> None:
         self._rules = rules
         self._pairs = pairs
-        self._is_python = calls.body is python_calls
+        self._is_python = calls.reader is python_calls
         self._close = "" if self._is_python else common_start(pairs.next, pairs.last)
         self._next = rules.text(pairs.next.removeprefix(self._close))
         self._last = rules.text(pairs.last.removeprefix(self._close))
@@ -182,18 +179,18 @@ class _Keyed:
             rules.until("text_value", self._close, without=[key, calls.close, *calls.opens])
 
     def add(self, name: str, schema: Mapping[str, Any]) -> None:
-        """Rules for the arguments of one function, in the order of its schema.
+        """Add rules for the arguments of one function, in the order of its schema.
 
         Raises:
-            ChatError: they are described by more than `properties`.
+            ChatError: the schema has arguments outside of `properties`.
         """
         rules, pairs = self._rules, self._pairs
         keys, required = [*schema.get("properties", ())], {*schema.get("required", ())}
         others = [*(key for key in _OPEN if key in schema), *sorted(required - {*keys})]
         if others:
             raise ChatError(
-                f"tools: this model writes arguments one by one, so a forced call needs them all "
-                f"in `properties`, got {others[0]!r}. Use tool_choice='auto'."
+                f"This model writes arguments one by one, so a forced call needs all of them in "
+                f"`properties` (got {others[0]!r}). Use tool_choice='auto'."
             )
         last = max((n for n, key in enumerate(keys) if key in required), default=-1)
         for n, key in enumerate(keys):
@@ -213,21 +210,21 @@ class _Keyed:
         rules.add(name, " | ".join([*none, *some]))
 
     def _value(self, name: str, schema: Mapping[str, Any], key: str) -> str:
-        """The rule of a value, and of the mark that closes it."""
+        """The rule for a value and the marker that closes it."""
         rules, own = self._rules, schema["properties"][key]
-        kinds = kinds_of(own, schema)
+        kinds = types_of(own, schema)
         choices = _choices(own)
-        shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
+        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         if self._is_python:
             if choices:
-                return " | ".join(rules.text(_as_python(each)) for each in choices)
+                return " | ".join(rules.text(_as_python(value)) for value in choices)
             if kinds and kinds <= {"integer", "number"}:  # written as in JSON
                 rules.json(f"{name}_json", {**own, **shared})
                 return f"{name}_json"
             return " | ".join(f"py_{kind}" for kind in sorted(kinds) or ["value"])
         close = rules.text(self._close)
         if choices:
-            texts = [each if isinstance(each, str) else json.dumps(each) for each in choices]
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in choices]
             return f"({' | '.join(map(rules.text, texts))}) {close}"
         if not kinds or "string" in kinds:
             return "text_value"
@@ -236,10 +233,10 @@ class _Keyed:
 
 
 def _reasoning(rules: _Rules, form: Format, is_begun: bool) -> str:
-    """What may stand before a call: reasoning; that which the prompt has begun has to end."""
+    """The rule for reasoning before a call; if the prompt opened it, it has to end."""
     reasoning = form.reasoning
-    if reasoning is None or (reasoning.around and not is_begun):
-        return ""  # after reasoning of several channels a message begins anew
+    if not reasoning.open or (reasoning.around and not is_begun):
+        return ""  # a model with channels starts a new message after its reasoning
     rules.until("thought", reasoning.close)
     rules.add("SPACE", r"/[ \n]{1,4}/")
     following = " ".join(map(rules.text, reasoning.around[:1]))
@@ -249,21 +246,21 @@ def _reasoning(rules: _Rules, form: Format, is_begun: bool) -> str:
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a function's arguments: an object.
+    """The schema of a function's arguments.
 
-    It has none but those that are described, unless the schema says otherwise.
+    Additional properties are forbidden unless the schema allows them.
 
     Raises:
-        ChatError: it is no schema of an object.
-        GrammarError: it is not supported.
+        ChatError: the schema is not of type object.
+        GrammarError: llguidance does not support it.
     """
     schema = function.get("parameters")
     schema = {"properties": {}} if schema is None else dict(schema)
     kinds = schema.setdefault("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
         raise ChatError(
-            f"tools: the parameters of {function['name']} must be a schema of type 'object', got "
-            f"{shown(kinds)}."
+            f"The parameters of {function['name']} must be a schema of type 'object' (got "
+            f"{shown(kinds)})."
         )
     schema["type"] = "object"
     if "properties" in schema and not any(key in schema for key in _OPEN):
@@ -273,7 +270,7 @@ def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _choices(schema: Any) -> list[Any]:
-    """The only values that a schema allows, where it lists them."""
+    """The values that a schema lists; empty if it allows others."""
     if not isinstance(schema, Mapping):
         return []
     return [schema["const"]] if "const" in schema else [*(schema.get("enum") or ())]
@@ -284,11 +281,11 @@ def _as_python(value: Any) -> str:
 
 
 def _without(texts: Sequence[str], *patterns: str) -> str:
-    """The rest of a pattern whose texts hold none of some others."""
+    """Pattern suffix that excludes texts which contain any of these."""
     held = "|".join([*map(_escaped, filter(None, texts)), *patterns])
     return f" & ~/(?s:.*({held}).*)/" if held else ""
 
 
 def _escaped(text: str) -> str:
-    """A text within a pattern between slashes."""
+    """Escape a literal text for a pattern between slashes."""
     return re.escape(text).replace("/", r"\/").replace("\n", r"\n")

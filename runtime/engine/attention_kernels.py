@@ -1,12 +1,13 @@
-"""Where attention keeps its scores: by which kernel, and of how many tokens at once.
+"""Attention kernels: which one runs, and how many tokens it may score at once.
 
-For several new tokens after a cache, onnxruntime's CPU has two kernels of GroupQueryAttention. One
-works in tiles and never holds more than a few scores. The other holds all of a call, new tokens
-by tokens attended to by heads, and is the faster one: it took half of the time for a prompt of 128
-or 512 tokens, and three quarters after 7,680 (docs/adr/0011). It is chosen here, and prompts are
-cut so that what it holds stays small.
+For several new tokens after a cache, onnxruntime's CPU provider has two GroupQueryAttention
+kernels. One works in tiles and holds few scores. The other holds all scores of a call,
 
-Knows graphs and sizes. Does not know sessions.
+    scores (heads, new tokens, all tokens), float32
+
+and is faster: half the time for a prompt of 128 or 512 tokens, three quarters after 7,680
+(docs/adr/0011). This file selects it, and bounds the new tokens of a call so that the scores stay
+small.
 """
 
 import os
@@ -20,44 +21,43 @@ from ortolan.runtime.graph.summary import GraphSummary
 __all__ = ["CHUNK", "GRID", "chunk_tokens", "query_heads", "score_bytes", "whole_scores"]
 
 CHUNK = 64
-"""Most tokens of a prompt in one call, after which it can be cancelled, or give way to others.
+"""Default tokens per chunk, after which a prompt can be cancelled or yield to other sequences.
 
-More are hardly faster, half of it takes a tenth longer (docs/adr/0011).
+Larger chunks are hardly faster; half the size takes a tenth longer (docs/adr/0011).
 """
 
 GRID = 128
-"""Tokens. Exact parts of prompts end at multiples of it, counted from the beginning of the row.
+"""Most tokens per chunk. Exact chunks end at multiples of it, counted from the start of the row.
 
-Where several prompts share these tokens, what was computed for one is what the others need. No
-call has more tokens than that.
+So prompts that share a prefix need the same states for it, whichever of them computed them.
 """
 
 FEWEST = 16
-"""New tokens below which products of weights would cost more than the scores are worth."""
+"""Fewest new tokens of a chunk: below this, multiplying weights costs more than scores save."""
 
 SCORE_BYTES = 128 << 20
-"""Of the scores of one call, as long as it has more than `FEWEST` tokens."""
+"""Most bytes of scores of one call with more than `FEWEST` tokens."""
 
 _SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
-"""Read by onnxruntime when it makes a kernel, and by nothing later."""
+"""Environment variable that onnxruntime reads only when it creates a kernel."""
 
 _HEADS = ("num_heads", "q_num_heads")
 
 _WITHOUT_SCORES = "com.microsoft::LinearAttention"
-"""Has a memory in place of them."""
+"""Attention with a fixed-size memory instead of scores."""
 
 _lock = threading.Lock()
 _openers = 0
-"""Threads that are opening sessions, as long as the switch is ours."""
+"""Threads that are opening sessions while the switch is ours."""
 
 
 def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
-    """Heads of the widest attention: as nodes say, or as many as a state has.
+    """Return the heads of the widest attention, from its nodes or its states.
 
-    A state of one vector a token is that of additive attention, which has as many numbers for each
-    pair of tokens as the vector has (docs/adr/0026).
+    A state with one vector per token belongs to additive attention, which holds as many numbers
+    for each pair of tokens as the vector has (docs/adr/0026).
     """
-    said = (
+    of_nodes = (
         int(node.attributes[name])
         for graph in graphs
         for node in graph.attention
@@ -65,7 +65,7 @@ def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
         for name in _HEADS
         if name in node.attributes
     )
-    held = (
+    of_states = (
         state.shape[1]
         for state in states
         if state.update == "append" and len(state.shape) > 1 and isinstance(state.shape[1], int)
@@ -75,25 +75,25 @@ def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
         for state in states
         if state.update == "append" and len(state.shape) == 3 and isinstance(state.shape[2], int)
     )
-    return max([1, *said, *held, *vectors])
+    return max([1, *of_nodes, *of_states, *vectors])
 
 
 def chunk_tokens(heads: int, length: int) -> int:
-    """Most new tokens of a call of a row that holds `length` tokens already."""
+    """Return the most new tokens of a call on a row that holds `length` tokens."""
     return max(FEWEST, min(GRID, SCORE_BYTES // score_bytes(heads, 1, length + GRID)))
 
 
 def score_bytes(heads: int, new_tokens: int, total: int) -> int:
-    """Memory of the scores of one layer, in float32."""
+    """Return the bytes of the scores of one layer."""
     return 4 * heads * new_tokens * total
 
 
 @contextmanager
 def whole_scores() -> Iterator[None]:
-    """Let the sessions that are opened meanwhile hold all scores of a call.
+    """Select the faster kernel for sessions opened in this context.
 
-    Whatever the number of threads, since the two kernels differ in the last bits. Where the user
-    has set the switch, everything stays as it is.
+    Regardless of the number of threads, since the two kernels differ in the last bits. A switch
+    that the user has set stays as it is.
     """
     global _openers
     with _lock:

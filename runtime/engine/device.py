@@ -1,8 +1,4 @@
-"""The choice of a device, and the reason for it.
-
-Knows names of devices, of onnxruntime's providers, and what a machine lacks for CUDA. Does not
-know onnxruntime itself.
-"""
+"""The choice of a device, and the reason for it."""
 
 import re
 from collections.abc import Callable, Collection
@@ -16,7 +12,7 @@ __all__ = ["Choice", "choose_device"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A device, and in a few words why it is this one."""
+    """A device, and in a few words why it was chosen."""
 
     device: str
     reason: str
@@ -32,18 +28,18 @@ def choose_device(
     """Choose the device to run on.
 
     Args:
-        device: `auto`, `cpu`, `cuda` or `cuda:N`. `auto` takes a GPU where everything for it is
-            there, and the CPU otherwise.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`. `auto` chooses a GPU if everything for it is
+            present, and the CPU otherwise.
         offered: kinds of device that the bundle was made for.
-        providers: what this onnxruntime can compute with.
-        missing: gives what the machine lacks for CUDA; called only where it matters.
+        providers: execution providers of this onnxruntime.
+        missing: returns what the machine lacks for CUDA; called only if it matters.
 
     Raises:
         DeviceError: the device is unknown, not usable here (names what is missing), or not one
-            the bundle was made for.
+            that the bundle was made for.
     """
     if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device):
-        raise DeviceError(f"device: expected auto, cpu, cuda or cuda:N, got {shown(device)}.")
+        raise DeviceError(f"device must be auto, cpu, cuda or cuda:N (got {shown(device)}).")
     if device == "auto" and "cpu" in offered:
         obstacle = (
             "the bundle was made for the CPU"
@@ -64,22 +60,22 @@ def _obstacle(
     providers: Collection[str],
     missing: Callable[[], Part | None],
 ) -> str:
-    """The first thing in the way of CUDA: driver, libraries, package, bundle, this version."""
+    """The first obstacle to CUDA: driver, libraries, package, bundle, this version of Ortolan."""
     part = missing()
     if part is not None:
         return (
-            f"expected all that CUDA needs, got no {part.name}. {part.remedy} "
+            f"CUDA needs {part.name}, which is missing. {part.remedy} "
             "`ortolan doctor` lists every part."
         )
     if "CUDAExecutionProvider" not in providers:
-        return f"expected an onnxruntime with CUDA, got one without. Run: {INSTALL}"
+        return f"this onnxruntime has no CUDA. Run: {INSTALL}"
     if "cuda" not in offered:
         return _not_offered("cuda", offered)
-    return "this version of Ortolan generates on the CPU only. Choose the device cpu."
+    return "this version of Ortolan runs on the CPU only. Choose the device cpu."
 
 
 def _not_offered(kind: str, offered: Collection[str]) -> str:
     return (
-        f"expected a bundle made for {kind}, got one for {', '.join(offered)}. "
-        "Choose a device of the bundle, or export the checkpoint for this one."
+        f"the bundle was made for {', '.join(offered)}, not for {kind}. "
+        "Choose one of its devices, or export the checkpoint for this one."
     )

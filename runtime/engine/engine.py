@@ -181,6 +181,23 @@ class Engine:
             )
         return Encoded(lengths=lengths, states=tuple(values))
 
+    def encode_sources(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
+        """Compute what the decoder reads of its sources, independently of each other.
+
+        An encoder with 8-bit products rounds all activations of a call on one scale, padding and
+        other sources included. Such an encoder runs once per source, without padding; a small
+        batch fills its kernel already.
+
+        Raises:
+            ForkedError: the process was forked after the engine was created.
+        """
+        count = len(next(iter(inputs.values())))
+        if count == 1 or self.manifest.prefill_precision is None:
+            return self.encode_source(inputs)
+        parts = [self.encode_source(_one_source(inputs, index)) for index in range(count)]
+        axes = [state.shape.index("source") for state in self.source_states]
+        return _batched(parts, axes)
+
     def attention(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
         """Compute attention maps. The first call opens their graph.
 
@@ -248,3 +265,26 @@ class Engine:
             ForkedError: it is a fork of the process that did.
         """
         check_process(self)
+
+
+def _one_source(inputs: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDArray[Any]]:
+    """The inputs of one source, without its padding."""
+    part = {name: values[index : index + 1] for name, values in inputs.items()}
+    if LENGTHS in part:
+        part[IDS] = np.ascontiguousarray(part[IDS][:, : int(part[LENGTHS][0])])
+    return part
+
+
+def _batched(parts: list[Encoded], axes: list[int]) -> Encoded:
+    """Batch sources of any lengths, padded with zeros along these axes of their states."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    states = []
+    for number, axis in enumerate(axes):
+        values = [part.states[number] for part in parts]
+        shape = list(values[0].shape)
+        shape[0], shape[axis] = len(parts), int(lengths.max())
+        batch = np.zeros(shape, values[0].dtype)
+        for index, value in enumerate(values):
+            batch[index][tuple(slice(0, size) for size in value.shape[1:])] = value[0]
+        states.append(batch)
+    return Encoded(lengths=lengths, states=tuple(states))

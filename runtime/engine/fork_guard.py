@@ -1,9 +1,7 @@
-"""What a child made by `os.fork()` may do with the sessions of its parent: nothing.
+"""Keeps a child of `os.fork()` from using its parent's onnxruntime sessions.
 
-Such a child has none of the threads that a session waits for: using one would wait forever, and
-destroying it at exit crashes. The child refuses the first and never does the second.
-
-Knows forks and objects. Does not know what the objects compute.
+The child has none of the threads that a session waits for: running it would hang, and destroying
+it at exit crashes. So running raises `ForkedError`, and the session is never destroyed.
 """
 
 import ctypes
@@ -17,26 +15,26 @@ __all__ = ["Guarded", "check_process", "guard"]
 
 
 class Guarded(Protocol):
-    """Something with sessions.
+    """An owner of sessions.
 
     Attributes:
-        is_stranded: whether this process is a child of the one that the sessions work in.
+        is_stranded: whether this process is a fork of the one that created the sessions.
     """
 
     is_stranded: bool
 
     def native_sessions(self) -> list[Any]:
-        """The objects whose destruction would wait for threads."""
+        """Sessions whose destructors would wait for threads."""
 
 
 _guarded: weakref.WeakSet[Guarded] = weakref.WeakSet()
 
 
 def _strand() -> None:
-    for each in list(_guarded):
-        each.is_stranded = True
-        for session in each.native_sessions():
-            # one reference too many: the destructor would join threads that are not there
+    for owner in list(_guarded):
+        owner.is_stranded = True
+        for session in owner.native_sessions():
+            # leak a reference: the destructor would join threads that do not exist here
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
@@ -45,18 +43,18 @@ if hasattr(os, "register_at_fork"):
 
 
 def guard(guarded: Guarded) -> None:
-    """Watch over sessions from now on."""
+    """Mark the owner as stranded in every child that is forked from now on."""
     _guarded.add(guarded)
 
 
 def check_process(guarded: Guarded) -> None:
-    """Refuse to go on in a process that was forked since `guard`.
+    """Check that this process is not a fork of the one that called `guard`.
 
     Raises:
-        ForkedError: always then.
+        ForkedError: it is.
     """
     if guarded.is_stranded:
         raise ForkedError(
-            "model: expected the process that loaded it, got a child made by os.fork(). "
+            "A child of os.fork() cannot use a model that its parent loaded. "
             "Load the model in the child, or start children with the method 'spawn'."
         )

@@ -1,22 +1,18 @@
-"""The memory that a bundle takes, from its manifest and graphs alone, and whether it is there.
+"""Memory that a bundle needs, computed from its manifest and graphs, and whether there is enough.
 
-Knows bytes. Loads no session and asks no device: what a GPU would hold is planned from the same
-manifest, and nothing is refused for it.
+Loads no session and queries no device. Plans for a GPU are shown but reject nothing. On the CPU:
 
-What is refused on the CPU, and what is not:
+    rejects, lower bounds     float32 copies that kernels make at loading, states, logits
+    shown, estimates          activations, copies of low-bit weights
+    never counted             mapped weights: the system can drop their pages and read them again,
+                              so a model larger than memory runs slowly, but runs
 
-1. Weights are mapped. The system can drop their pages and read them again, so they never count:
-   a model larger than the memory runs slowly, and does run.
-2. What nobody can drop counts: the copies that kernels make of float32 matrices at loading,
-   states and logits. The figures for these are from below.
-3. Room for activations, and copies of weights in few bits, are estimates: they are shown, and
-   refuse nothing.
-4. A request counts with the tokens that are requested by number. Without `max_new_tokens` only
-   the prompt and one token do, since most texts end before the context does.
-5. Free swap counts as memory. Outside of Linux nothing is known, and nothing refused.
+A request counts the tokens that it asks for. Without `max_new_tokens` that is its prompt and one
+token, since most sequences end long before the context does. Free swap counts as memory. Outside
+Linux the available memory is unknown, and nothing is rejected.
 
-On a GPU weights lie in its memory, where nobody drops them: they count. Copies that its kernels
-make are not known from here, nor what its libraries take for themselves.
+On a GPU weights count, since they stay in its memory. What its kernels copy and its libraries
+take is not known.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -41,40 +37,39 @@ __all__ = [
 ]
 
 BATCH_TOKENS = 4096
-"""Most tokens of one call of an encoder (`ortolan.runtime.encoder`)."""
+"""Most tokens of one encoder call (`ortolan.runtime.encoder`)."""
 
 WIDE_TENSORS = 4
-"""Activations as wide as the widest layer that are allowed for at once: those of a gated MLP."""
+"""Activations of the widest layer alive at once, as in a gated MLP."""
 
 SMALL_BYTES = 64 << 20
-"""Requests of less than this are not looked at: reading what is left would take longer."""
+"""Below this size, in bytes, skip the check: reading the available memory would take longer."""
 
 _ACTIVATION_BYTES = {"cpu": 4, "cuda": 2}
-"""The CPU computes float16 in float32 for the most part; graphs for CUDA have 16 bits."""
+"""Bytes per value: the CPU mostly computes float16 in float32; CUDA graphs have 16 bits."""
 
 _PRODUCTS = frozenset({"ai.onnx::Gemm", "ai.onnx::MatMul", "com.microsoft::FusedMatMul"})
-"""Operators whose CPU kernels pack a float32 matrix into a copy of their own."""
+"""Operators whose CPU kernels pack a float32 matrix into a copy."""
 
 
 _HALVES = frozenset({"float16", "bfloat16"})
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes by what takes them.
+    """Memory by use, in bytes.
 
     Attributes:
-        device: whose memory it is.
-        context: tokens of every row.
+        device: `cpu` or `cuda`.
+        context: tokens per row.
         batch: rows.
-        weights: mapped files, or copies of them, as in the memory of a GPU.
-        resident: of `weights`, what is certain: copies.
-        packed: copies of them that kernels hold, at most.
-        copied: of `packed`, what is certain.
+        weights: weights, mapped or copied.
+        resident: the part of `weights` that is certainly copied, not mapped.
+        packed: upper bound of the copies that kernels make of weights.
+        copied: the part of `packed` that is certain.
         cache: states that a decoder carries.
-        source: what a decoder reads of sources of the greatest length; patches of images are
-            not known from here.
-        logits: of one step.
-        workspace: an allowance for activations.
+        source: states of sources of maximum length; 0 for images, whose patches are not known.
+        logits: logits of one step.
+        workspace: an estimate for activations.
     """
 
     device: str
@@ -91,17 +86,17 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """Everything: an estimate from above."""
+        """Upper estimate of all memory."""
         return self.weights + self.packed + self.conversation + self.workspace
 
     @property
     def conversation(self) -> int:
-        """What the rows take beside the loaded model."""
+        """Memory of the rows, on top of the loaded model."""
         return self.cache + self.source + self.logits
 
     @property
     def certain(self) -> int:
-        """What must be there: without weights that are mapped."""
+        """Lower bound: everything that is certain, without mapped weights."""
         return self.resident + self.copied + self.conversation
 
 
@@ -118,12 +113,13 @@ def plan_memory(
     """Plan the memory of a bundle.
 
     Args:
-        manifest: of the bundle.
-        graphs: by role; maps of attention are loaded on demand, and counted with copies alone.
-        context: tokens of every row.
+        manifest: the manifest.
+        graphs: graphs by role; attention maps are loaded on demand, so they count only with
+            `is_copied`.
+        context: tokens per row.
         batch: rows.
-        is_packed: whether copies of the weights are mapped too (`ortolan pack`).
-        is_copied: whether the weights are read into memory, instead of being mapped.
+        is_packed: packed weights are mapped too (`ortolan pack`).
+        is_copied: weights are read into memory instead of mapped.
         device: `cpu` or `cuda`.
     """
     copies = device == "cpu" and not is_packed
@@ -132,7 +128,7 @@ def plan_memory(
     weights = sum(sizes[name] for name in manifest.weights)
     packed = sum(_read_bytes(graph) for graph in loaded) if copies else 0
     copied = sum(_copied_bytes(graph) for graph in loaded) if copies else 0
-    if is_copied:  # onnxruntime copies what it is given, and packs it
+    if is_copied:  # onnxruntime copies the weights, then packs the copies
         packed, copied = 2 * packed, packed
     is_decoder = manifest.output is None
     source = manifest.state_bytes("source") * _source_tokens(manifest)
@@ -156,22 +152,22 @@ def plan_memory(
 
 
 def _scores(manifest: Manifest, graphs: Iterable[GraphSummary], context: int) -> int:
-    """What attention holds of the last part of a prompt as long as the context."""
+    """Attention scores of the last chunk of a prompt as long as the context."""
     heads = query_heads(graphs, manifest.states)
     new_tokens = min(context, chunk_tokens(heads, max(0, context - GRID)))
     return score_bytes(heads, new_tokens, context)
 
 
 def check_load(bundle: Bundle, *, is_packed: bool, root: Path = Path("/")) -> None:
-    """Refuse to load what cannot fit.
+    """Check that a bundle can be loaded on the CPU.
 
     Args:
-        bundle: to be loaded on the CPU.
-        is_packed: whether copies of the weights are mapped too.
+        bundle: the bundle.
+        is_packed: packed weights are mapped too.
         root: folder that holds `sys` and `proc`.
 
     Raises:
-        MemoryPlanError: the certain copies of its weights are more than the memory that is left.
+        MemoryPlanError: the copies of its weights exceed the available memory.
     """
     is_copied = bundle.kept is not None
     plan = plan_memory(
@@ -187,11 +183,11 @@ def check_load(bundle: Bundle, *, is_packed: bool, root: Path = Path("/")) -> No
 
 
 class RequestMemory:
-    """What requests to a bundle take: counted when it is loaded, and then only multiplied.
+    """Memory of requests, as sizes per token and row that are computed once per bundle.
 
     Args:
-        manifest: of the bundle.
-        aside: bytes that are free and kept for a prefix cache.
+        manifest: the manifest.
+        aside: returns the free bytes that are set aside for a prefix cache.
     """
 
     __slots__ = ("_aside", "_per_row", "_per_source_token", "_per_token")
@@ -211,17 +207,17 @@ class RequestMemory:
         held_tokens: int = 0,
         root: Path = Path("/"),
     ) -> None:
-        """Refuse a request whose states cannot fit.
+        """Check that the states of a request fit into memory.
 
         Args:
-            tokens: of all rows together, new ones included.
-            rows: computed together.
-            source_tokens: of all sources together.
-            held_tokens: of `tokens`, those whose states are in memory already.
+            tokens: tokens of all rows together, new ones included.
+            rows: rows computed together.
+            source_tokens: tokens of all sources together.
+            held_tokens: how many of `tokens` have their states in memory already.
             root: folder that holds `sys` and `proc`.
 
         Raises:
-            MemoryPlanError: states and logits are more than the memory that is left.
+            MemoryPlanError: states and logits exceed the available memory.
         """
         needed = (
             tokens * self._per_token + source_tokens * self._per_source_token + rows * self._per_row
@@ -231,13 +227,13 @@ class RequestMemory:
             held=held_tokens * self._per_token,
             aside=self._aside(),
             what=f"generate ({rows} x {tokens // max(1, rows)} tokens)",
-            remedy="Lower max_new_tokens, shorten the prompts, or give fewer of them at once.",
+            remedy="Lower max_new_tokens, shorten the prompts, or pass fewer at once.",
             root=root,
         )
 
 
 def size(count: int) -> str:
-    """Bytes for the text of an error, in powers of 1000."""
+    """Format bytes for messages, in powers of 1000."""
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
@@ -252,9 +248,10 @@ def _check(
     left = max(0, left + free_swap(root) + held - aside)
     if needed > left:
         if aside > 0:
-            remedy += f" {size(aside)} more are kept free for the prefix cache."
+            remedy += f" Another {size(aside)} is set aside for the prefix cache."
         raise MemoryPlanError(
-            f"{what}: expected at least {size(needed)} of free memory, got {size(left)}. {remedy}"
+            f"Not enough memory to {what}: it needs {size(needed)} and {size(left)} is free. "
+            f"{remedy}"
         )
 
 
@@ -268,16 +265,16 @@ def _source_tokens(manifest: Manifest) -> int:
 
 
 def _read_bytes(graph: GraphSummary) -> int:
-    """What it reads, each place once, floats of 16 bits as the float32 that is computed with."""
+    """Bytes of all distinct weights; 16-bit floats count as the float32 that they become."""
     places = {
         (tensor.file, tensor.offset, tensor.length): 2 if tensor.dtype in _HALVES else 1
         for tensor in graph.external
     }
-    return sum(length * wider for (_, _, length), wider in places.items())
+    return sum(length * factor for (_, _, length), factor in places.items())
 
 
 def _copied_bytes(graph: GraphSummary) -> int:
-    """The float32 matrices of products."""
+    """Bytes of the float32 matrices that products multiply by."""
     names = {
         name for reader in graph.readers if reader.operator in _PRODUCTS for name in reader.weights
     }
@@ -289,7 +286,7 @@ def _copied_bytes(graph: GraphSummary) -> int:
 
 
 def _width(graph: GraphSummary, manifest: Manifest) -> int:
-    """The widest side of a matrix; that of the vocabulary is met by one position at a time."""
+    """The widest side of any matrix but the vocabulary's, which one position at a time meets."""
     sides = [
         side
         for tensor in graph.external

@@ -1,19 +1,19 @@
-"""Runner: computes a chunk of one row of the slots, or one token for each of the first rows.
+"""Runner: calls the model for a chunk of one row, or for one token in each of several rows.
 
-A prompt is prefilled one row at a time, in chunks: kernels take several new tokens after a cache
-only for a batch of 1. A step decodes the rows `[:k]` of the buffers in place. Rows among them that
-take no part in it (free ones, those of a prompt that is still prefilled, those that pad the step)
-get a token just after their valid part, where the next token of the row overwrites it: a step
-changes nothing of such a row.
+    prefill   chunk(row, ids)   one row, several tokens: kernels take several new tokens after a
+                                cache only for a batch of 1
+    decode    step(tokens)      rows [:k] of the buffers, one token each, in place
 
-What a row gives is the same, to the bit, whatever stands in the others and however its prompt was
-cut, where the runner is `exact` (docs/adr/0021). Kernels add up a lone row, or the last of an odd
-number of rows, in another order than rows in pairs. So nothing is computed by odd numbers: a step
-has an even number of rows, a part of a prompt an even number of tokens, of which the last may be a
-dummy that the next token overwrites, and logits are asked for an even number of positions.
+Rows below `k` that take no part in a step (free ones, ones still in prefill, padding) get a dummy
+token just after their valid part. Their next token overwrites it, so a step does not change them.
 
-Some graphs take one token of each row at a time (docs/adr/0026). A chunk is then as many calls as
-it has tokens, each the same whatever was computed before or beside it.
+An `exact` runner computes the same for a row, to the bit, whatever the other rows hold and however
+its prompt is cut (docs/adr/0021). Kernels sum a single row, or the last of an odd number of rows,
+in another order than rows in pairs. So everything is even: rows of a step, tokens of a chunk (the
+last may be a dummy that the next token overwrites), and positions that need logits.
+
+Some graphs take one token per row and call (docs/adr/0026). A chunk is then one call per token, so
+neither earlier chunks nor other rows can change it.
 
 Shape letters: B rows of a step, S new tokens, R positions, V vocabulary.
 """
@@ -30,6 +30,7 @@ from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
 from ortolan.runtime.engine.ort_session import share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
+from ortolan.runtime.errors import NumericError
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 __all__ = ["GRID", "Runner"]
 
 TOGETHER = 16
-"""Most tokens of a part of a prompt where the graph takes one at a time: others wait that long."""
+"""Most tokens per chunk if the graph takes one at a time; other sequences wait that long."""
 
 WIDE = 32
-"""Most tokens of a wide step: of more, each costs nearly what a step does."""
+"""Most tokens of a wide step; beyond this each costs nearly as much as a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """A call of one row that stays bound, and what it reads and writes."""
+    """A bound call of one row, with the arrays that it reads and writes."""
 
     run: Callable[[], None]
     ids: NDArray[np.int64]
@@ -55,22 +56,21 @@ class _Call:
 
 
 class Runner:
-    """Computes over slots. Not to be used from two threads at once.
+    """Runs the model over slots. For one thread at a time.
 
-    A step that is prepared stays bound: it writes a few numbers, runs the graph, and finds its
-    logits in place. So whatever moves buffers of the slots goes through here.
+    A step stays bound to its buffers: the next one writes a few numbers, runs the graph, and finds
+    its logits in place. So anything that moves buffers of the slots has to go through the runner.
 
     Args:
-        engine: the sessions to compute with.
+        engine: the sessions to run.
         slots: the states.
-        exact: whether a row gives the same, to the bit, whatever the rows beside it, and however
-            its prompt is cut.
-        chunk: most new tokens of one call; an even divisor of `GRID` if `exact`.
-            Where results depend on the cuts (`Engine.parts_matter`) exact parts have `GRID` tokens
-            whatever is said here.
+        exact: compute the same for a row, to the bit, whatever the other rows hold and however its
+            prompt is cut.
+        chunk: most new tokens of one call; an even divisor of `GRID` if `exact`. Where cuts change
+            results (`Engine.parts_matter`), exact chunks have `GRID` tokens regardless.
 
     Attributes:
-        logits_BV: of each row, float32, overwritten by the next step.
+        logits_BV: logits of the selected rows, float32; the next step overwrites them.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Runner:
     ) -> None:
         rows, multiple = len(slots.lengths), engine.rows_multiple if exact else 1
         if rows % multiple:
-            raise ValueError(f"slots: expected a multiple of {multiple} rows, got {rows}")
+            raise ValueError(f"slots: the number of rows must be a multiple of {multiple}: {rows}")
         self.slots = slots
         self._engine = engine
         self._exact = exact
@@ -90,7 +90,7 @@ class Runner:
         self._total = np.zeros((), np.int32)
         self._positions = np.zeros((rows, 1), np.int64)
         self._logits = np.empty((rows, 1, engine.manifest.vocab_size), np.float32)
-        # views without NumPy: much less code between two steps
+        # memoryviews: writing single numbers through NumPy would cost much of a small step
         self._set_id, self._set_last = self._ids.reshape(-1).data, self._last.data
         self._set_total = self._total.reshape(1).data
         self.logits_BV: NDArray[np.float32] = self._logits[:, 0]
@@ -113,79 +113,79 @@ class Runner:
         """Append tokens to a row in one call of the graph.
 
         Args:
-            row: of the slots.
-            ids: at least one id, each within the vocabulary.
-            positions: indices into `ids` to give logits for, at least one.
-            logits_RV: where to write the logits; `None` for a new array.
+            row: the row to extend.
+            ids: at least one token id, all within the vocabulary.
+            positions: indices into `ids` whose logits are returned, at least one.
+            logits_RV: array to write the logits to; `None` allocates one.
 
         Returns:
             The logits, `(R, V)`.
 
         Raises:
-            ContextLengthError: the row would be longer than the context; nothing has changed.
-            ForkedError: the process was forked after the engine was made.
+            ContextLengthError: the row would exceed the context; nothing has changed.
+            ForkedError: the process was forked after the engine was created.
         """
         if self._engine.manifest.takes_one:
             if logits_RV is None:
                 logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
-            self._one_by_one(row, ids, positions, logits_RV)
+            self._token_by_token(row, ids, positions, logits_RV)
             return logits_RV
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
-        computed, asked = [*ids], [*positions]
+        padded_ids, padded_positions = [*ids], [*positions]
         if self._exact:
-            if not slots.replaces:  # a sum cannot forget a token
-                computed += [0] * (len(computed) % 2)
-            if len(computed) > 1 or self._engine.decode_tokens > 1:
-                asked += asked[:1] * (len(asked) % 2)
-        end = length + len(computed) - len(ids)
-        # a total beyond the capacity would make the kernel give a longer buffer than the one bound
+            if not slots.replaces:  # a replaced state could not forget the dummy token
+                padded_ids += [0] * (len(ids) % 2)
+            if len(padded_ids) > 1 or self._engine.decode_tokens > 1:
+                padded_positions += padded_positions[:1] * (len(positions) % 2)
+        end = length + len(padded_ids) - len(ids)
+        # with a total beyond the capacity the kernel would return a longer buffer than is bound
         self.reserve(end)
         slots.begin([row])
-        shape = (1, len(asked), self._engine.manifest.vocab_size)
-        if logits_RV is None or len(asked) > len(positions):
+        shape = (1, len(padded_positions), self._engine.manifest.vocab_size)
+        if logits_RV is None or len(padded_positions) > len(positions):
             logits = np.empty(shape, np.float32)
         else:
             logits = logits_RV.reshape(shape)
         run = self._bind(
-            self._engine.ort_session(len(computed)),
+            self._engine.ort_session(len(padded_ids)),
             slice(row, row + 1),
-            np.array([computed], np.int64),
+            np.array([padded_ids], np.int64),
             np.array([end - 1], np.int32),
             np.array(end, np.int32),
-            np.array([asked], np.int64),
+            np.array([padded_positions], np.int64),
             logits,
         )
         run()
         slots.lengths[row] = length
         slots.take_over([row])
-        written: NDArray[np.float32] = logits[0, : len(positions)]
-        if logits_RV is not None and len(asked) > len(positions):
-            logits_RV[...] = written
-        return written
+        result: NDArray[np.float32] = logits[0, : len(positions)]
+        if logits_RV is not None and len(padded_positions) > len(positions):
+            logits_RV[...] = result
+        return result
 
-    def _one_by_one(
+    def _token_by_token(
         self, row: int, ids: Sequence[int], positions: Sequence[int], logits_RV: NDArray[np.float32]
     ) -> None:
-        """A chunk by a graph that takes one token at a time."""
+        """Run a chunk on a graph that takes one token at a time."""
         lengths = self.slots.lengths
         self.reserve(lengths[row] + len(ids))
         self._engine.check_process()
-        for place, token in enumerate(ids):
+        for position, token in enumerate(ids):
             self.slots.begin([row])
             call = self._bound_call(row, 1)
             call.ids[0, 0], call.last[0], call.total[()] = token, lengths[row], lengths[row] + 1
             call.run()
             lengths[row] += 1
             self.slots.take_over([row])
-            logits_RV[np.equal(positions, place)] = call.logits[0, 0]
+            logits_RV[np.equal(positions, position)] = call.logits[0, 0]
 
     def chunks(
         self, row: int, ids: Sequence[int], *, most: int = GRID
     ) -> Iterator[tuple[int, Sequence[int]]]:
-        """Cut tokens into what one call takes, while the row grows by them.
+        """Cut tokens into chunks, while the caller appends each to the row.
 
         Yields:
-            Where each part begins, and the part.
+            The start of the chunk in `ids`, and the chunk.
         """
         start = 0
         while start < len(ids):
@@ -194,7 +194,7 @@ class Runner:
             start += size
 
     def chunk_tokens(self, row: int) -> int:
-        """Most new tokens that the next call of a row takes."""
+        """Most new tokens that the next chunk of a row may have."""
         length = self.slots.lengths[row]
         most = min(self._chunk, chunk_tokens(self._engine.heads, length))
         if self._engine.manifest.takes_one:
@@ -204,64 +204,85 @@ class Runner:
         most -= most % 2
         if not self._engine.parts_matter and not self._engine.mixes_rows:
             return most
-        # by place alone: never by what was asked for, or by how many texts there are
+        # cut by position alone, whatever else runs and whatever the caller asked for
         return min(most, self._chunk - length % self._chunk)
 
     def prefill(self, row: int, ids: Sequence[int], *, most: int = GRID) -> NDArray[np.float32]:
-        """Append tokens to a row, a chunk of at most `most` at a time.
+        """Append tokens to a row in chunks of at most `most`.
 
         Returns:
             The logits of the last position, `(V,)`.
 
         Raises:
-            ContextLengthError: the row would be longer than the context; nothing has changed.
-            ForkedError: the process was forked after the engine was made.
+            ContextLengthError: the row would exceed the context; nothing has changed.
+            ForkedError: the process was forked after the engine was created.
         """
         self.reserve(self.slots.lengths[row] + len(ids))
         logits_RV = np.empty((1, self._engine.manifest.vocab_size), np.float32)
         for _, part in self.chunks(row, ids, most=most):
-            # One position of every chunk, though only the last one's is of use: not every kernel is
-            # to be trusted with an empty tensor, and one row of logits is nothing beside a chunk.
+            # Only the last chunk's logits are used. Every chunk computes one position all the
+            # same: some kernels mishandle empty tensors, and one row of logits costs little.
             self.chunk(row, part, positions=[len(part) - 1], logits_RV=logits_RV)
         last: NDArray[np.float32] = logits_RV[0]
         return last
 
+    def teacher_forced(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Append tokens to row 0 and return the logits after each of them, `(S, V)`.
+
+        Raises:
+            ContextLengthError: the row would exceed the context.
+            NumericError: the logits are not finite.
+            ForkedError: the process was forked after the engine was created.
+        """
+        self.reserve(self.slots.lengths[0] + len(ids))
+        logits_SV = np.empty((len(ids), self._engine.manifest.vocab_size), np.float32)
+        for start, part in self.chunks(0, ids):
+            rows = logits_SV[start : start + len(part)]
+            self.chunk(0, part, positions=range(len(part)), logits_RV=rows)
+            if not np.isfinite(rows.max(axis=-1)).all():
+                # a kernel may spread a NaN over its whole call, so the exact position is unknown
+                raise NumericError(
+                    f"The logits at positions {start} to {start + len(part) - 1} are not finite. "
+                    "Run `ortolan verify` on the bundle."
+                )
+        return logits_SV
+
     @property
     def wide_tokens(self) -> int:
-        """Most tokens of a wide step: beyond, another graph may compute them."""
+        """Most tokens of a wide step; more may go through another graph."""
         return min(WIDE, self._engine.decode_tokens - self._engine.decode_tokens % 2)
 
     def wide_step(self, row: int, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append a few tokens to a row of an exact runner, as a part of a prompt, time and again.
+        """Append a few tokens to a row of an exact runner, like a chunk that stays bound.
 
-        Rows without replaced states alone: the caller takes back what it does not want.
+        Only without replaced states: the caller rewinds the tokens that it rejects.
 
         Args:
-            row: of the slots.
+            row: the row to extend.
             tokens: at least one, at most `wide_tokens`.
 
         Returns:
-            What follows each of them, `(len(tokens), V)`, overwritten by the next wide step.
+            The logits after each token, `(len(tokens), V)`; the next wide step overwrites them.
 
         Raises:
-            ContextLengthError: the row would be longer than the context; nothing has changed.
-            ForkedError: the process was forked after the engine was made.
+            ContextLengthError: the row would exceed the context; nothing has changed.
+            ForkedError: the process was forked after the engine was created.
         """
         lengths, size = self.slots.lengths, len(tokens) + len(tokens) % 2
         end = lengths[row] + size
         self.reserve(end)
         self._engine.check_process()
-        wide = self._bound_call(row, size)
-        wide.ids[0, : len(tokens)] = tokens
-        wide.ids[0, len(tokens) :] = 0
-        wide.last[0], wide.total[()] = end - 1, end
-        wide.run()
+        call = self._bound_call(row, size)
+        call.ids[0, : len(tokens)] = tokens
+        call.ids[0, len(tokens) :] = 0
+        call.last[0], call.total[()] = end - 1, end
+        call.run()
         lengths[row] += len(tokens)
-        written: NDArray[np.float32] = wide.logits[0, : len(tokens)]
-        return written
+        logits: NDArray[np.float32] = call.logits[0, : len(tokens)]
+        return logits
 
     def _bound_call(self, row: int, size: int) -> "_Call":
-        """A call of some tokens of a row, until the buffers change."""
+        """A call of `size` tokens of a row, bound until the buffers change."""
         key = (row, size, self.slots.turn)
         if key in self._row_calls:
             return self._row_calls[key]
@@ -277,30 +298,30 @@ class Runner:
     # --- a step -----------------------------------------------------------------------------------
 
     def select(self, rows: Sequence[int]) -> None:
-        """Choose the rows that take a token in each of the steps that follow, at least one."""
-        if not rows:
-            raise ValueError("select: expected at least one row; a batch of none ends the process")
+        """Choose the rows, at least one, that take a token in each of the following steps."""
+        if not rows:  # a batch of no rows ends the process
+            raise ValueError("select: at least one row is needed")
         self._rows = list(rows)
         multiple = self._multiple * self.slots.beams
         covered = -(-(max(rows) + 1) // multiple) * multiple
         if covered != self._covered:
             self._calls.clear()
             self._covered = covered
-        part = set(rows)
-        self._idle = [row for row in range(self._covered) if row not in part]
+        selected = set(rows)
+        self._idle = [row for row in range(self._covered) if row not in selected]
 
     def step(self, tokens: Sequence[int]) -> None:
-        """Append a token to each of the selected rows; `logits_BV` has what follows.
+        """Append a token to each of the selected rows; their logits appear in `logits_BV`.
 
         Args:
-            tokens: one id per selected row, each within the vocabulary.
+            tokens: one id per selected row, all within the vocabulary.
 
         Raises:
-            ContextLengthError: a row would be longer than the context; nothing has changed.
-            ForkedError: the process was forked after the engine was made.
+            ContextLengthError: a row would exceed the context; nothing has changed.
+            ForkedError: the process was forked after the engine was created.
         """
         if not self._rows:
-            raise ValueError("step: expected rows to be selected before")
+            raise ValueError("step: select rows first")
         slots, lengths, ids, last = self.slots, self.slots.lengths, self._set_id, self._set_last
         for row, token in zip(self._rows, tokens, strict=True):
             ids[row], last[row] = token, lengths[row]
@@ -321,7 +342,7 @@ class Runner:
             slots.take_over(self._rows)
 
     def _bind_step(self) -> Callable[[], None]:
-        """What runs a step of the selected rows, until they or the buffers change."""
+        """Bind a step of the selected rows, until they or the buffers change."""
         rows = slice(0, self._covered)
         run = self._calls[self.slots.turn] = self._bind(
             self._session,
@@ -337,25 +358,20 @@ class Runner:
     # --- memory -----------------------------------------------------------------------------------
 
     def put_sources(self, slots: Sequence[int], encoded: Encoded) -> None:
-        """Give slots their sources; see `Slots.put_sources`."""
+        """Set the sources of slots; see `Slots.put_sources`."""
         self._unbind()
         self.slots.put_sources(slots, encoded)
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
-        """Put a snapshot into a row; see `Slots.restore`."""
+        """Copy a snapshot into a row; see `Slots.restore`."""
         self._unbind()
         self.slots.restore(snapshot, row=row)
 
     def reserve(self, length: int) -> None:
-        """Make room for rows of this length.
-
-        Raises:
-            ContextLengthError: the length is beyond the context.
-            MemoryError: there is no memory; everything is as it was.
-        """
+        """Make room for rows of this length; see `Slots.reserve`."""
         self.slots.check(length)
         if length > self.slots.capacity:
-            # bound buffers would stay in memory beside the new ones
+            # bound buffers would stay in memory next to the new ones
             self._unbind()
             self.slots.reserve(length)
 
@@ -366,7 +382,7 @@ class Runner:
     def _bind(
         self, session: Any, rows: slice, *feeds_and_logits: NDArray[Any]
     ) -> Callable[[], None]:
-        """What runs a session over buffers: its inputs, the logits, and the states of some rows."""
+        """Bind a session to its inputs, its logits, and the states of some rows."""
         self._engine.check_process()
         *feeds, logits = feeds_and_logits
         binding = session.io_binding()

@@ -1,4 +1,4 @@
-"""Outputs of a bundle for made-up inputs: to see that it runs, or to compare two ways to run it."""
+"""Outputs for made-up inputs, to check that a bundle runs or to compare two ways of running it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _TOKENS = 32
 
 
 def sample_outputs(engine: Engine) -> list[NDArray[np.float32]]:
-    """Run every graph but the maps of attention, for one and for several tokens."""
+    """Run every graph except attention maps, with one and with several tokens."""
     manifest = engine.manifest
     kind = manifest.model_kind
     if not kind.has_decoder:

@@ -1,17 +1,22 @@
-"""Slots: what a decoder carries from one step to the next, a row of states for each text.
+"""Slots: the states that a decoder carries from step to step, one row per sequence.
 
-A slot belongs to one request. It has one row, or one for each beam of a search; after an encoder
-it also holds what the decoder reads of its source. There are three kinds of state:
+A slot belongs to one request. It has one row, or one per beam of a search:
 
-* `append` grows. A row has room for `capacity` tokens, of which the first `lengths[row]` are valid.
-  The kernel writes new tokens in place, so its input and its output are one buffer, and taking
-  tokens back only changes a length. A long context costs memory only when it is used: capacity
-  comes in steps, for which what is there is copied, or is that of the context from the beginning,
-  in reserved address space.
-* `replace` has a fixed size. A graph may read the old value after it has written the new one, so
-  input and output are two buffers, which take turns. A row that took no part in a step keeps its
-  old value, whatever the graph wrote for it.
-* `source` is computed once, by the encoder, and only read.
+    beams = 2          ◄── capacity ──►
+    slot 0   row 0     x x x x x x . . .     lengths[0] = 6
+             row 1     x x x x . . . . .     lengths[1] = 4
+    slot 1   row 2     . . . . . . . . .     lengths[2] = 0
+             row 3     . . . . . . . . .     lengths[3] = 0
+
+There are three kinds of state, named by how they are updated:
+
+* `append`: grows by each token, like a KV cache. The kernel writes new tokens in place, so input
+  and output are one buffer, and rewinding only changes a length. Capacity grows in steps, with a
+  copy each time; in reserved address space it is the whole context from the beginning.
+* `replace`: has a fixed size, like the state of a recurrent layer. A graph may read the old value
+  after writing the new one, so input and output are two buffers that take turns. A row that took
+  no part in a step keeps its old value, whatever the graph wrote.
+* `source`: computed once per slot, by the encoder, and only read.
 
 Knows shapes, lengths and memory. Does not know which tokens the rows hold, nor onnxruntime.
 """
@@ -33,10 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["CAPACITY_STEP", "Buffer", "Encoded", "Slots", "Snapshot"]
 
 CAPACITY_STEP = 256
-"""Tokens. The first capacity, and what every capacity is rounded up to."""
+"""Tokens of the first capacity; later ones are multiples of it."""
 
 GROWTH = 1.5
-"""Factor between capacities: copies stay a constant share of the work, memory within half."""
+"""Factor between capacities: copying stays a constant share of the work, waste below half."""
 
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -48,11 +53,11 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """What a decoder reads of some sources.
+    """What a decoder reads of its sources.
 
     Attributes:
         lengths: valid tokens of each source, int32 `(sources,)`.
-        states: one tensor for each state with the update `source`, in the order of the manifest.
+        states: one tensor per `source` state, in the order of the manifest.
     """
 
     lengths: NDArray[np.int32]
@@ -61,13 +66,13 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The states of some tokens of a row, all of them or those from one to another.
+    """The states of consecutive tokens of a row: all of them, or a part.
 
     Attributes:
-        identity: of the bundle that computed it.
-        length: tokens.
-        buffers: one per state that is written, in their order; batch is 1, capacity is `length`.
-            Replaced states are as they are after the last of the tokens.
+        identity: fingerprint of the bundle that computed them.
+        length: number of tokens.
+        buffers: one per `append` or `replace` state, in their order; batch is 1, capacity is
+            `length`. Replaced states have their values after the last of the tokens.
     """
 
     identity: str
@@ -75,30 +80,30 @@ class Snapshot:
     buffers: tuple[Buffer, ...]
 
     def copy(self) -> "Snapshot":
-        """The same in memory of its own."""
+        """Return a copy that shares no memory."""
         return replace(self, buffers=tuple(buffer.copy() for buffer in self.buffers))
 
 
 class Slots:
-    """The states of a number of slots, each with as many rows as a search has beams.
+    """The states of a number of slots, each with one row per beam.
 
     Args:
-        states: of the manifest.
-        count: slots.
-        beams: rows of each slot, one after the other.
+        states: states of the manifest.
+        count: number of slots.
+        beams: rows per slot; they are adjacent.
         context_length: most tokens of a row.
-        identity: of the bundle; a snapshot of another one is refused.
-        reserved: whether growing states lie in reserved address space, where the system has it:
-            they never move, and a slot that is released gives its memory back. Each page takes a
-            moment when it is first written to. Otherwise they lie in large pages, and keep them.
+        identity: fingerprint of the bundle; snapshots of other bundles are rejected.
+        reserved: keep growing states in reserved address space, where the system has it. They then
+            never move, and a released slot returns its memory, but each page costs a moment when
+            first written. Otherwise they are in large pages, and keep them.
 
     Attributes:
         lengths: valid tokens of each row.
         context_length: most tokens of a row.
         capacity: tokens that each row has room for.
-        replaces: whether there are replaced states; without them rows can be rewound.
+        replaces: whether any state is replaced; if not, rows can be rewound.
         turn: which of the two buffers of replaced states is read, 0 or 1.
-        keeps: whether a slot that is released keeps its memory, with what is in it.
+        keeps: whether a released slot keeps its memory and its contents.
     """
 
     def __init__(
@@ -119,7 +124,7 @@ class Slots:
         self.identity = identity
         self.context_length = context_length
         self._states = tuple(state for state in states if state.update != "source")
-        self._read = tuple(state for state in states if state.update == "source")
+        self._source_states = tuple(state for state in states if state.update == "source")
         self._fixed = [n for n, state in enumerate(self._states) if state.update == "replace"]
         self.replaces = len(self._fixed) > 0
         self._space: AddressSpace | None = None
@@ -134,21 +139,21 @@ class Slots:
 
     # --- what a graph is bound to -----------------------------------------------------------------
 
-    def bound(self, rows: slice) -> Iterator[tuple["State", Buffer, Buffer]]:
-        """Each written state with the buffers of its input and of its output, for some rows."""
+    def bound(self, rows: slice) -> "Iterator[tuple[State, Buffer, Buffer]]":
+        """Yield each written state with its input buffer and its output buffer, for some rows."""
         for number, (state, buffer) in enumerate(zip(self._states, self._buffers, strict=True)):
             read, other = buffer[rows], self._others.get(number)
             yield state, read, read if other is None else other[rows]
 
     def sources(self, slots: slice) -> Encoded | None:
-        """What the decoder reads of the sources of some slots."""
+        """Return what the decoder reads of the sources of some slots."""
         if self._source is None:
             return None
         states = tuple(state[slots] for state in self._source.states)
         return Encoded(lengths=self._source.lengths[slots], states=states)
 
     def take_over(self, rows: Sequence[int]) -> None:
-        """Make what a step wrote the states of the rows that took part in it."""
+        """Adopt what a step wrote to the replaced states of the rows that took part in it."""
         if not self.replaces:
             return
         part = set(rows)
@@ -170,23 +175,23 @@ class Slots:
     # --- lengths and memory -----------------------------------------------------------------------
 
     def check(self, length: int) -> None:
-        """Refuse rows of this length where the context is shorter.
+        """Check that rows of this length fit into the context.
 
         Raises:
-            ContextLengthError: it is.
+            ContextLengthError: they do not.
         """
         if length > self.context_length:
             raise ContextLengthError(
-                f"cache: expected at most {self.context_length} tokens, got {length}. "
-                "Use a shorter prompt, or fewer new tokens."
+                f"The context holds at most {self.context_length} tokens, got {length}. "
+                "Use a shorter prompt or fewer new tokens."
             )
 
     def reserve(self, length: int) -> None:
         """Make room for rows of this length. Buffers move when the capacity changes.
 
         Raises:
-            ContextLengthError: the length is beyond the context.
-            MemoryError: there is no memory; everything is as it was.
+            ContextLengthError: the length exceeds the context.
+            MemoryError: there is no memory; nothing has changed.
         """
         self.check(length)
         if length <= self.capacity:
@@ -201,7 +206,7 @@ class Slots:
         self.capacity = capacity
 
     def release(self, slot: int) -> None:
-        """Forget all tokens of a slot; its memory serves the next request, or is given back."""
+        """Forget all tokens of a slot; its memory is reused, or returned to the system."""
         rows = slice(slot * self.beams, (slot + 1) * self.beams)
         self.lengths[rows] = [0] * self.beams
         if self._space is not None and not self.keeps:
@@ -213,26 +218,26 @@ class Slots:
         """Forget the tokens of a row after the first `length`.
 
         Raises:
-            InputError: the row is shorter, or a state of the model cannot go back.
+            InputError: the row is shorter, or the model has a state that cannot be rewound.
         """
         if not 0 <= length <= self.lengths[row]:
             raise InputError(
-                f"rewind: expected a length from 0 to {self.lengths[row]}, got {length}. "
-                "Only tokens that were appended can be taken back."
+                f"rewind: the length must be 0 to {self.lengths[row]}, the tokens so far "
+                f"(got {length})."
             )
         if 0 < length < self.lengths[row] and self._fixed:
             raise InputError(
-                f"rewind: expected states that grow, got {self._states[self._fixed[0]].name!r}, "
-                "which is replaced at every step. Rewind to 0, or restore a snapshot."
+                f"rewind: the state {self._states[self._fixed[0]].name!r} is replaced at every "
+                "step and cannot be rewound. Rewind to 0, or restore a snapshot."
             )
         self.lengths[row] = length
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Put what some rows hold into others, all at once; lengths come with it.
+        """Copy the contents and lengths of some rows to others, all at once.
 
         Args:
-            sources: the rows to read, before any is written.
-            targets: the rows to write, as many.
+            sources: rows to read, before any is written.
+            targets: rows to write, as many.
         """
         read, written = np.asarray(sources), np.asarray(targets)
         lengths = [self.lengths[row] for row in sources]
@@ -244,7 +249,7 @@ class Slots:
             self.lengths[row] = length
 
     def move(self, slot: int, to: int) -> None:
-        """Put a whole slot, its source included, into another, and release the first."""
+        """Move a slot, with its source, to another one, and release it."""
         beams = range(self.beams)
         self.copy_rows(
             [slot * self.beams + beam for beam in beams], [to * self.beams + beam for beam in beams]
@@ -256,16 +261,18 @@ class Slots:
                 values[to] = values[slot]
 
     def put_sources(self, slots: Sequence[int], encoded: Encoded) -> None:
-        """Give slots their sources, in this order."""
+        """Set the sources of these slots, in this order."""
         if list(slots) == list(range(self.count)):
-            self._source = encoded  # every slot has its own: nothing to copy
+            self._source = encoded  # every slot gets a new one: nothing to copy
             return
         held = self._source
         if held is None:
-            nothing = tuple(values[:0] for values in encoded.states)
-            held = Encoded(lengths=np.ones(self.count, np.int32), states=nothing)
+            empty = tuple(values[:0] for values in encoded.states)
+            held = Encoded(lengths=np.ones(self.count, np.int32), states=empty)
         states = []
-        for state, values, new in zip(self._read, held.states, encoded.states, strict=True):
+        for state, values, new in zip(
+            self._source_states, held.states, encoded.states, strict=True
+        ):
             if not _has_room(values, new, self.count):
                 values = _enlarged(values, new, self.count)
             axis = state.shape.index("source")
@@ -276,94 +283,88 @@ class Slots:
         held.lengths[list(slots)] = encoded.lengths
         self._source = Encoded(lengths=held.lengths, states=tuple(states))
 
-    # --- keeping and restoring --------------------------------------------------------------------
+    # --- snapshots --------------------------------------------------------------------------------
 
     def snapshot(self, *, row: int = 0) -> Snapshot:
         """Copy the valid part of a row."""
         return self.view(row=row).copy()
 
     def view(self, *, row: int = 0, start: int = 0, end: int | None = None) -> Snapshot:
-        """Tokens of a row in place, of use until the row changes: all, or some of them.
+        """Return tokens of a row without copying; valid until the row changes.
 
-        Replaced states are as they are after all of them, whatever `end` says.
+        Replaced states have their current values, whatever `end` says.
         """
         end = self.lengths[row] if end is None else end
         buffers = self._parts(row, start, end)
         return Snapshot(identity=self.identity, length=end - start, buffers=buffers)
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
-        """Put a snapshot, of these slots or of others of the same bundle, into a row.
+        """Replace the contents of a row by a snapshot of any slots of the same bundle.
 
         Raises:
             InputError: the snapshot is of another bundle, or of other states.
-            ContextLengthError: the snapshot is beyond the context.
-            MemoryError: there is no memory; everything is as it was.
+            ContextLengthError: the snapshot exceeds the context.
+            MemoryError: there is no memory; nothing has changed.
         """
         self._put(snapshot, row, 0)
 
     def extend(self, snapshot: Snapshot, *, row: int) -> None:
-        """Put a snapshot of the tokens that follow after those that a row holds.
-
-        Raises:
-            InputError: as for `restore`.
-            ContextLengthError: the row would be beyond the context.
-            MemoryError: as for `restore`.
-        """
+        """Append a snapshot to the tokens of a row. Raises the same as `restore`."""
         self._put(snapshot, row, self.lengths[row])
 
     def layout(self, length: int) -> list[Layout]:
-        """The shape and the type of each buffer of a snapshot of so many tokens."""
+        """Return the shape and type of each buffer of a snapshot of `length` tokens."""
         return [_layout(state, 1, length) for state in self._states]
 
     @contextmanager
     def unchanged_on_error(self, *, row: int = 0) -> Iterator[None]:
-        """Take back what was appended to a row when the block raises."""
+        """Undo what was appended to a row if the block raises."""
         length = self.lengths[row]
         fixed = {number: self._buffers[number][row].copy() for number in self._fixed}
         try:
             yield
         except BaseException:
             self.lengths[row] = length
-            for number, kept in fixed.items():
-                self._buffers[number][row] = kept
+            for number, values in fixed.items():
+                self._buffers[number][row] = values
             raise
 
     def _allocate(self, states: "Sequence[State]", capacity: int) -> list[Buffer]:
         return allocate([_layout(state, len(self.lengths), capacity) for state in states])
 
     def _reserve_context(self) -> None:
-        """Let the buffers have room for the whole context, if the system has address space."""
+        """Give the buffers room for the whole context, if the system reserves address space."""
         rows, capacity = len(self.lengths), self.context_length
-        found = reserve([_layout(state, rows, capacity) for state in self._states])
-        if found is not None:
-            self._space, self._buffers = found
+        reservation = reserve([_layout(state, rows, capacity) for state in self._states])
+        if reservation is not None:
+            self._space, self._buffers = reservation
             self.capacity = capacity
 
     def _parts(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
-        """What each written state holds of some tokens of a row; of a replaced one the whole."""
+        """The parts of all buffers that hold some tokens of a row; replaced states are whole."""
         return tuple(
             buffer[row : row + 1][_along(state, "capacity", slice(start, end))]
             for state, buffer in zip(self._states, self._buffers, strict=True)
         )
 
     def _put(self, snapshot: Snapshot, row: int, start: int) -> None:
-        got = [(buffer.shape, buffer.dtype) for buffer in snapshot.buffers]
-        if snapshot.identity != self.identity or got != self.layout(snapshot.length):
+        layout = [(buffer.shape, buffer.dtype) for buffer in snapshot.buffers]
+        if snapshot.identity != self.identity or layout != self.layout(snapshot.length):
             raise InputError(
-                "restore: expected a snapshot of the same bundle, got one of another. "
+                "restore: this snapshot is of another bundle. "
                 "Restore it with the model that it was taken from."
             )
         end = start + snapshot.length
         self.reserve(end)
-        for part, kept in zip(self._parts(row, start, end), snapshot.buffers, strict=True):
-            part[...] = kept
+        for part, values in zip(self._parts(row, start, end), snapshot.buffers, strict=True):
+            part[...] = values
         self.lengths[row] = end
 
 
 def _layout(state: "State", rows: int, capacity: int) -> Layout:
     if state.dtype not in _DTYPES:
         raise DeviceError(
-            f"state {state.name!r}: expected a type that the CPU has, got {state.dtype}. "
+            f"The CPU cannot hold the state {state.name!r}, which is {state.dtype}. "
             "Run the bundle on the device that it was made for."
         )
     sizes = {"batch": rows, "capacity": capacity}
@@ -372,7 +373,7 @@ def _layout(state: "State", rows: int, capacity: int) -> Layout:
 
 
 def _along(state: "State", axis: str, part: slice) -> tuple[slice, ...]:
-    """An index that takes a part of the axis of that name and all of the others."""
+    """An index that selects a part of the named axis and all of the others."""
     return tuple(part if size == axis else slice(None) for size in state.shape)
 
 

@@ -1,4 +1,4 @@
-"""Files of states: token ids and what a model computed for them.
+"""State files: token ids, and the states that a model computed for them.
 
     offset  bytes  little-endian
          0      8  b"ortolan" and a zero
@@ -8,9 +8,9 @@
         48         header: JSON, padded with spaces
         ...        the ids, int32, and then each buffer of the snapshot in C order, each padded
 
-Parts end at multiples of 64 bytes. A file is written beside its place and renamed: it is there
-whole, or not at all. A reader takes no more memory than the file has bytes, and gives nothing of a
-file in which a single byte has changed.
+Parts end at multiples of 64 bytes. A file is written under a temporary name and renamed, so it is
+complete or absent. A reader needs no more memory than the file has bytes, and returns nothing from
+a file in which a single byte has changed.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from ortolan.runtime.errors import StateFileError
 __all__ = ["VERSION", "file_size", "read_states", "write_states"]
 
 VERSION = 1
-"""The version that is written and read."""
+"""Version of the format."""
 
 _MAGIC = b"ortolan\0"
 _START = struct.Struct("<8sII")
@@ -60,13 +60,13 @@ class _Buffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What follows, and where it comes from.
+    """The JSON header.
 
     Attributes:
-        identity: of the bundle.
-        after: what the tokens follow; empty where they are the first ones.
-        tokens: how many.
-        buffers: of the snapshot, in their order.
+        identity: fingerprint of the bundle.
+        after: key of what the tokens follow; empty if they start a row.
+        tokens: number of tokens.
+        buffers: buffers of the snapshot, in order.
     """
 
     identity: Annotated[str, Meta(max_length=limits.MAX_LABEL_LENGTH)]
@@ -76,24 +76,24 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def sizes(self) -> list[int]:
-        """Of the ids and of each buffer, in bytes."""
+        """Sizes of the ids and of each buffer, in bytes."""
         return [_IDS.itemsize * self.tokens, *(buffer.size for buffer in self.buffers)]
 
 
 def write_states(
     path: Path, ids: Sequence[int], states: Snapshot, *, after: str = "", sync: bool = True
 ) -> None:
-    """Write a file, or replace it.
+    """Write or replace a state file.
 
     Args:
-        path: of the file; its folder must be there.
-        ids: of the tokens.
-        states: what was computed for them.
-        after: what they follow, where they are not the first tokens of a row.
-        sync: wait until the file is on the disk.
+        path: the file; its folder must exist.
+        ids: token ids.
+        states: the states computed for them.
+        after: key of what they follow, if they do not start a row.
+        sync: wait until the file is on disk.
 
     Raises:
-        OSError: the place cannot be written to; what was there is as it was.
+        OSError: the file cannot be written; an existing one is unchanged.
     """
     text = _header_text(states, after)
     start = _START.pack(_MAGIC, VERSION, len(text))
@@ -108,24 +108,24 @@ def write_states(
 
 
 def file_size(states: Snapshot, *, after: str = "") -> int:
-    """Bytes of the file that `write_states` would write."""
+    """Size of the file that `write_states` would write, in bytes."""
     sizes = (_IDS.itemsize * states.length, *(buffer.nbytes for buffer in states.buffers))
     return _CONTENT_AT + len(_header_text(states, after)) + sum(map(_padded, sizes))
 
 
 def read_states(path: Path, slots: Slots, *, after: str = "") -> tuple[list[int], Snapshot]:
-    """Read a file that slots of the same bundle can take.
+    """Read a state file.
 
     Args:
-        path: of the file.
-        slots: of the bundle.
-        after: what its tokens must follow.
+        path: the file.
+        slots: slots of the same bundle.
+        after: key of what its tokens must follow.
 
     Returns:
-        The ids, and what was computed for them.
+        The ids, and the states computed for them.
 
     Raises:
-        OSError: it is not there, or cannot be read.
+        OSError: the file is missing or unreadable.
         StateFileError: it is damaged, or of another bundle or version.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
@@ -141,15 +141,15 @@ def read_states(path: Path, slots: Slots, *, after: str = "") -> tuple[list[int]
         content = np.empty(content_size, np.uint8)
         if file.readinto(content.data) != content_size:
             raise _refused(path, f"{size} bytes", "fewer")
-    found = hashlib.sha256(start + text)
-    found.update(content.data)
-    if found.digest() != digest:
+    actual = hashlib.sha256(start + text)
+    actual.update(content.data)
+    if actual.digest() != digest:
         raise _refused(path, "the bytes that were written", "others")
     return _placed(path, header, content, slots, after)
 
 
 def _header_text(states: Snapshot, after: str) -> bytes:
-    buffers = (_Buffer(dtype=str(each.dtype), shape=each.shape) for each in states.buffers)
+    buffers = (_Buffer(dtype=str(array.dtype), shape=array.shape) for array in states.buffers)
     header = _Header(
         identity=states.identity, after=after, tokens=states.length, buffers=tuple(buffers)
     )
@@ -178,7 +178,7 @@ def _decoded(path: Path, text: bytes) -> _Header:
 def _placed(
     path: Path, header: _Header, content: NDArray[np.uint8], slots: Slots, after: str
 ) -> tuple[list[int], Snapshot]:
-    """The parts of the content of a file that is whole, unless they are of something else."""
+    """Cut the content into ids and buffers, if it belongs to these slots."""
     if header.identity != slots.identity:
         raise _refused(path, f"states of the bundle {slots.identity[:12]}", header.identity[:12])
     if header.after != after:
@@ -203,7 +203,7 @@ def _placed(
 
 
 def _contents(ids: Sequence[int], states: Snapshot) -> Iterator[memoryview]:
-    """The bytes of the ids and of the buffers, and after each what pads it."""
+    """The bytes of the ids and of each buffer, each followed by its padding."""
     for array in (np.array(ids, _IDS), *states.buffers):
         part = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         yield part.data
@@ -217,5 +217,5 @@ def _padded(size: int) -> int:
 def _refused(path: Path, expected: str, got: str) -> StateFileError:
     return StateFileError(
         f"{path.name}: expected {expected}, got {got}. "
-        "A file is used whole, as it was saved, and with the same bundle."
+        "Use the file unchanged, with the bundle that it was saved from."
     )

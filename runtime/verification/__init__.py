@@ -1,1 +1,1 @@
-"""Checks a bundle on this machine: replays its certificate, or tries a load in a subprocess."""
+"""Verifies bundles: replays certificates (`replay`), and loads in a subprocess (`first_load`)."""

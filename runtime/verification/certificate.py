@@ -1,14 +1,13 @@
-"""What a certificate says: a reference for some probes, and how far a bundle was from it.
+"""A certificate: PyTorch's outputs for a few probes, and the tolerances around them.
 
-What is kept depends on what the graph gives:
+It keeps, depending on what the graph computes:
 
-* logits, of a vocabulary for every token: the highest ones, their ids and the logarithm of the sum
-  of the exponentials of all. Enough for probabilities, at a thousandth of the size;
-* logits of labels for the whole input: all of them;
-* vectors, of tokens or of the whole input, and scores: the numbers themselves, of at most `ROWS`
-  tokens of each probe.
+* logits over a vocabulary: the highest of each token, their ids, and the log of the sum of all
+  exponentials. Enough for probabilities, at a thousandth of the size;
+* logits of labels: all of them;
+* vectors and scores: the numbers, of at most `ROWS` tokens of each probe.
 
-Shape letters: N tokens of all probes, M tokens of all sources, P probes, R rows (positions kept of
+Shape letters: N tokens of all probes, M tokens of all sources, P probes, R rows (kept positions of
 all probes), K kept logits, E width of a vector, H height, W width and C channels of an image.
 """
 
@@ -30,7 +29,7 @@ from ortolan.runtime.verification.weight_sums import ExpectedWeights
 __all__ = ["ROWS", "Certificate", "Logits", "Probe", "Vectors", "kept_positions"]
 
 ROWS = 32
-"""Tokens of a probe whose vectors are kept: evenly spread, the first and the last among them."""
+"""Tokens per probe whose vectors are kept: evenly spread, including the first and the last."""
 
 Length = Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
 
@@ -38,11 +37,11 @@ Length = Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
 class Probe(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """One input whose output is known.
+    """One input.
 
     Attributes:
-        length: tokens; of an image before an encoder by itself, the vectors that it becomes.
-        source: of a decoder after an encoder of texts, tokens of its source.
+        length: tokens; for an image, the vectors that the encoder makes of it.
+        source: tokens of the source, for a decoder after an encoder of texts.
     """
 
     name: Label
@@ -52,14 +51,14 @@ class Probe(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logits:
-    """Of every row, what is kept of its logits.
+    """The kept logits of every row.
 
     Attributes:
         top_ids: int32 `(R, K)`, most probable first.
         top_logits: float32 `(R, K)`.
         log_sum_exp: float32 `(R,)`.
-        next_logits: float32 `(R,)`, of the token that follows in the probe; without meaning at
-            the end of each. `None` where no token follows another.
+        next_logits: float32 `(R,)`, the logit of the probe's next token, meaningless at its last
+            one. `None` if no token follows another.
     """
 
     top_ids: NDArray[np.int32]
@@ -68,21 +67,21 @@ class Logits:
     next_logits: NDArray[np.float32] | None
 
     def of_labels(self, labels: int) -> NDArray[np.float32]:
-        """The logits of labels in their order, `(R, L)`; NaN where one was not kept."""
+        """Return logits in the order of the labels, `(R, L)`; NaN for one that was not kept."""
         logits_RL = np.full((len(self.top_ids), max(labels, 2)), np.nan, np.float32)
-        known = np.where(self.top_ids < logits_RL.shape[1], self.top_ids, 0)
-        np.put_along_axis(logits_RL, known, self.top_logits, axis=-1)
+        ids = np.where(self.top_ids < logits_RL.shape[1], self.top_ids, 0)
+        np.put_along_axis(logits_RL, ids, self.top_logits, axis=-1)
         return logits_RL[:, :labels]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vectors:
-    """Of every row, its vector: float32 `(R, E)`."""
+    """The vector of every row, float32 `(R, E)`."""
 
     values: NDArray[np.float32]
 
     def of_labels(self, labels: int) -> NDArray[np.float32]:
-        """The scores of labels in their order, `(R, L)`."""
+        """Return scores in the order of the labels, `(R, L)`."""
         return self.values[:, :labels]
 
 
@@ -91,18 +90,18 @@ class Certificate:
     """The reference of a bundle.
 
     Attributes:
-        thresholds: what the bundle has to keep to.
-        measured: what the export measured; `None` before it did.
+        probes: names and lengths of the inputs.
+        thresholds: the tolerances.
+        measured: what the export measured; `None` before that.
         reference: what PyTorch computed.
-        token_ids: int32 `(N,)`, of the decoder, or of an encoder by itself; empty where that
-            takes images.
-        source_ids: int32 `(M,)`, of the sources that are texts; empty without any.
-        images: uint8 `(P, H, W, C)`, one for each probe of an encoder of images.
+        token_ids: int32 `(N,)`, for the decoder or for an encoder alone; empty for images.
+        source_ids: int32 `(M,)`, for an encoder of texts in front of a decoder.
+        images: uint8 `(P, H, W, C)`, for an encoder of images.
         kind: of the bundle.
         output: what is compared.
-        text: what the probes are of, in words.
-        weights: what each weight has to compute by itself.
-        surroundings: what has to be beside it; `None` where nobody took it down.
+        text: what the probes contain, in words.
+        weights: expected outputs of each weight alone.
+        surroundings: the tokenizer and the like; `None` if not recorded.
     """
 
     probes: tuple[Probe, ...]
@@ -120,17 +119,16 @@ class Certificate:
 
     @property
     def model_kind(self) -> ModelKind:
-        """What bundles of this kind have in common."""
+        """Properties of bundles of this kind."""
         return KINDS[self.kind]
 
 
 def kept_positions(length: int, output: str) -> list[int]:
-    """Of a probe, the positions that a row is kept of, ascending.
+    """Return the positions of a probe that have a row, ascending.
 
     Args:
         length: of the probe.
-        output: what is compared. Where it has no positions, one stands for the whole; of vectors,
-            at most `ROWS` are kept.
+        output: what is compared. Without positions, one stands for the whole.
     """
     kind = OUTPUTS[output]
     if not kind.by_token:

@@ -1,7 +1,4 @@
-"""certificate.npz: arrays whose types and shapes are known before they are read.
-
-Does not know what they mean (`ortolan.runtime.verification.certificate`).
-"""
+"""certificate.npz: arrays with types and shapes fixed before they are read."""
 
 import io
 import struct
@@ -17,19 +14,19 @@ from ortolan.runtime.errors import CertificateError
 __all__ = ["Shapes", "damaged", "pack", "unpack"]
 
 _HEADER_BYTES = 1024
-"""More than the header of any array here: 128 bytes."""
+"""Bytes of an array header, at most. Those here have 128."""
 
 _MAGIC = np.lib.format.magic(1, 0)
 
 _PREFIX = struct.Struct("<8sH")
-"""Magic and version, then the size of the header: numpy.lib.format, version 1.0."""
+"""Magic and version, then the size of the header, as in numpy.lib.format 1.0."""
 
 Shapes = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
-"""The type and the shape of each array by its name."""
+"""Type and shape by name of array."""
 
 
 def damaged(expected: str, got: str) -> CertificateError:
-    """The error for a certificate whose parts do not agree."""
+    """Return the error for inconsistent parts of a certificate."""
     return CertificateError(
         f"certificate: expected {expected}, got {got}. "
         "The certificate is damaged or of another model: export the bundle again."
@@ -37,10 +34,10 @@ def damaged(expected: str, got: str) -> CertificateError:
 
 
 def pack(arrays: Mapping[str, NDArray[Any]], expected: Shapes) -> bytes:
-    """Arrays as the bytes of an archive: the same bytes for the same arrays.
+    """Return an archive of arrays, always the same bytes for the same arrays.
 
     Raises:
-        CertificateError: an array has another type or shape than expected.
+        CertificateError: an array has an unexpected type or shape.
     """
     for name, (dtype, shape) in expected.items():
         if arrays[name].dtype != dtype or arrays[name].shape != shape:
@@ -53,12 +50,12 @@ def pack(arrays: Mapping[str, NDArray[Any]], expected: Shapes) -> bytes:
 
 
 def unpack(data: bytes, expected: Shapes) -> dict[str, NDArray[Any]]:
-    """Read arrays, with no memory taken for more than was expected.
+    """Read arrays without allocating more memory than expected.
 
-    numpy's own reader believes the header of an array, and allocates what that says.
+    numpy's own reader allocates whatever the header of an array says.
 
     Raises:
-        CertificateError: other arrays, or none that can be read.
+        CertificateError: unexpected or unreadable arrays.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -69,7 +66,7 @@ def unpack(data: bytes, expected: Shapes) -> dict[str, NDArray[Any]]:
                 name: _read_array(archive, name, dtype, shape)
                 for name, (dtype, shape) in expected.items()
             }
-    # NotImplementedError: a compression that this Python lacks; RuntimeError: a password
+    # RuntimeError: encrypted, or (NotImplementedError) a compression that this Python lacks
     except (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, OSError) as error:
         raise damaged("an archive of arrays", str(error)[:300]) from error
 
@@ -98,9 +95,9 @@ def _read_array(
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The header of such an array without its padding, which may differ between numpys.
+    """Return the header of an array without padding, which differs between versions of numpy.
 
-    It is compared as text: to parse it is to give Python's own parser what somebody else wrote.
+    Headers are compared as text: parsing one would run Python's parser on untrusted input.
     """
     stream = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)

@@ -1,7 +1,4 @@
-"""certificate.json and certificate.npz: a certificate on disk.
-
-`ortolan.export.proof.certificate` computes what is in them.
-"""
+"""Reads and writes certificate.json and certificate.npz."""
 
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
@@ -44,7 +41,7 @@ JSON_NAME = "certificate.json"
 ARRAYS_NAME = "certificate.npz"
 
 SCHEMA: Final = 2
-"""The schema this version reads and writes."""
+"""Schema that this version reads and writes."""
 
 Outputs = Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
 
@@ -54,7 +51,7 @@ _INTEGER, _NUMBER, _BYTE = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np
 
 
 class _Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The size of the images in pixels."""
+    """Size of the images in pixels."""
 
     height: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
     width: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
@@ -64,17 +61,12 @@ class _Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class _Document(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The contents of certificate.json.
+    """certificate.json; see `Certificate` and `ExpectedWeights` for fields not listed here.
 
     Attributes:
-        top_k: logits that are kept of a row; `None` where vectors are.
-        width: of a vector; `None` where logits are kept.
-        output: what is compared.
-        image: of the images, if the probes are some.
-        text: what the probes are of.
-        outputs: of each weight whose sums are kept, by name.
-        stored: sha256 of each other tensor, by name.
-        surroundings: what was beside the model.
+        top_k: logits kept per row; `None` for vectors.
+        width: of a vector; `None` for logits.
+        image: size, if the probes are images.
     """
 
     schema: Literal[2]
@@ -93,15 +85,15 @@ class _Document(
 
 
 class _Schema(msgspec.Struct, frozen=True, kw_only=True):
-    """What a certificate of any schema says first."""
+    """The part that certificates of all schemas share."""
 
     schema: int
 
 
 def write_certificate(folder: Path, certificate: Certificate) -> None:
-    """Write both files: the same bytes for the same certificate.
+    """Write both files, always the same bytes for the same certificate.
 
-    The seconds of `measured` are written as 0, since they differ from run to run.
+    The seconds of `measured` become 0, since they differ from run to run.
 
     Raises:
         CertificateError: its parts do not agree.
@@ -133,11 +125,11 @@ def write_certificate(folder: Path, certificate: Certificate) -> None:
 
 
 def read_certificate(bundle: Bundle) -> Certificate:
-    """Read the certificate of a bundle and check that it belongs to its model.
+    """Read the certificate of a bundle and check that it fits the model.
 
     Raises:
-        BundleError: a file of it is missing or altered.
-        CertificateError: its parts do not agree, or it is of another model.
+        BundleError: a file is missing or altered.
+        CertificateError: its parts do not agree, or it belongs to another model.
     """
     name = bundle.manifest.certificate
     data = bundle.read(name)
@@ -145,9 +137,9 @@ def read_certificate(bundle: Bundle) -> Certificate:
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema < SCHEMA:
             raise CertificateError(
-                f"{name}: expected schema {SCHEMA}, got {schema}, which says nothing of single "
-                "weights. The bundle runs, and was verified when it was made; export the "
-                "checkpoint again to verify it here."
+                f"{name} has schema {schema}, which lacks checks of single weights (expected "
+                f"{SCHEMA}). The bundle was verified when it was exported and still runs; export "
+                "the checkpoint again to verify it here."
             )
         document = msgspec.json.decode(data, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -229,26 +221,26 @@ def _certificate(document: _Document, arrays: dict[str, Any]) -> Certificate:
 
 
 def _check_document(document: _Document, manifest: Manifest) -> None:
-    """See that what is compared is what the bundle gives, and the probes what it takes."""
-    expected, got = (manifest.kind, manifest.output_kind.name), (document.kind, document.output)
+    """Check that outputs and probes fit the bundle."""
+    expected, actual = (manifest.kind, manifest.output_kind.name), (document.kind, document.output)
     output = OUTPUTS[document.output]
-    if got != expected and not (
-        # Another function of the same labels is for the surroundings to tell.
+    if actual != expected and not (
+        # Another score function for the same labels is reported by the check of surroundings.
         document.surroundings is not None
         and document.kind == manifest.kind
         and output.scores is not None
         and manifest.output_kind.scores is not None
     ):
-        raise damaged(f"the {expected[1]} of kind {expected[0]!r}", f"{got[1]} of {got[0]!r}")
+        raise damaged(f"the {expected[1]} of kind {expected[0]!r}", f"{actual[1]} of {actual[0]!r}")
     wanted = ("top_k", "mean_kl") if output.are_logits else ("width", "mean_cosine")
     kept = {"top_k": document.top_k, "width": document.width}
     bounds = {
         "mean_kl": document.thresholds.mean_kl,
         "mean_cosine": document.thresholds.mean_cosine,
     }
-    found = tuple(name for name, value in (kept | bounds).items() if value is not None)
-    if found != wanted:
-        raise damaged(f"{' and '.join(wanted)}", f"{' and '.join(found) or 'neither'}")
+    present = tuple(name for name, value in (kept | bounds).items() if value is not None)
+    if present != wanted:
+        raise damaged(" and ".join(wanted), " and ".join(present) or "neither")
     if manifest.output is not None and document.width not in (None, manifest.output.size):
         raise damaged(f"vectors of width {manifest.output.size}", f"{document.width}")
     image = None
@@ -259,7 +251,7 @@ def _check_document(document: _Document, manifest: Manifest) -> None:
     has_source = manifest.model_kind.reads_source and image is None
     if any((probe.source is not None) != has_source for probe in document.probes):
         raise damaged(
-            "a length of the source for each probe" if has_source else "no sources", "others"
+            "a source length for each probe" if has_source else "no source lengths", "others"
         )
     longest = max(probe.length for probe in document.probes)
     if longest > manifest.context_length:
@@ -273,9 +265,9 @@ def _check_values(arrays: dict[str, NDArray[Any]], manifest: Manifest) -> None:
     size = manifest.vocab_size if manifest.output is None else manifest.output.size
     bounds = {
         "token_ids": manifest.vocab_size,
-        # a single label is weighed against its absence
+        # a single label has its absence as a second class
         "top_ids": max(size, 2),
-        # the vocabulary of sources may be another one, which the graph knows
+        # sources may have another vocabulary, which only the graph knows
         "source_ids": limits.MAX_VOCABULARY,
     }
     for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""How far outputs are from a reference: differences, their sums, and the verdict.
+"""Compares outputs with a reference, and decides the verdict.
 
 Shape letters: R positions, K kept logits, V vocabulary or labels, E width of a vector.
 """
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 _REST = 1e-5
-"""Probability of the tokens not kept, at least: float32 does not tell smaller ones apart."""
+"""Floor of the probability of all tokens that were not kept, from the precision of float32."""
 
 _TINY = 1e-300
-"""In place of 0 before a logarithm."""
+"""Floor that avoids log(0)."""
 
 _LEAST_SQUARE = 1e-12
-"""Floor of the mean square of scores: an error of scores that are all 0 is not relative to them."""
+"""Floor of the mean square of scores, which avoids a division by 0."""
 
 Numbers = NDArray[np.float32]
 
@@ -44,7 +44,7 @@ Numbers = NDArray[np.float32]
 def summarize(
     logits_RV: NDArray[Any], top_k: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    """Keep of logits what a certificate keeps. Of equal logits the lower id comes first.
+    """Return the part of logits that a certificate keeps. Ties go to the lower id.
 
     Args:
         logits_RV: any float type.
@@ -62,9 +62,9 @@ def summarize(
 
 
 def log_sum_exp(logits_RV: NDArray[Any]) -> NDArray[np.float64]:
-    """Logarithm of the sum of exponentials of each row, `(R,)`, summed in float64."""
+    """Return log(sum(exp(row))) for each row, `(R,)`, summed in float64."""
     sums = np.empty(len(logits_RV), np.float64)
-    # row by row: float64 for one row of the vocabulary, not for all of them
+    # row by row: widening all rows to float64 at once would take too much memory
     for index, row in enumerate(logits_RV):
         wide = row.astype(np.float64)
         highest = wide.max()
@@ -73,7 +73,7 @@ def log_sum_exp(logits_RV: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def widened(logits_RV: NDArray[Any]) -> NDArray[Any]:
-    """Logits of at least two classes: a single one is weighed against a logit of 0."""
+    """Return logits of at least two classes: a single one gets a logit of 0 as its opposite."""
     if logits_RV.shape[-1] > 1:
         return logits_RV
     return np.concatenate((logits_RV, np.zeros_like(logits_RV)), axis=-1)
@@ -81,13 +81,14 @@ def widened(logits_RV: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Some rows of the outputs of one probe, computed in one way.
+    """A few rows of the outputs of one probe, computed in one way.
 
     Attributes:
+        phase: the way.
+        probe: its name.
         positions: of the rows within the probe.
-        part: of the rows among all of the reference.
-        next_ids: the tokens from the one that follows the first row on; none where there are no
-            such tokens.
+        part: of the rows among all rows of the reference.
+        next_ids: tokens from the one after the first row on, if any.
         outputs: `(R, V)` or `(R, E)`.
     """
 
@@ -101,12 +102,14 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Of some positions, `(R,)` each.
+    """Differences at a few positions, `(R,)` each.
 
     Attributes:
-        distance: divergence of the distributions, or distance of the vectors.
+        delta: largest difference of one number.
+        distance: KL divergence of the distributions, or distance of the vectors.
         same_top1: whether the same token or label is the most probable; True for vectors.
         gap: between the reference's two highest logits; 0 for vectors.
+        finite: whether all outputs are finite.
     """
 
     delta: NDArray[np.float64]
@@ -117,12 +120,12 @@ class Differences:
 
     @property
     def changed(self) -> NDArray[np.bool_]:
-        """Where another token or label is the most probable, and outputs are finite."""
+        """Finite positions where another token or label is the most probable."""
         return ~self.same_top1 & self.finite
 
     @classmethod
     def joined(cls, parts: Sequence["Differences"]) -> "Differences":
-        """Several parts as one."""
+        """Concatenate parts."""
         names = [entry.name for entry in fields(cls)]
         return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
 
@@ -130,25 +133,25 @@ class Differences:
 def compare(
     reference: Logits | Vectors, part: slice, outputs: Numbers, scores: ScoreFunction | None = None
 ) -> Differences:
-    """Some rows of a reference with what was computed for them, `(R, V)` or `(R, E)`.
+    """Compare outputs, `(R, V)` or `(R, E)`, with some rows of a reference.
 
     Args:
         reference: all of it.
-        part: the rows in it.
-        outputs: what was computed for these.
-        scores: what turns the outputs into scores of labels, where they are of labels.
+        part: the rows.
+        outputs: what was computed for these rows.
+        scores: function that turns outputs into scores of labels, if they are of labels.
     """
     finite = np.asarray(np.isfinite(outputs).all(axis=-1))
-    # figures of these rows are taken out again; zeros keep them from warnings
+    # zeros avoid warnings; the figures of these rows are masked again below
     sound = outputs if finite.all() else np.where(finite[:, None], outputs, 0)
     match reference:
         case Logits():
             return _compare_logits(reference, part, widened(sound), finite, scores)
         case Vectors(values=values):
-            found = _compare_vectors(values[part], sound, finite)
+            differences = _compare_vectors(values[part], sound, finite)
             if scores is None:
-                return found
-            return replace(found, distance=np.where(finite, _errors(values, part, sound), 0))
+                return differences
+            return replace(differences, distance=np.where(finite, _errors(values, part, sound), 0))
 
 
 def _compare_logits(
@@ -181,7 +184,7 @@ def _compare_vectors(values_RE: Numbers, got_RE: Numbers, finite: NDArray[np.boo
     expected, got = values_RE.astype(np.float64), got_RE.astype(np.float64)
     lengths = np.linalg.norm(expected, axis=-1) * np.linalg.norm(got, axis=-1)
     cosine = (expected * got).sum(axis=-1) / np.maximum(lengths, _TINY)
-    # A vector of zeros has no direction to miss, as long as both are such.
+    # a vector of zeros has no direction, so two of them agree
     both_zero = ~expected.any(axis=-1) & ~got.any(axis=-1)
     distance = np.where(both_zero, 0, np.maximum(1 - cosine, 0))
     return Differences(
@@ -194,11 +197,11 @@ def _compare_vectors(values_RE: Numbers, got_RE: Numbers, finite: NDArray[np.boo
 
 
 def divergence(p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Kullback-Leibler divergence `(R,)` of q from p, logarithms of probabilities.
+    """Return the KL divergence `(R,)` of q from p, which are log probabilities.
 
-    The tokens not kept count as one. By the chain rule that is the divergence of the two sums,
-    kept and not kept, and that among the kept tokens; the second does not depend on the
-    logarithm of all, whose rounding would be larger than what is measured.
+    Tokens that were not kept count as one. By the chain rule the divergence is that of (kept, not
+    kept) plus that among the kept tokens. The second part does not need the log-sum-exp of the
+    vocabulary, whose rounding error would exceed the result.
     """
     p_kept, q_kept = (np.exp(part).sum(axis=-1) for part in (p_RK, q_RK))
     p_kept = np.minimum(p_kept, 1 - _REST)
@@ -207,41 +210,40 @@ def divergence(p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]) -> NDArray[
     sums += (1 - p_kept) * np.log((1 - p_kept) / (1 - q_kept))
     p_RK, q_RK = (part - log_sum_exp(part)[:, None] for part in (p_RK, q_RK))
     among_kept = (np.exp(p_RK) * (p_RK - q_RK)).sum(axis=-1)
-    found: NDArray[np.float64] = np.maximum(sums + p_kept * among_kept, 0)
-    return found
+    total: NDArray[np.float64] = np.maximum(sums + p_kept * among_kept, 0)
+    return total
 
 
 def independent_divergence(
     p_RK: NDArray[np.float64], q_RK: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Kullback-Leibler divergence `(R,)` of q from p, logits of labels that do not exclude others.
+    """Return the KL divergence `(R,)` of q from p, which are logits of independent labels.
 
-    The sum of those of the labels.
+    It is the sum over labels.
     """
-    # log sigmoid(x) = -log(1 + exp(-x)); of the absence of a label, of -x
+    # log sigmoid(x) = -log(1 + exp(-x)); for the absence of a label, of -x
     both = [
         np.exp(-np.logaddexp(0, -sign * p_RK))
         * (np.logaddexp(0, -sign * q_RK) - np.logaddexp(0, -sign * p_RK))
         for sign in (1, -1)
     ]
-    found: NDArray[np.float64] = np.maximum(sum(both), 0).sum(axis=-1)
-    return found
+    total: NDArray[np.float64] = np.maximum(sum(both), 0).sum(axis=-1)
+    return total
 
 
 def _errors(values_RE: Numbers, part: slice, got_RE: Numbers) -> NDArray[np.float64]:
-    """Half the squared error of scores `(R,)`, relative to the mean square of the reference's.
+    """Return half the squared error of scores `(R,)`, relative to the reference's mean square.
 
-    For vectors of one length it is their cosine distance; unlike that, it knows the size of a
-    single score.
+    It equals the cosine distance for vectors of the same length, but also works for one score.
     """
     expected = values_RE.astype(np.float64)
     square = max(float((expected**2).sum(axis=-1).mean()), _LEAST_SQUARE)
-    found: NDArray[np.float64] = ((got_RE - expected[part]) ** 2).sum(axis=-1) / (2 * square)
-    return found
+    errors: NDArray[np.float64] = ((got_RE - expected[part]) ** 2).sum(axis=-1) / (2 * square)
+    return errors
 
 
 def _negative_logs(kept: Logits, rows: Rows) -> NDArray[np.float64]:
-    """Of the tokens that follow the rows, `(tokens, 2)` in nats: of outputs and reference."""
+    """Return the cost of each next token in nats, `(tokens, 2)`: by outputs and by reference."""
     count = min(len(rows.next_ids), len(rows.outputs))
     if kept.next_logits is None or count == 0:
         return np.empty((0, 2))
@@ -253,7 +255,7 @@ def _negative_logs(kept: Logits, rows: Rows) -> NDArray[np.float64]:
 
 
 class Comparison:
-    """Everything compared with a certificate so far."""
+    """Accumulates comparisons with a certificate."""
 
     def __init__(self, certificate: Certificate) -> None:
         reference, bound = certificate.reference, certificate.thresholds.max_abs_delta
@@ -268,7 +270,7 @@ class Comparison:
         self._first: Divergence | None = None
 
     def add(self, rows: Rows) -> None:
-        """Compare some rows."""
+        """Compare a few rows."""
         reference = self._certificate.reference
         differences = compare(reference, rows.part, rows.outputs, self._scores)
         self._phases.setdefault(rows.phase, []).append(differences)
@@ -280,7 +282,7 @@ class Comparison:
             self._negative_logs.append(_negative_logs(reference, rows))
 
     def report(self, *, device: str, onnxruntime: str, seconds: float) -> Report:
-        """The figures so far."""
+        """Return the figures so far."""
         certificate = self._certificate
         phases = {name: Differences.joined(parts) for name, parts in self._phases.items()}
         everything = Differences.joined([*phases.values()])
@@ -294,7 +296,7 @@ class Comparison:
             perplexity=ours,
             reference_perplexity=reference,
             first_divergence=self._first,
-            phases={name: self._phase(found) for name, found in phases.items()},
+            phases={name: self._phase(part) for name, part in phases.items()},
             device=device,
             onnxruntime=onnxruntime,
             seconds=seconds,
@@ -305,41 +307,36 @@ class Comparison:
             **figures,
         )
 
-    def _phase(self, found: Differences) -> Phase:
-        finite = int(found.finite.sum())
-        mean, largest = float(found.distance.sum()) / max(1, finite), float(found.distance.max())
-        most = float(np.quantile(found.distance, 0.99))
+    def _phase(self, parts: Differences) -> Phase:
+        finite = int(parts.finite.sum())
+        mean, largest = float(parts.distance.sum()) / max(1, finite), float(parts.distance.max())
+        p99 = float(np.quantile(parts.distance, 0.99))
+        bound = self._certificate.thresholds.near_tie
+        near_ties = parts.changed & (parts.gap <= (-1.0 if bound is None else bound))
+        names = ("mean_kl", "max_kl", "p99_kl", "mean_cosine", "max_cosine", "p99_cosine")
+        none = (None, None, None)
+        values = (mean, largest, p99, *none) if self._are_logits else (*none, mean, largest, p99)
         return Phase(
-            positions=len(found.delta),
-            max_abs_delta=float(found.delta.max()),
-            mean_kl=mean if self._are_logits else None,
-            max_kl=largest if self._are_logits else None,
-            top1_agreement=float(found.same_top1.mean()) if self._are_logits else None,
-            near_ties=int(self._near_ties(found).sum()),
-            non_finite=len(found.delta) - finite,
-            mean_cosine=None if self._are_logits else mean,
-            max_cosine=None if self._are_logits else largest,
-            p99_kl=most if self._are_logits else None,
-            p99_cosine=None if self._are_logits else most,
+            positions=len(parts.delta),
+            max_abs_delta=float(parts.delta.max()),
+            top1_agreement=float(parts.same_top1.mean()) if self._are_logits else None,
+            near_ties=int(near_ties.sum()),
+            non_finite=len(parts.delta) - finite,
+            **dict(zip(names, values, strict=True)),
         )
 
-    def _near_ties(self, found: Differences) -> NDArray[np.bool_]:
-        """Where the two most probable tokens, nearly tied, changed places."""
-        bound = self._certificate.thresholds.near_tie
-        return found.changed & (found.gap <= (-1.0 if bound is None else bound))
-
     def _perplexities(self) -> tuple[float, float] | tuple[None, None]:
-        """Of this bundle and of the reference, where one token follows another."""
+        """Return those of this bundle and of the reference, if one token follows another."""
         if not (self._are_logits and self._certificate.model_kind.has_decoder):
             return None, None
         nats = np.concatenate(self._negative_logs)
-        # a model that is broken may exceed what a float holds
+        # clamp: a broken model may overflow a float
         ours, reference = np.exp(np.minimum(nats.sum(axis=0) / max(len(nats), 1), 700.0)).tolist()
         return ours, reference
 
-    def _verdict(self, whole: Phase, found: Differences) -> Literal["PASS", "AMBIGUOUS", "FAIL"]:
+    def _verdict(self, whole: Phase, parts: Differences) -> Literal["PASS", "AMBIGUOUS", "FAIL"]:
         thresholds = self._certificate.thresholds
-        changed = int(found.changed.sum())
+        changed = int(parts.changed.sum())
         distances = (
             (whole.mean_kl, thresholds.mean_kl),
             (whole.mean_cosine, thresholds.mean_cosine),
@@ -348,7 +345,9 @@ class Comparison:
             whole.non_finite > 0
             or whole.max_abs_delta > self._max_delta
             or (thresholds.near_tie is not None and changed > whole.near_ties)
-            or any(got is not None and most is not None and got > most for got, most in distances)
+            or any(
+                value is not None and most is not None and value > most for value, most in distances
+            )
         ):
             return "FAIL"
         return "AMBIGUOUS" if whole.near_ties > 0 else "PASS"

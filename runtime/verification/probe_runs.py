@@ -1,12 +1,12 @@
-"""The ways to compute the probes of a certificate: those that a runtime uses.
+"""Computes the probes of a certificate in every way that the runtime uses.
 
 A decoder, alone or after an encoder:
 
 1. prefill: the whole probe in one call;
-2. decode: cached and teacher-forced, one token per call; of a long probe only the end, after a
-   prefill of the rest. A source that is text is padded here;
-3. chunked: the longest probe, in several calls of several tokens;
-4. batch: the last tokens of two texts in the same steps, without an encoder.
+2. decode: cached and teacher-forced, one token per call; for a long probe only its end, after a
+   prefill of the rest. Text sources are padded here;
+3. chunked: the longest probe in several calls;
+4. batch: the last tokens of two probes in the same steps, without an encoder.
 
 An encoder alone:
 
@@ -35,32 +35,31 @@ from ortolan.runtime.verification.report import PhaseName
 __all__ = ["BLOCK", "compute", "groups", "total_positions"]
 
 BLOCK = 512
-"""Positions whose logits are in memory at once: 256 MiB with a vocabulary of 128 Ki."""
+"""Positions with logits in memory at once: 256 MiB for a vocabulary of 128 Ki."""
 
 BLOCK_LOGITS = 1 << 24
-"""Logits in memory at once, 64 MiB, where a vocabulary is small enough for more than `BLOCK`."""
+"""Logits in memory at once, 64 MiB, if the vocabulary allows more than `BLOCK` positions."""
 
 TAIL = 64
 """Tokens at the end of a probe that are decoded one by one."""
 
 PAIR_TOKENS = 128
-"""Most tokens of each of the two texts that are decoded together."""
+"""Longest probe that is decoded together with another, in tokens."""
 
 PAIR_STEPS = 8
-"""Most steps in which they are."""
+"""Steps of those two, at most."""
 
 PADDING = 3
 """Padding tokens after a source."""
 
 BATCH_NUMBERS = 1 << 24
-"""Numbers that a batch may give, 64 MiB; two inputs are a batch in any case."""
+"""Output numbers of a batch, 64 MiB; two inputs are always a batch."""
 
 
 def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
-    """Every probe in every way, a few rows at a time."""
+    """Compute every probe in every way, a few rows at a time."""
     if not certificate.model_kind.has_decoder:
-        yield from _singles(engine, certificate)
-        yield from _batches(engine, certificate)
+        yield from _encoder_rows(engine, certificate)
         return
     offsets = _offsets([probe.length for probe in certificate.probes])
     for number, phase in _decoder_runs(certificate):
@@ -81,12 +80,12 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 
 
 def total_positions(certificate: Certificate) -> int:
-    """Rows that `compute` gives."""
+    """Count the rows that `compute` yields."""
     if not certificate.model_kind.has_decoder:
         return 2 * sum(len(kept) for kept in _kept(certificate))
     lengths = [probe.length for probe in certificate.probes]
     return len(_pair(certificate)) * _steps(certificate) + sum(
-        _decoded(lengths[number]) if phase == "decode" else lengths[number]
+        min(lengths[number], TAIL) if phase == "decode" else lengths[number]
         for number, phase in _decoder_runs(certificate)
     )
 
@@ -95,7 +94,7 @@ def total_positions(certificate: Certificate) -> int:
 
 
 def _decoder_runs(certificate: Certificate) -> Iterator[tuple[int, PhaseName]]:
-    """Number of a probe, and one way to compute it."""
+    """Yield the index of a probe and a way to compute it."""
     lengths = [probe.length for probe in certificate.probes]
     longest = lengths.index(max(lengths))
     for number in range(len(lengths)):
@@ -106,23 +105,22 @@ def _decoder_runs(certificate: Certificate) -> Iterator[tuple[int, PhaseName]]:
 
 
 def _pair(certificate: Certificate) -> list[int]:
-    """Numbers of the two texts to decode together; none where no two are long enough."""
+    """Return the indices of the two probes to decode together, if there are two of fit length."""
     if certificate.model_kind.has_encoder:
         return []
-    fitting = [
-        number for number, probe in enumerate(certificate.probes) if 1 < probe.length <= PAIR_TOKENS
-    ]
-    return fitting[-2:] if len(fitting) > 1 else []
+    lengths = [probe.length for probe in certificate.probes]
+    fit = [number for number, length in enumerate(lengths) if 1 < length <= PAIR_TOKENS]
+    return fit[-2:] if len(fit) > 1 else []
 
 
 def _steps(certificate: Certificate) -> int:
-    """Steps in which two texts are decoded together."""
+    """Count the steps of the two probes that are decoded together."""
     shortest = min((certificate.probes[number].length for number in _pair(certificate)), default=1)
     return min(PAIR_STEPS, shortest - 1)
 
 
 def _together(engine: Engine, certificate: Certificate, offsets: Sequence[int]) -> Iterator[Rows]:
-    """The last tokens of two different texts, each against what it gives alone."""
+    """Decode the last tokens of two probes in one batch."""
     pair, steps = _pair(certificate), _steps(certificate)
     if not pair:
         return
@@ -152,7 +150,6 @@ def _together(engine: Engine, certificate: Certificate, offsets: Sequence[int]) 
 def _source(
     engine: Engine, certificate: Certificate, number: int, phase: PhaseName
 ) -> Encoded | None:
-    """What the decoder reads of its source."""
     if not certificate.model_kind.has_encoder:
         return None
     if certificate.images is not None:
@@ -167,7 +164,7 @@ def _source(
 
 
 def _padding(engine: Engine, length: int) -> int:
-    """How many padding tokens the encoder has room for after a source."""
+    """Count the padding tokens that fit after a source."""
     match engine.manifest.source:
         case TextSource(max_tokens=most):
             return min(PADDING, max(most - length, 0))
@@ -175,15 +172,10 @@ def _padding(engine: Engine, length: int) -> int:
             return 0
 
 
-def _decoded(length: int) -> int:
-    """How many tokens of a probe are decoded one by one."""
-    return min(length, TAIL)
-
-
 def _in_one_call(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
-    """The whole probe in one call; again for each block of positions, so that memory is bounded."""
+    """Prefill the whole probe, again for each block of positions, which bounds memory."""
     runner = _runner(engine, source)
     block = max(BLOCK, BLOCK_LOGITS // engine.manifest.vocab_size)
     for start in range(0, len(ids), block):
@@ -196,7 +188,7 @@ def _one_by_one(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
     runner = _runner(engine, source)
-    first = len(ids) - _decoded(len(ids))
+    first = max(len(ids) - TAIL, 0)
     if first > 0:
         runner.prefill(0, ids[:first])
     runner.select([0])
@@ -234,14 +226,11 @@ _WAYS: dict[
 # --- encoders ---------------------------------------------------------------------------------
 
 
-def _singles(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
-    for number in range(len(certificate.probes)):
-        yield from _encoded(engine, certificate, [number], "single")
-
-
-def _batches(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
+def _encoder_rows(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     output = engine.manifest.output
     lengths = [probe.length for probe in certificate.probes]
+    for number in range(len(lengths)):
+        yield from _encoded(engine, certificate, [number], "single")
     for group in groups(lengths, 1 if output is None else output.size):
         yield from _encoded(engine, certificate, group, "batch")
 
@@ -249,7 +238,6 @@ def _batches(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 def _encoded(
     engine: Engine, certificate: Certificate, group: list[int], phase: PhaseName
 ) -> Iterator[Rows]:
-    """The probes of a group in one call."""
     if certificate.images is None:
         inputs = _padded(certificate, group)
     else:
@@ -277,27 +265,28 @@ def _kept(certificate: Certificate) -> list[list[int]]:
 
 
 def groups(lengths: list[int], size: int) -> list[list[int]]:
-    """Places of the inputs of each batch: as many as memory allows, and two where there are.
+    """Split inputs into batches as large as memory allows, of at least two if there are two.
 
-    `size` counts the numbers that the encoder gives for a token.
-
+    Args:
+        lengths: tokens of each input.
+        size: numbers that the encoder computes for a token.
     """
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     for number in range(len(lengths)):
-        group = [*found[-1], number] if found else [number]
-        longest = max(lengths[place] for place in group)
-        if found and (len(group) <= 2 or len(group) * longest * size <= BATCH_NUMBERS):
-            found[-1] = group
+        batch = [*batches[-1], number] if batches else [number]
+        longest = max(lengths[place] for place in batch)
+        if batches and (len(batch) <= 2 or len(batch) * longest * size <= BATCH_NUMBERS):
+            batches[-1] = batch
         else:
-            found.append([number])
-    if len(found) > 1 and len(found[-1]) == 1:
-        last = found.pop()
-        found[-1] += last
-    return found
+            batches.append([number])
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        last = batches.pop()
+        batches[-1] += last
+    return batches
 
 
 def _padded(certificate: Certificate, group: list[int]) -> dict[str, NDArray[Any]]:
-    """Texts as one batch, `(B, T)`, and their lengths."""
+    """Pad texts to one batch, `(B, T)`."""
     lengths = [probe.length for probe in certificate.probes]
     offsets = _offsets(lengths)
     ids_BT = np.zeros((len(group), max(lengths[number] for number in group)), np.int64)
@@ -315,5 +304,5 @@ def _pixels(engine: Engine, certificate: Certificate, group: list[int]) -> Numbe
 
 
 def _offsets(lengths: list[int]) -> list[int]:
-    """Where each begins, one after the other."""
+    """Return the start of each of several adjacent parts."""
     return [sum(lengths[:number]) for number in range(len(lengths))]

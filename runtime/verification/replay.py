@@ -1,7 +1,7 @@
-"""Replays the certificate of a bundle: does this device compute what was exported?
+"""Replays the certificate of a bundle: does this device compute the exported model?
 
-First every weight by itself (`weights`) and what surrounds the model (`surroundings`), then the
-model from end to end (`runs`), then texts alone and among others (`exact`).
+First each weight alone (`weights`) and the tokenizer and labels (`surroundings`), then the whole
+model (`probe_runs`), then sequences alone and among others (`exactness`).
 """
 
 import time
@@ -20,7 +20,7 @@ from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.ort_session import available_providers, onnxruntime_version
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
-from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
+from ortolan.runtime.inputs.tokenizer import open_tokenizer
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.comparison import Comparison
@@ -45,27 +45,27 @@ def verify(
     trust: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Replay the certificate of a bundle on this machine. Every file is hashed first.
+    """Replay the certificate of a bundle on this machine, after hashing every file.
 
-    What passes is remembered where the user's state folder can be written, for this onnxruntime:
-    `ortolan.load(isolate=True)` starts no process for the same files.
+    A bundle that passes is remembered for this version of onnxruntime, so that
+    `ortolan.load(isolate=True)` needs no subprocess for it.
 
     Args:
-        path: folder of the bundle, of any kind.
-        device: as in `ortolan.load`.
-        threads: as in `ortolan.load`.
-        exact: whether to try, too, if texts are the same alone and among others here.
-        isolate: as in `ortolan.load`; `False` remembers nothing, either.
-        trust: as in `ortolan.load`.
-        progress: called with the positions done and the positions in total.
+        path: folder of a bundle of any kind.
+        device: as for `ortolan.load`, like `threads` and `trust`.
+        threads: within one operator.
+        exact: also check that sequences are bit-identical alone and among others.
+        isolate: load the bundle in a subprocess first. With `False` a pass is not remembered.
+        trust: accept custom operators.
+        progress: called with the numbers of positions done and in total.
 
     Raises:
         BundleError: the bundle is damaged.
         DeviceError: the device cannot be used.
-        FirstLoadError: `isolate`, and loading it ended that process or exceeded its limits.
+        FirstLoadError: the subprocess crashed or exceeded its limits.
         CertificateError: the certificate cannot be replayed.
-        InputError: it is no path.
-        MemoryPlanError: there is not the memory for its longest probe.
+        InputError: an argument has the wrong type.
+        MemoryPlanError: the longest probe does not fit into memory.
     """
     started, before = time.monotonic(), stamps(checked_path("path", path))
     bundle = open_bundle(path, full_check=True, trust=trust)
@@ -74,14 +74,15 @@ def verify(
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)
-    # Before the model is loaded: each weight is in memory by itself.
-    used = chosen_threads(threads, bundle.manifest)
-    weights = check_weights(bundle, certificate.weights, threads=used)
+    # Before the model is loaded, so that memory holds only one weight at a time.
+    weights = check_weights(
+        bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
+    )
     _check_memory(bundle, certificate)
     surroundings = _check_surroundings(bundle, certificate)
     engine = Engine(bundle, device=device, threads=threads, packed=packed)
     report = replay(engine, certificate, progress=progress)
-    is_wrong = any(each.wrong for each in (weights, surroundings) if each is not None)
+    is_wrong = weights.wrong or (surroundings is not None and surroundings.wrong)
     report = msgspec.structs.replace(
         report,
         weights=weights,
@@ -101,7 +102,7 @@ def replay(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Compute the probes of a certificate of the same model, and compare with its reference."""
+    """Compute the probes of a certificate and compare them with its reference."""
     started = time.monotonic()
     comparison = Comparison(certificate)
     total, done = total_positions(certificate), 0
@@ -118,7 +119,7 @@ def replay(
 
 
 def _check_memory(bundle: Bundle, certificate: Certificate) -> None:
-    """Refuse probes whose states cannot fit."""
+    """Raise MemoryPlanError if the states of the longest probe cannot fit."""
     RequestMemory(bundle.manifest).check(
         tokens=max(probe.length for probe in certificate.probes),
         rows=1,
@@ -127,17 +128,12 @@ def _check_memory(bundle: Bundle, certificate: Certificate) -> None:
 
 
 def _check_surroundings(bundle: Bundle, certificate: Certificate) -> SurroundingsReport | None:
-    """What surrounds the model; None where the certificate does not say."""
     if certificate.surroundings is None:
         return None
-    return check_surroundings(
-        bundle, _tokenizer(bundle), certificate.surroundings, certificate.reference.of_labels
-    )
-
-
-def _tokenizer(bundle: Bundle) -> Tokenizer | None:
-    """The tokenizer of a bundle; None as well where it cannot be read."""
     try:
-        return open_tokenizer(bundle)
+        tokenizer = open_tokenizer(bundle)
     except TokenizerError:
-        return None
+        tokenizer = None
+    return check_surroundings(
+        bundle, tokenizer, certificate.surroundings, certificate.reference.of_labels
+    )

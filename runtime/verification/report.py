@@ -1,4 +1,4 @@
-"""What a verification found: how far a bundle is from its certificate, and the verdict."""
+"""Results of a verification: measured differences, and the verdict."""
 
 from typing import Annotated, Literal
 
@@ -21,15 +21,15 @@ PhaseName = Literal["prefill", "decode", "chunked", "single", "batch"]
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What still counts as the same model. No bound is so wide that nothing is outside of it.
+    """Tolerances. Each has an upper limit, so that none can accept everything.
 
     Attributes:
-        mean_kl: of the distributions, in nats, over all positions; for logits.
-        mean_cosine: distance of the vectors over all of them; for vectors and scores.
-        max_abs_delta: of one number, times the largest one where that is above 1; `None` where
-            rounded weights move numbers, and only the mean counts.
-        near_tie: distance of the two highest logits up to which either may come first; `None`
-            where any token may.
+        mean_kl: KL divergence of the logits in nats, averaged over positions.
+        mean_cosine: average cosine distance, for vectors and scores.
+        max_abs_delta: largest difference of one number, times the largest magnitude if that is
+            above 1. `None` for rounded weights, where only the mean counts.
+        near_tie: gap between the two highest logits within which either may come first. `None`
+            if any token may.
     """
 
     mean_kl: Nats | None = None
@@ -39,7 +39,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first position that differs. Positions count from 0 within a probe."""
+    """The first position that differs, counted from 0 within its probe."""
 
     probe: str
     position: int
@@ -47,7 +47,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Figures of one way to compute the probes; see `Report`."""
+    """Figures for one way to compute the probes. Same fields as in `Report`."""
 
     positions: int
     max_abs_delta: float
@@ -65,22 +65,20 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 Rule = Literal["rows", "parts", "restored"]
 
 RULES: dict[Rule, str] = {
-    "rows": "{count} texts next to others and alone",
-    "parts": "{count} prompts in parts and whole",
+    "rows": "{count} sequences in a batch and alone",
+    "parts": "{count} prompts in chunks and whole",
     "restored": "{count} prompt from a prefix and whole",
 }
-"""What a rule compares, for a person."""
+"""Comparison behind each rule, in words."""
 
 
 class ExactReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether a text is the same, to the bit, alone and among others.
-
-    The bundle is compared with itself, not with PyTorch: the certificate does that.
+    """Whether a sequence is bit-identical alone and among others: the bundle against itself.
 
     Attributes:
-        comparisons: number of ways to compute the same text.
-        different: the rules that do not hold here: `rows`, `parts`, `restored`.
-        tried: comparisons of each rule; a rule that says nothing about this model is missing.
+        comparisons: number of comparisons.
+        different: rules that do not hold here.
+        tried: comparisons by rule; rules that do not apply to this model are missing.
     """
 
     comparisons: int
@@ -89,48 +87,49 @@ class ExactReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def summary(self) -> str:
-        """In one line."""
+        """One line for a person."""
         if self.different:
-            return f"{', '.join(self.different)} differ from the same text alone: serve mode='fast'"
+            return f"{', '.join(self.different)} differ from a sequence alone: serve mode='fast'"
         words = [RULES[rule].format(count=count) for rule, count in self.tried.items()]
-        return f"the bundle against itself, to the bit: {', '.join(words)}"
+        return f"the bundle against itself, bit by bit: {', '.join(words)}"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether a device computes what was exported, and how far that is from what was trained.
+    """Whether a device computes the exported model, and how far that is from the trained one.
+
+    Figures are over all positions. Those of KL divergence, `top1_agreement` and the perplexities
+    are `None` where vectors are compared, those of cosine distance where logits are.
 
     Attributes:
-        verdict: of the first: `PASS`; `AMBIGUOUS` when only near ties changed places; `FAIL`.
-        max_abs_delta: largest difference of a kept logit, or of a number of a vector.
-        max_abs_logit: largest magnitude of those of the reference.
-        mean_kl: Kullback-Leibler divergence from the reference in nats, averaged over the
-            positions. Computed over the kept logits, and all others as one: a lower bound of
-            the whole. This and the next four: `None` where vectors are compared.
+        verdict: does the device compute the exported model? `PASS`; `AMBIGUOUS` if only near ties
+            changed places; `FAIL`.
+        max_abs_delta: largest difference of a kept logit or of a number of a vector.
+        max_abs_logit: largest magnitude of those in the reference.
+        mean_kl: average KL divergence from the reference in nats. All logits that were not kept
+            count as one, which makes it a lower bound.
         max_kl: the largest of one position.
         top1_agreement: share of positions with the same most probable token.
-        perplexity: of the probes' own tokens, each after those before it, by prefill; `None` for
-            an encoder as well.
-        reference_perplexity: the same of the reference.
+        perplexity: of the probes' own tokens, by prefill; `None` for encoders.
+        reference_perplexity: the same in the reference.
         near_ties: positions where the two most probable tokens, nearly tied, changed places.
-        non_finite: positions with an output that is not a finite number; they count in no other
-            figure but `top1_agreement`.
-        first_divergence: the first position, in the order of the replay, whose most probable
-            token or whose difference is not within the thresholds, near ties included.
-        phases: the figures of each way to compute the probes.
+        non_finite: positions with infinite outputs or NaN; other figures leave them out, except
+            `top1_agreement`.
+        first_divergence: first position, in the order of the replay, with another most probable
+            token (near ties included) or a difference beyond the thresholds.
+        phases: figures by way to compute the probes.
+        device: where it was computed.
         onnxruntime: its version.
-        thresholds: the bounds of the first.
-        weights: what each computes by itself; `None` where that was not asked.
-        surroundings: whether the tokenizer and the roles of ids are those that were exported;
-            `None` where the certificate does not say, or that was not asked.
-        exact: whether a text is the same alone and among others; `None` where that was not asked,
-            or cannot be.
-        p99_kl: below which 99 % of the positions are; `p99_cosine` likewise.
-        text: what the probes are of, in words.
+        seconds: duration.
+        thresholds: the tolerances.
+        weights: each weight on its own; `None` if not checked.
+        surroundings: tokenizer, labels and the like; `None` if not recorded or not checked.
+        exact: bit-identity alone and among others; `None` if not checked or not offered.
+        p99_kl: 99th percentile, as is `p99_cosine`.
+        text: what the probes contain, in words.
         kind: of the bundle.
         output: what was compared.
-        mean_cosine: 1 minus the cosine between a vector and that of the reference, averaged; of
-            scores, half their squared error relative to the reference's mean square. `None` where
-            logits are compared.
+        mean_cosine: average of 1 minus the cosine to the reference vector; for scores, half their
+            squared error relative to the reference's mean square.
         max_cosine: the largest of one vector.
     """
 
@@ -163,31 +162,31 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def device_summary(self) -> str:
-        """Whether the device computes what was exported, in one line."""
+        """Whether the device computes the exported model, in one line."""
         parts = [] if self.weights is None else [self.weights.summary]
         if self.surroundings is not None and self.surroundings.wrong:
             parts.append(self.surroundings.summary)
         if self.weights is None or not self.weights.wrong:
-            parts.append(self._from_end_to_end)
+            parts.append(self._model_summary)
         return f"{self._verdict_words}: {'; '.join(parts)}"
 
     @property
     def _verdict_words(self) -> str:
-        """The verdict for a person: a near tie that changes places is within the bounds."""
+        """The verdict for a person, who need not know that a near tie is ambiguous."""
         if self.verdict != "AMBIGUOUS":
             return self.verdict
         return f"PASS with {self.near_ties} near {'tie' if self.near_ties == 1 else 'ties'}"
 
     @property
-    def _from_end_to_end(self) -> str:
-        """How the whole model keeps to its bounds."""
+    def _model_summary(self) -> str:
+        """Differences of the whole model, with their tolerance."""
         bounds, where = self.thresholds, self.first_divergence
         distance = OUTPUTS[self.output].distance
         if bounds.max_abs_delta is None:
-            name, got, most = "mean KL", self.mean_kl, bounds.mean_kl
-            if got is None:
-                name, got, most = f"mean {distance}", self.mean_cosine, bounds.mean_cosine
-            words = f"{self.output}: {name} {got or 0:.2g} (at most {most or 0:.2g})"
+            name, value, most = "mean KL", self.mean_kl, bounds.mean_kl
+            if value is None:
+                name, value, most = f"mean {distance}", self.mean_cosine, bounds.mean_cosine
+            words = f"{self.output}: {name} {value or 0:.2g} (at most {most or 0:.2g})"
         else:
             most = bounds.max_abs_delta * max(1.0, self.max_abs_logit)
             words = f"{self.output} within {self.max_abs_delta:.1g} (at most {most:.1g})"

@@ -1,7 +1,4 @@
-"""What surrounds a model in its bundle: texts to ids and back, ids with a meaning, labels.
-
-None of it is a weight, and all of it decides what a user gets.
-"""
+"""Checks everything around a model that users depend on: tokenizer, special tokens, labels."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -41,7 +38,7 @@ __all__ = [
 ]
 
 _MOST = 4096
-"""Letters of a text, and ids of one."""
+"""Characters of a text, and its token ids."""
 
 PROBE_TEXTS = (
     "The quick brown fox doesn't jump over 12 lazy dogs; it's 3.14159 km away (or 1,000 ft).",
@@ -54,20 +51,20 @@ PROBE_TEXTS = (
     "\u00bd \ufb01 \u2167 \u212b e\u0301 \u200b \u00a0 \ufffd",
     "<s> </s> <pad> <unk> [CLS] [SEP] <|endoftext|> <|im_start|>user",
 )
-"""What a tokenizer is asked; each word, sign and script takes another way through it."""
+"""Texts that exercise a tokenizer: words, signs and scripts of many kinds."""
 
 
 MAX_SCORES = 8
-"""Labels of a probe whose scores are kept."""
+"""Labels per probe whose scores are kept."""
 
 Scores = Annotated[dict[str, float], Meta(max_length=MAX_SCORES)]
 
 _CLOSE: Mapping[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
-"""How close scores have to be that are computed from the same numbers, in float64."""
+"""Tolerance of scores computed from the same numbers in float64."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text, its ids, and the text that these are decoded to, without special tokens."""
+    """A text, its ids, and the text decoded from them without special tokens."""
 
     text: Annotated[str, Meta(max_length=_MOST)]
     ids: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=_MOST)]
@@ -77,14 +74,14 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Surroundings(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What was exported beside the model.
+    """Everything exported around the model.
 
     Attributes:
         meanings: see `meanings_sha256`.
-        files: the hash of each file that a tokenizer, chats or generation are made of, by name.
-        readings: by the tokenizer; none where there is none.
-        scores: of each probe by label, the highest first, as PyTorch computes them from the
-            reference; none of other outputs, and in certificates from before there were any.
+        files: hashes of the files for tokenizer, chat and generation, by name.
+        readings: by the tokenizer, if there is one.
+        scores: for labels, by probe: the highest first, as PyTorch computes them from the
+            reference. Older certificates have none.
     """
 
     meanings: Sha256
@@ -94,12 +91,12 @@ class Surroundings(
 
 
 class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether that is what a bundle has.
+    """Whether a bundle still has its surroundings.
 
     Attributes:
-        readings: texts that were encoded and decoded.
-        wrong: what is not as it was exported, in words.
-        scores: probes whose labels were scored.
+        readings: number of texts encoded and decoded.
+        wrong: differences from the export, in words.
+        scores: number of probes whose labels were scored.
     """
 
     readings: int
@@ -108,9 +105,9 @@ class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def summary(self) -> str:
-        """In one line."""
+        """One line for a person."""
         if self.wrong:
-            return f"other than what was exported: {', '.join(self.wrong)}"
+            return f"different from the export: {', '.join(self.wrong)}"
         texts = f"{self.readings} texts to ids and back, " if self.readings else ""
         scores = f"scores of {self.scores} probes, " if self.scores else ""
         return f"{texts}{scores}roles of tokens and labels as exported"
@@ -124,13 +121,13 @@ def meanings_sha256(
     source: TextSource | ImageSource | None,
     output: Output | None,
 ) -> str:
-    """The hash of what a manifest says of ids, of what is read and of what is given."""
-    said = (context_length, vocab_size, tokens, source, output)
-    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
+    """Hash the parts of a manifest that give ids, inputs and outputs their meaning."""
+    meanings = (context_length, vocab_size, tokens, source, output)
+    return hashlib.sha256(msgspec.json.encode(meanings, order="deterministic")).hexdigest()
 
 
 def read_probes(tokenizer: "Tokenizer") -> tuple[Reading, ...]:
-    """What a tokenizer makes of the probes, but for those that it cannot take."""
+    """Encode and decode the probe texts, except those that the tokenizer rejects."""
     readings = []
     for text in PROBE_TEXTS:
         with suppress(TokenizerError):
@@ -144,13 +141,13 @@ def check_surroundings(
     expected: Surroundings,
     numbers_of: Callable[[int], NDArray[np.float32]],
 ) -> SurroundingsReport:
-    """Compare what surrounds the model of a bundle with what was exported.
+    """Compare the surroundings of a bundle with those of its export.
 
     Args:
         bundle: opened.
-        tokenizer: its tokenizer; None where it has none, or none that can be read.
-        expected: what was exported.
-        numbers_of: what the model computed of so many labels for each probe, `(R, L)`.
+        tokenizer: of the bundle; `None` if it has none that can be read.
+        expected: from the certificate.
+        numbers_of: returns the reference for a number of labels, `(R, L)`.
     """
     wrong = []
     if meanings_of(bundle.manifest) != expected.meanings:
@@ -158,7 +155,7 @@ def check_surroundings(
     hashes = {file.name: file.sha256 for file in bundle.manifest.files}
     wrong += [name for name, sha256 in expected.files.items() if hashes.get(name) != sha256]
     if expected.readings and not (tokenizer and _reads(tokenizer, expected.readings)):
-        wrong.append("ids or texts that the tokenizer gives")
+        wrong.append("token ids or decoded texts")
     if expected.scores and not _scores_agree(bundle.manifest, expected.scores, numbers_of):
         wrong.append("labels or their scores")
     return SurroundingsReport(
@@ -171,7 +168,7 @@ def _scores_agree(
     expected: tuple[Scores, ...],
     numbers_of: Callable[[int], NDArray[np.float32]],
 ) -> bool:
-    """Whether this runtime names and scores outputs as PyTorch did."""
+    """Whether this runtime computes PyTorch's labels and scores."""
     function = manifest.output_kind.scores
     if manifest.output is None or function is None:
         return False
@@ -179,15 +176,15 @@ def _scores_agree(
     numbers_RL = numbers_of(len(labels))
     if numbers_RL.shape != (len(expected), len(labels)):
         return False
-    found = [named_scores(row_L, function, labels) for row_L in numbers_RL]
+    results = [named_scores(row_L, function, labels) for row_L in numbers_RL]
     return all(
-        np.allclose([got.get(label, np.nan) for label in scores], [*scores.values()], **_CLOSE)
-        for got, scores in zip(found, expected, strict=True)
+        np.allclose([result.get(label, np.nan) for label in scores], [*scores.values()], **_CLOSE)
+        for result, scores in zip(results, expected, strict=True)
     )
 
 
 def meanings_of(manifest: Manifest) -> str:
-    """`meanings_sha256` of a manifest."""
+    """Return the `meanings_sha256` of a manifest."""
     return meanings_sha256(
         context_length=manifest.context_length,
         vocab_size=manifest.vocab_size,
@@ -199,7 +196,7 @@ def meanings_of(manifest: Manifest) -> str:
 
 def _reads(tokenizer: "Tokenizer", readings: tuple[Reading, ...]) -> bool:
     try:
-        return all(_read(tokenizer, each.text) == each for each in readings)
+        return all(_read(tokenizer, reading.text) == reading for reading in readings)
     except TokenizerError:
         return False
 

@@ -1,7 +1,7 @@
-"""What a weight has to compute by itself: sums of its outputs for vectors that never change.
+"""Sums of the outputs of a weight for fixed vectors, by which it is checked alone.
 
-The vectors hold whole 128ths up to 127 of them, and 127 of them in every `GROUP` of columns, so
-that kernels which round what enters to 8 bits, by the largest of a group, round nothing here.
+The vectors hold multiples of 1/128 up to 127/128, with a 127 in every `GROUP` of columns. So
+kernels that round activations to 8 bits, scaled by the largest of a group, round nothing here.
 
 Shape letters: N outputs, K inputs, R vectors, S sums.
 """
@@ -25,29 +25,29 @@ __all__ = [
 ]
 
 VECTORS = 2
-"""Vectors that each weight is multiplied by."""
+"""Vectors per weight."""
 
 BLOCK = 32
-"""Outputs that are summed, with signs."""
+"""Outputs per sum, added with fixed signs."""
 
 GROUP = 16
-"""Columns of which one has the largest number: kernels round by groups of at least as many."""
+"""Columns per 127. Kernels round groups of at least this size."""
 
 _LISTED = 4
-"""Wrong weights that a report names."""
+"""Wrong weights that a summary names."""
 
 Sums = NDArray[np.float64]
 
 
 class WeightsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the weights of a bundle compute on a device, one by one.
+    """What each weight computes on this device.
 
     Attributes:
-        products: weights that were multiplied by, or whose rows were looked up.
-        largest_error: of one sum, relative to the sum of its products without their signs.
-        bound: how large it may be.
+        products: weights that were multiplied, or whose rows were looked up.
+        largest_error: of one sum, relative to the sum of absolute products.
+        bound: tolerance of that.
         stored: other tensors, compared bit by bit.
-        wrong: weights that are not what was exported, by name.
+        wrong: names of weights that differ from the export.
     """
 
     products: int
@@ -58,10 +58,10 @@ class WeightsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def summary(self) -> str:
-        """In one line."""
+        """One line for a person."""
         if self.wrong:
             more = f" and {len(self.wrong) - _LISTED} more" if len(self.wrong) > _LISTED else ""
-            return f"other weights than were exported: {', '.join(self.wrong[:_LISTED])}{more}"
+            return f"weights differ from the export: {', '.join(self.wrong[:_LISTED])}{more}"
         return (
             f"{self.products} weights by their kernels, largest error {self.largest_error:.0e} "
             f"(at most {self.bound:.0e}), {self.stored} tensors bit by bit"
@@ -70,12 +70,12 @@ class WeightsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedWeights:
-    """What the weights of a bundle have to compute.
+    """What the weights of a bundle must compute.
 
     Attributes:
-        outputs: of each weight, by the name of its initializer.
-        sums: float32 `(R, S)`, of all weights in the order of their names (`block_sums`).
-        sizes: float32 `(S,)`, of the products without their signs.
+        outputs: width of each weight's output, by initializer.
+        sums: float32 `(R, S)`, `block_sums` of all weights in the order of their names.
+        sizes: float32 `(S,)`, the same of absolute products.
         stored: sha256 of every tensor that no product reads, by name.
     """
 
@@ -85,27 +85,27 @@ class ExpectedWeights:
     stored: Mapping[str, str] = field(default_factory=dict)
 
     def of_weights(self) -> dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Sums `(R, S)` and sizes `(S,)` of each weight."""
-        found, start = {}, 0
+        """Return the sums `(R, S)` and sizes `(S,)` of each weight."""
+        by_name, start = {}, 0
         for name in sorted(self.outputs):
             part = slice(start, start + blocks(self.outputs[name]))
-            found[name] = (self.sums[:, part], self.sizes[part])
+            by_name[name] = (self.sums[:, part], self.sizes[part])
             start = part.stop
-        return found
+        return by_name
 
 
 def blocks(outputs: int) -> int:
-    """Sums of a weight with so many outputs."""
+    """Number of sums for a number of outputs."""
     return -(-outputs // BLOCK)
 
 
 def probe_vectors(width: int, *, whole_range: bool = False) -> NDArray[np.float32]:
-    """The vectors that a weight is multiplied by, `(R, K)`: the same for ever.
+    """Return the vectors for a weight, `(R, K)`. They are part of the file format.
 
     Args:
         width: `K`.
-        whole_range: for kernels that round by the range from the smallest to the largest number
-            into 256 steps: the largest is one step further from 0 than the smallest.
+        whole_range: for kernels that divide the range from the smallest to the largest number into
+            256 steps: include 128 and -127.
     """
     random = np.random.RandomState(width)
     numbers_RK = random.randint(-127, 128, (VECTORS, width))
@@ -118,13 +118,13 @@ def probe_vectors(width: int, *, whole_range: bool = False) -> NDArray[np.float3
 
 
 def block_sums(outputs_RN: Sums) -> Sums:
-    """Outputs with signs, summed in blocks: `(R, S)`."""
+    """Sum outputs in blocks with fixed signs, `(R, S)`."""
     signs = np.random.RandomState(0).randint(0, 2, outputs_RN.shape[1]) * 2 - 1
     return block_sizes(outputs_RN * signs)
 
 
 def block_sizes(sizes_RN: Sums) -> Sums:
-    """Sizes, summed in blocks: `(R, S)`."""
+    """Sum in blocks, `(R, S)`."""
     padding = -sizes_RN.shape[1] % BLOCK
     padded = np.pad(sizes_RN.astype(np.float64), ((0, 0), (0, padding)))
     summed: Sums = padded.reshape(len(padded), -1, BLOCK).sum(axis=-1)

@@ -31,17 +31,16 @@ from ortolan.runtime.verification.weight_sums import (
 __all__ = ["BOUNDS", "check_weights"]
 
 BOUNDS: Mapping[str, float] = {"float32": 5e-7, "float16": 1e-3, "bfloat16": 8e-3}
-"""By the type of the activations: the largest error of a sum, relative to the sum of all products
-without their signs."""
+"""Tolerance of a sum relative to the sum of absolute products, by type of the activations."""
 
 _FAR = 1e9
-"""An error that is not finite, in JSON."""
+"""Stands for an infinite error, which JSON cannot hold."""
 
 _STEP, _PROMPT = [0], [0, 1, 0]
-"""Which vectors are the rows of a call: kernels for one row and for several are not the same."""
+"""Vectors in each call: kernels for one row and for several rows differ."""
 
 _LOOKED_UP = 1 << 22
-"""Numbers of a table that are in memory at once."""
+"""Numbers of a table in memory at once."""
 
 
 def check_weights(
@@ -51,46 +50,44 @@ def check_weights(
     threads: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> WeightsReport:
-    """Compute with every weight of a bundle by itself.
-
-    Memory holds one weight at a time.
+    """Compute with each weight of a bundle alone, one at a time in memory.
 
     Args:
         bundle: its files were checked.
-        expected: of the same bundle.
+        expected: from its certificate.
         threads: within one operator.
-        progress: called with the products done and the products in total.
+        progress: called with the numbers of products done and in total.
 
     Raises:
-        CertificateError: a tensor that the graphs read is not in the certificate.
+        CertificateError: the certificate lacks a tensor that the graphs read.
         GraphError: onnxruntime cannot run a product.
     """
-    found = list(_products(bundle))
+    all_products = list(_products(bundle))
     tensors = {tensor.name: tensor for graph in bundle.graphs.values() for tensor in graph.external}
-    read = {name for product in found for name in product.reads}
+    read = {name for product in all_products for name in product.reads}
     sums = expected.of_weights()
-    _check_complete(tensors, read, {product.weight for product in found}, expected)
+    _check_complete(tensors, read, {product.weight for product in all_products}, expected)
     wrong, largest, bound = [], 0.0, 0.0
-    for number, product in enumerate(found):
+    for number, product in enumerate(all_products):
         error, most = _error(bundle, product, *sums[product.weight], threads), BOUNDS[product.dtype]
         largest, bound = max(largest, error), max(bound, most)
         if not error <= most:
             wrong.append(product.weight)
         if progress is not None:
-            progress(number + 1, len(found))
-    kept = [tensors[name] for name in expected.stored]
-    wrong += [each.name for each in kept if _digest(bundle, each) != expected.stored[each.name]]
+            progress(number + 1, len(all_products))
+    stored = [tensors[name] for name in expected.stored]
+    wrong += [t.name for t in stored if _digest(bundle, t) != expected.stored[t.name]]
     return WeightsReport(
-        products=len(found),
+        products=len(all_products),
         largest_error=largest,
         bound=bound,
-        stored=len(kept),
+        stored=len(stored),
         wrong=tuple(dict.fromkeys(wrong)),
     )
 
 
 def _products(bundle: Bundle) -> Iterator[Product]:
-    """The products of all graphs, each once."""
+    """Yield each product of all graphs once."""
     seen = set()
     for graph in bundle.manifest.graphs.values():
         for product in products(bundle.read(graph.file)):
@@ -105,13 +102,13 @@ def _check_complete(
     weights: set[str],
     expected: ExpectedWeights,
 ) -> None:
-    """See that everything which the graphs read is in the certificate, and nothing else."""
+    """Check that the certificate covers exactly the tensors that the graphs read."""
     if weights != expected.outputs.keys():
         odd = sorted(weights ^ expected.outputs.keys())
-        raise damaged("the sums of all weights that graphs multiply by", f"other ones: {odd[:4]}")
+        raise damaged("a sum for every weight of the graphs", f"a mismatch in {odd[:4]}")
     if tensors.keys() - read != expected.stored.keys():
         odd = sorted((tensors.keys() - read) ^ expected.stored.keys())
-        raise damaged("the hashes of all other tensors of the graphs", f"other ones: {odd[:4]}")
+        raise damaged("a hash for every other tensor of the graphs", f"a mismatch in {odd[:4]}")
 
 
 def _error(
@@ -121,7 +118,7 @@ def _error(
     sizes_S: NDArray[np.float32],
     threads: int,
 ) -> float:
-    """The largest error of a weight, relative to the size of what was summed."""
+    """Return the largest error of a weight, relative to the sum of absolute products."""
     x_RK = probe_vectors(product.inputs, whole_range=product.whole_range)
     run = open_part(bundle, product.graph, threads=threads)
     largest = 0.0
@@ -138,7 +135,7 @@ def _error(
 def _outputs(
     product: Product, x_RK: NDArray[np.float32], run: Callable[[Any], dict[str, NDArray[Any]]]
 ) -> Iterator[tuple[list[int], Sums]]:
-    """Outputs `(R, N)` by the kernel, and which vectors they are of."""
+    """Yield outputs `(R, N)` of the kernel and the numbers of their vectors."""
     if product.looks_up:
         yield list(range(VECTORS)), np.concatenate([*_looked_up(product, x_RK, run)], axis=1)
         return
@@ -150,7 +147,7 @@ def _outputs(
 def _looked_up(
     product: Product, x_RK: NDArray[np.float32], run: Callable[[Any], dict[str, NDArray[Any]]]
 ) -> Iterator[Sums]:
-    """Rows of a table, multiplied here, some rows at a time."""
+    """Yield products of a few rows of a table at a time, computed here."""
     step = max(1, _LOOKED_UP // product.inputs)
     for start in range(0, product.outputs, step):
         ids = np.arange(start, min(start + step, product.outputs))

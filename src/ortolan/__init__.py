@@ -20,9 +20,8 @@ from ortolan.errors import OrtolanError
 
 if TYPE_CHECKING:
     from ortolan import modeling, runtime
-    from ortolan.export.options import ExportOptions
+    from ortolan.export.options import Auto, ExportOptions, Int4, Int8
     from ortolan.export.pipeline import export
-    from ortolan.export.precision import Auto, Int4, Int8
     from ortolan.modeling.state import State
     from ortolan.runtime import (
         BundleError,
@@ -98,10 +97,10 @@ __version__ = "0.1.0"
 
 _ROOMS = ("modeling", "export", "runtime")
 _ELSEWHERE = {
-    "Auto": "ortolan.export.precision",
+    "Auto": "ortolan.export.options",
     "ExportOptions": "ortolan.export.options",
-    "Int4": "ortolan.export.precision",
-    "Int8": "ortolan.export.precision",
+    "Int4": "ortolan.export.options",
+    "Int8": "ortolan.export.options",
     "State": "ortolan.modeling.state",
 }
 _missing = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]

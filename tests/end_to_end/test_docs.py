@@ -33,7 +33,7 @@ STAND_INS = REPOSITORY / "tests/end_to_end/stand_ins"
 """Packages that a guide is about and no test installs, as far as the guide meets them."""
 
 NOT_RUN = {
-    "pip install": "installs; tests/end_to_end/test_install.py does it in a venv of its own",
+    "pip install": "installs; tests/cli/test_install.py does it in a venv of its own",
     "ortolan train": "takes an hour; tests/modeling/training trains smaller recipes",
 }
 """Commands that other tests run, and why not here."""

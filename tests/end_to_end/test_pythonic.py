@@ -18,9 +18,9 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.options import Attention
 from ortolan.export.quantize import find
-from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
+from ortolan.export.scheme import Scheme
 from ortolan.runtime import Bundle, open_bundle
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.replay import verify

@@ -7,8 +7,7 @@ from click.testing import CliRunner
 from ortolan.cli.export import command
 from ortolan.export import pipeline
 from ortolan.export.errors import OptionError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Auto, Int4, Int8
+from ortolan.export.options import Auto, ExportOptions, Int4, Int8
 
 
 class CalledError(Exception):

@@ -29,12 +29,12 @@ from torch import Tensor
 
 import ortolan
 from ortolan.export.errors import ExportError, PlacementError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4
+from ortolan.export.options import ExportOptions, Int4
 from ortolan.export.proof.placement import check_placement
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.proof.witness import Witness
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.quantize.rtn import quantize
+from ortolan.export.scheme import Scheme
 from ortolan.export.settings import resolve
 from ortolan.export.weights.blob import BlobWriter
 from ortolan.export.weights.codes import write_codes
@@ -244,7 +244,7 @@ def codes(folder: Path, weight: Tensor, dtype: torch.dtype) -> float:
     """Write a weight in 4 bits, and give its error."""
     scheme = Scheme(bits=4, group=32)
     parts = iter([Part(rows=weight, codes=quantize(weight, scheme))])
-    with BlobWriter(folder, total=0) as writer:
+    with BlobWriter(folder, total=0, witness=Witness(())) as writer:
         given = [QuantizedWeight(name="w", scheme=scheme, method="rtn", parts=parts)]
         (written,) = write_codes(writer, given, dtype=dtype)
         writer.finish()

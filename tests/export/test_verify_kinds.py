@@ -24,8 +24,7 @@ from torch import Tensor
 import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ParityError
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4
+from ortolan.export.options import ExportOptions, Int4
 from ortolan.export.source import open_exportable
 from ortolan.modeling.config import (
     ClassifierHead,

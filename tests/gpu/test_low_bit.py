@@ -21,7 +21,8 @@ from tests.export.quantize.low_bit import (
 )
 from tests.gpu.one_node import TOLERANCE, VISIBLE, Place, distance, everywhere, on, rounded
 
-from ortolan.export.quantize.blocks import BITS, Codes, Scheme, dequantize
+from ortolan.export.quantize.blocks import Codes, dequantize
+from ortolan.export.scheme import BITS, Scheme
 
 ROWS, WIDTH = 96, 512
 """Of a weight: two groups at least."""

@@ -15,7 +15,7 @@ from tests.export.models_of_kinds import encoder_config, module_of, one_layer
 from tests.gpu.one_node import ELEMENTS, PROVIDERS
 
 import ortolan
-from ortolan.export.precision import Int4
+from ortolan.export.options import Int4
 from ortolan.modeling.config import EmbeddingHead
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.runtime import Bundle

@@ -16,8 +16,7 @@ from tests.modeling.kinds import decoder
 from tests.runtime import tiny_translators
 
 import ortolan
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4
+from ortolan.export.options import ExportOptions, Int4
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.pack.write import pack
 

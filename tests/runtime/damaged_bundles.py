@@ -1,39 +1,60 @@
-"""Bundles of which one weight is another, with a manifest that knows it: no hash tells."""
+"""Changes files of a bundle and corrects its manifest, so that no hash gives them away."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.manifest import NAME
-from ortolan.runtime.bundle.manifest_file import encode
+
+Json = Any
+
+
+def reseal(path: Path) -> None:
+    """Write the sizes and hashes of the files in a folder to its manifest."""
+    manifest = json.loads((path / NAME).read_text())
+    contents = {file.name: file.read_bytes() for file in sorted(path.iterdir()) if file.is_file()}
+    manifest["files"] = [
+        {"name": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in contents.items()
+        if name != NAME and not name.endswith(".seal")
+    ]
+    (path / NAME).write_text(json.dumps(manifest))
+
+
+def edit_json(path: Path, name: str, edit: Callable[[Json], object]) -> None:
+    """Edit a JSON file of a bundle in place."""
+    document = json.loads((path / name).read_text())
+    edit(document)
+    (path / name).write_text(json.dumps(document))
+    reseal(path)
+
+
+def put(*keys: str | int, value: object) -> Callable[[Json], None]:
+    """Return an edit that sets the value at a path of keys."""
+
+    def edit(document: Json) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        document[keys[-1]] = value
+
+    return edit
 
 
 def damage(path: Path, name: str, change: Callable[[NDArray[Any]], None]) -> None:
-    """Change a tensor of a bundle in place, and its manifest.
-
-    Args:
-        path: folder of the bundle.
-        name: of the tensor in a graph.
-        change: gets the tensor, in a type of NumPy, and writes into it.
-    """
+    """Let `change` write into a tensor of a bundle."""
     bundle = open_bundle(path)
-    tensors = (each for graph in bundle.graphs.values() for each in graph.external)
-    tensor = next(each for each in tensors if each.name == name)
+    tensors = (tensor for graph in bundle.graphs.values() for tensor in graph.external)
+    tensor = next(tensor for tensor in tensors if tensor.name == name)
     data = bytearray((path / tensor.file).read_bytes())
     part = slice(tensor.offset, tensor.offset + tensor.length)
     values = np.frombuffer(data[part], tensor.dtype).reshape(tensor.dims).copy()
     change(values)
     data[part] = values.tobytes()
     (path / tensor.file).write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    files = tuple(
-        msgspec.structs.replace(file, sha256=digest) if file.name == tensor.file else file
-        for file in bundle.manifest.files
-    )
-    (path / NAME).write_bytes(encode(msgspec.structs.replace(bundle.manifest, files=files)))
+    reseal(path)

@@ -120,7 +120,7 @@ def test_nonsense_is_taken_or_a_typed_error_and_changes_nothing(
 )
 def test_numbers_of_numpy_are_numbers_and_booleans_are_none(model: Any, name: str) -> None:
     CALLS[name](model, np.int64(1))
-    with pytest.raises(InputError, match="expected"):
+    with pytest.raises(InputError, match="must be"):
         CALLS[name](model, True)
 
 
@@ -144,15 +144,15 @@ def test_errors_quote_what_they_got_in_short() -> None:
 
     assert shown("a") == "'a'"
     assert len(shown("a" * 10**6)) == 200
-    assert shown(10**5000) == "one of type int"
-    assert shown(Silent()) == "one of type Silent"
+    assert shown(10**5000) == "a value of type int"
+    assert shown(Silent()) == "a value of type Silent"
 
 
 @pytest.mark.parametrize(
     "value", [True, "1", None, [], 1j, float("nan"), 1e300, pytest.param(10**5000, id="long")]
 )
 def test_seconds_are_numbers_that_a_clock_counts(value: object) -> None:
-    with pytest.raises(InputError, match="timeout: expected a number of seconds, got"):
+    with pytest.raises(InputError, match="timeout must be"):
         checked_seconds("timeout", value)
 
 
@@ -189,5 +189,5 @@ def test_checked_values_are_plain() -> None:
     assert type(checked_flag("flag", np.bool_(True))) is bool
     assert checked_path("path", "a/b") == Path("a/b")
     for value in (b"a", "a\0b", "", 5):
-        with pytest.raises(InputError, match="path: expected a path"):
+        with pytest.raises(InputError, match="path must be"):
             checked_path("path", value)

@@ -35,7 +35,6 @@ _INTEGER_OPTIONS = (
     "head_bits",
     "exclude",
     "calibration_sequences",
-    "tune",
 )
 """Options of `Int4`, `Int8` and `Auto`."""
 
@@ -116,12 +115,6 @@ _path = click.Path(path_type=Path)
     type=int,
     help="Maximum number of calibration samples for gptq: texts of 256 tokens, images, or groups "
     "of eight pairs. Default: 32.",
-)
-@_low_bit(
-    "--tune",
-    is_flag=True,
-    help="With int4: also train the scales of a decoder end to end. Takes minutes for 100M "
-    "parameters.",
 )
 @_graph(
     "--graphs",
@@ -250,10 +243,10 @@ def _weights_of(precision: str, options: dict[str, Any]) -> Any:
 def _auto(given: dict[str, Any], max_kl: float | None, target: float | None) -> Any:
     """Bits that are chosen: what they are chosen by, and the options that go with it."""
     from ortolan.export.errors import OptionError
-    from ortolan.export.precision import Auto
+    from ortolan.export.options import Auto
 
     chosen = _given(given)
-    for option in ("method", "group_size", "head_bits", "tune"):
+    for option in ("method", "group_size", "head_bits"):
         if option in chosen:
             raise OptionError(
                 f"precision: expected int8 or int4 with --{option.replace('_', '-')}, got auto, "
@@ -285,16 +278,11 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _precision(name: str, given: dict[str, Any]) -> Any:
     """The value for a name and the options that only weights of integers have."""
     from ortolan.export.errors import OptionError
-    from ortolan.export.precision import Int4, Int8
+    from ortolan.export.options import Int4, Int8
 
     chosen = _given(given)
     if name == "int4":
         return Int4(**chosen)
-    if name == "int8" and "tune" in chosen:
-        raise OptionError(
-            "tune: expected int4, got int8, which leaves nothing to tune. Leave it out, or choose "
-            "--precision int4."
-        )
     if name == "int8" and chosen.pop("head_bits", 8) == 8:
         return Int8(**chosen)
     if name == "int8":

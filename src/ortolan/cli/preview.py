@@ -41,7 +41,7 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
             *[("note", risk) for risk in (*about.notes, *about.risks)],
         ]
     )
-    print("\nan export, estimated; --precision auto and --tune take longer")
+    print("\nan export, estimated; --precision auto takes longer")
     print_table([(f"  {name}", _cost(cost)) for name, cost in about.precisions.items()])
 
 

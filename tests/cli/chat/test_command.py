@@ -51,7 +51,7 @@ def test_lines_of_a_pipe_are_questions_and_commands(bundle: Path, tmp_path: Path
     answers = [messages[2]["content"], messages[4]["content"]]
     assert done.stdout.decode() == "".join(f"{answer}\n" for answer in answers)
     said = done.stderr.decode()
-    assert "5 messages saved\na new conversation\n5 messages loaded\n/regenerate" in said
+    assert "5 messages saved\nnew conversation\n5 messages loaded\n/regenerate" in said
 
 
 def test_block_of_a_pipe_is_one_question_whatever_its_lines(bundle: Path, tmp_path: Path) -> None:
@@ -76,41 +76,40 @@ def test_last_question_is_answered_once_more_as_it_is_set(bundle: Path, tmp_path
     assert re.search(
         r"temperature +0.0\n(.*\n)*seed +none\ntop_k +9\n(.*\n)*temperature 5.0\nseed 1\n", said
     )
-    assert re.search(r"answer +5 tokens, .* ended by length\n", said)
+    assert re.search(r"answer +5 tokens, .* length\n", said)
     assert re.search(rf"context +\d+ of {CONTEXT:,} tokens\nmessages +2\n", said)
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("/frob", "/frob: expected a command, got none. Try /help. A question that begins with"),
-        ("/save", "/save: expected a file, got none."),
-        ("/load /nowhere/at/all", "/nowhere/at/all: expected a readable file"),
-        ("/save /nowhere/at/all", "/nowhere/at/all: the conversation cannot be saved there"),
-        ("/regenerate", "/regenerate: expected an answer to a question"),
-        ("/stats", "/stats: expected an answer, got none yet."),
-        ("/reset now", "/reset: expected no argument, got 'now'."),
-        ("/regenarate", "/regenarate: expected a command, got none. Did you mean /regenerate?"),
-        ("/set frob 1", "/set: expected temperature, "),
-        ("/set top_k", "/set top_k: expected a value, got none."),
-        ("/set top-k 1.5", "/set top_k: '1.5' is not a valid integer"),
-        ("/set top_p 2", "top_p: expected above 0 and at most 1, got 2.0."),
-        (b"\xff", "Standard input must be UTF-8 text (got byte 0xff)"),
-        ("a" * 2000, "context: expected at most 1100 tokens"),
+        ("/frob", "/frob .* /help"),
+        ("/save", "/save FILE"),
+        ("/load /nowhere/at/all", "/nowhere/at/all"),
+        ("/save /nowhere/at/all", "/nowhere/at/all"),
+        ("/regenerate", "no answer"),
+        ("/stats", "no answer"),
+        ("/reset now", "'now'"),
+        ("/regenarate", "Did you mean /regenerate"),
+        ("/set frob 1", "temperature, .*frob"),
+        ("/set top_k", "/set top_k VALUE"),
+        ("/set top-k 1.5", "/set top_k: '1.5'"),
+        ("/set top_p 2", "top_p.* 2.0"),
+        (b"\xff", "0xff"),
+        ("a" * 2000, "1100 tokens"),
     ],
 )
 def test_a_mistake_in_a_pipe_ends_the_program(
     bundle: Path, lines: str | bytes, message: str
 ) -> None:
-    with pytest.raises(OrtolanError) as caught:
+    with pytest.raises(OrtolanError, match=message):
         CliRunner().invoke(cli, ["chat", str(bundle)], input=lines, catch_exceptions=False)
-    assert str(caught.value).startswith(message)
 
 
 def test_a_bundle_without_a_template_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     done = chat(made(tmp_path, {}).bundle.path, "Hi.")
     assert done.returncode == 2
-    assert done.stderr.startswith(b"ortolan: chat: expected a bundle with chat_template.jinja")
+    assert b"chat_template.jinja" in done.stderr
 
 
 # --- at a terminal ----------------------------------------------------------------------------
@@ -314,7 +313,7 @@ def test_long_prompt_shows_how_far_it_is_until_its_answer_begins(tmp_path: Path)
         terminal.wait_for("\rreading the prompt: ")
         progress = terminal.wait_for(" tokens, ")
         assert re.fullmatch(r"[\d,]+ of 3,0\d\d", progress)
-        assert re.search(r"\r +\r[^\r]+\r\n", terminal.wait_for("the answer was cut here"))
+        assert re.search(r"\r +\r[^\r]+\r\n", terminal.wait_for("The answer reached"))
         terminal.leave()
     finally:
         terminal.close()
@@ -329,7 +328,7 @@ def test_answer_is_wrapped_at_words_on_a_terminal_alone_and_nothing_is_kept_if_a
     terminal = Terminal(*options, "--no-history", folder=tmp_path, columns=150)
     try:
         terminal.ask("Hi.")
-        shown = terminal.wait_for("the answer was cut here").replace("\r\n", "\n")
+        shown = terminal.wait_for("The answer reached").replace("\r\n", "\n")
         terminal.leave()
     finally:
         terminal.close()

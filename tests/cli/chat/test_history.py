@@ -48,12 +48,12 @@ def test_something_else_is_refused_and_stays(content: bytes, tmp_path: Path) -> 
     path = tmp_path / "history"
     path.write_bytes(content)
     for action in (lambda: read_history(path), lambda: add_to_history(path, "one")):
-        with pytest.raises(OrtolanError, match="expected a history of chats"):
+        with pytest.raises(OrtolanError, match="history"):
             action()
     assert path.read_bytes() == content
 
 
 def test_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
-    with pytest.raises(OrtolanError, match=r"the history cannot be written|expected a history"):
+    with pytest.raises(OrtolanError, match="history"):
         add_to_history(tmp_path / "state" / "history", "one")

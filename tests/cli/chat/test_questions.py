@@ -102,7 +102,7 @@ def test_history_that_is_something_else_is_said_once_and_stays(
     path.write_text("something else")
     assert typist.type("two", "three") == ["two", "three"]
     assert len(typist.said) == 1
-    assert typist.said[0].startswith(f"{path}: expected a history of chats")
+    assert typist.said[0].startswith(str(path))
     assert path.read_text() == "something else"
 
 
@@ -125,4 +125,4 @@ def test_terminal_that_takes_no_pastes_says_so(
     monkeypatch.setenv("TERM", terminal)
     typist.type(about=about)
     assert typist.readline.settings == ["set enable-bracketed-paste on"] * takes
-    assert any("Each line that you paste is a question" in each for each in typist.said) != takes
+    assert any("Each pasted line" in text for text in typist.said) != takes

@@ -31,7 +31,7 @@ from ortolan.export.inputs.calibration import (
     read_calibration,
     spread,
 )
-from ortolan.export.precision import CALIBRATION_SEQUENCES
+from ortolan.export.options import CALIBRATION_SEQUENCES
 from ortolan.export.source import open_exportable
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.runtime.inputs.tokenizer import Tokenizer

@@ -86,11 +86,11 @@ def test_numbers_of_an_honest_module_say_the_same(module: type[Base]) -> None:
         ("a flag once token 7 was seen", "tokens"),
         ("600 tokens back", "tokens"),
         ("sorted over the text", "tokens"),
-        ("a mean over the batch", "texts"),
+        ("a mean over the batch", "rows"),
     ],
 )
 def test_changed_numbers_are_found_without_the_graph(name: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=f"after other {what} were changed"):
+    with pytest.raises(ConfigError, match=f"other {what}"):
         perturb(Dishonest(DISHONEST[name][0], late=True))
 
 

@@ -311,9 +311,9 @@ def _own_attention(ids: Tensor, x: Tensor) -> Tensor:
 DISHONEST: dict[str, tuple[Change, str]] = {
     "200 tokens back": (lambda ids, x: x + _shift(x, 200), "reads other tokens"),
     "600 tokens back": (lambda ids, x: x + _shift(x, 600), "reads other tokens"),
-    "a branch on the length": (_branch_on_length, "a branch on it"),
-    "a branch on one length": (_one_length, "a branch on it"),
-    "another rule from place 200": (_from_place_200, "place in what it is shown"),
+    "a branch on the length": (_branch_on_length, "a branch on the number"),
+    "a branch on one length": (_one_length, "a branch on the number"),
+    "another rule from place 200": (_from_place_200, "place in the chunk"),
     "a flag once token 7 was seen": (
         lambda ids, x: x + (ids == 7).cumsum(1).clamp(max=1)[..., None],
         "cumsum in `.*` .* reads other tokens",
@@ -324,21 +324,21 @@ DISHONEST: dict[str, tuple[Change, str]] = {
     ),
     "a mean over the batch": (
         lambda ids, x: x + x.mean(0, keepdim=True),
-        "mean in `.*` .* mixes the texts of a batch",
+        "mean in `.*` .* mixes the rows of a batch",
     ),
     "a mean over the text": (
         lambda ids, x: x + x.mean(1, keepdim=True),
         "mean in `.*x.mean.1, keepdim=True.*` .* reads other tokens",
     ),
     "the reverse order": (lambda ids, x: x + x.flip(1), "flip in `.*` .* reads other tokens"),
-    "batch norm that trains": (_trained_norm, "reads other tokens|mixes the texts"),
+    "batch norm that trains": (_trained_norm, "reads other tokens|mixes the rows"),
     "rolled by 300": (lambda ids, x: x + x.roll(300, 1), "reads other tokens"),
     "a cumulative sum": (lambda ids, x: x + x.cumsum(1) / 99, "cumsum in"),
     "sorted over the text": (lambda ids, x: x.sort(1).values, "sort in"),
     "the last token for all": (lambda ids, x: x + x[:, -1:], "reads other tokens"),
     "places counted from 0": (
         lambda ids, x: x + torch.arange(x.shape[1])[:, None] / 99,
-        "place in what it is shown",
+        "place in the chunk",
     ),
     "the text before, in place": (_written, "reads other tokens"),
     "attention of its own": (_own_attention, "in _own_attention"),
@@ -350,7 +350,7 @@ DISHONEST: dict[str, tuple[Change, str]] = {
         "pad.* reads other tokens",
     ),
     "texts flattened": (lambda ids, x: x + x.flatten(0, 1).softmax(0).view(x.shape), "mixes"),
-    "the other text": (lambda ids, x: x + x.roll(1, 0), "mixes the texts"),
+    "the other text": (lambda ids, x: x + x.roll(1, 0), "mixes the rows"),
     "a pooled text": (
         lambda ids, x: F.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2),
         "avg_pool",

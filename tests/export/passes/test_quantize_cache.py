@@ -120,5 +120,5 @@ def test_state_that_another_node_reads_is_refused() -> None:
     node = ir.Node("", "TensorScatter", [past, past], num_outputs=1)
     node.outputs[0].name = "present"
     made = ir.Graph([past], node.outputs, nodes=[node], opset_imports={"": 24})
-    with pytest.raises(OptionError, match=r"^cache: expected .* read '0.key', got TensorScatter:"):
+    with pytest.raises(OptionError, match=r"'0.key'.*TensorScatter"):
         QuantizeCache([state])(ir.Model(made, ir_version=10))

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ortolan.export.passes.quantize_experts import QuantizeExperts
 from ortolan.export.quantize import rtn
-from ortolan.export.quantize.blocks import Scheme, dequantize, pack, pack_zeros
+from ortolan.export.quantize.blocks import dequantize, pack, pack_zeros
+from ortolan.export.scheme import Scheme
 
 EXPERTS, SIZE, WIDTH = 3, 64, 96
 

@@ -166,7 +166,7 @@ def test_progress_is_told_of_every_matrix() -> None:
         source,
         make_probes(source),
         thresholds=thresholds("fp32"),
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda step, done, total: told.append((done, total)),
     )
     done, total = zip(*told, strict=True)
     assert done == tuple(sorted(done))

@@ -8,8 +8,7 @@ import pytest
 from tests.export import tiny_models
 
 import ortolan
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4, Int8
+from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.runtime import open_bundle
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.weights import check_weights

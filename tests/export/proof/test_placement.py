@@ -9,8 +9,7 @@ from tests.export import tiny_models
 from tests.export.conftest import Exported
 
 import ortolan
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4
+from ortolan.export.options import ExportOptions, Int4
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.kernel_table import DECISIVE_INPUT
 from ortolan.runtime.inspect.placement import node_kinds, placement

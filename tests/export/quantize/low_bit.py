@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from torch import Tensor
 
-from ortolan.export.precision import GROUP_SIZES
-from ortolan.export.quantize.blocks import BITS, Codes, Scheme, pack, pack_zeros
+from ortolan.export.options import GROUP_SIZES
+from ortolan.export.quantize.blocks import Codes, pack, pack_zeros
+from ortolan.export.scheme import BITS, Scheme
 
 Array = NDArray[Any]
 

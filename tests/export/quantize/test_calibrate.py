@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ortolan.export.derived import DerivedWeights, Recipe
 from ortolan.export.inputs.tensors import Inputs
-from ortolan.export.precision import StoredMethod
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Codes, Scheme
+from ortolan.export.quantize.blocks import Codes
 from ortolan.export.quantize.calibrate import calibrated_weights
 from ortolan.export.quantize.refine import refine
+from ortolan.export.scheme import Scheme
 from ortolan.export.source import open_exportable
 from ortolan.modeling.config import (
     ClassifierHead,
@@ -55,7 +55,7 @@ def products(module: TransformerModel) -> list[str]:
 
 
 class Found(NamedTuple):
-    method: StoredMethod
+    method: str
     codes: Codes
 
 
@@ -169,7 +169,7 @@ def test_progress_counts_the_weights_of_both_sides() -> None:
         source,
         plan,
         Inputs(sources=TEXTS, ids=TARGETS),
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda step, done, total: told.append((done, total)),
     ):
         list(weight.parts)
     assert told == [(1, 3), (2, 3), (3, 3), (3, 3)]

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ortolan.export.derived import DerivedWeights, Recipe
 from ortolan.export.quantize import gptq, rounding
-from ortolan.export.quantize.blocks import Scheme, dequantize
+from ortolan.export.quantize.blocks import dequantize
 from ortolan.export.quantize.candidates import Candidates, fit
 from ortolan.export.quantize.rounding import QuantizedWeight, round_rows
+from ortolan.export.scheme import Scheme
 from ortolan.export.streamed import RoundsInputs
 
 SCHEMES = [

@@ -12,10 +12,11 @@ from torch import Tensor
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.quantize import effects
-from ortolan.export.quantize.blocks import Scheme, dequantize
+from ortolan.export.quantize.blocks import dequantize
 from ortolan.export.quantize.candidates import Candidates
 from ortolan.export.quantize.effects import Reference, distances, some_of
 from ortolan.export.quantize.rounding import QuantizedWeight, round_rows
+from ortolan.export.scheme import Scheme
 from ortolan.export.source import open_exportable
 from ortolan.modeling import DecoderModel
 
@@ -70,7 +71,7 @@ def test_each_weight_has_the_effect_that_pytorch_sees(
     told: list[tuple[int, int]] = []
     found = reference.distances(
         [made.instead(dict.fromkeys(each, SCHEME)) for each in variants],
-        lambda done, total: told.append((done, total)),
+        lambda step, done, total: told.append((done, total)),
     )
     expected = [divergence(module, {name: values[name] for name in each}) for each in variants]
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-8)

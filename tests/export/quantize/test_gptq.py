@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ortolan.export.errors import ExportError
 from ortolan.export.quantize import gptq, rtn
-from ortolan.export.quantize.blocks import Codes, Scheme
+from ortolan.export.quantize.blocks import Codes
+from ortolan.export.scheme import Scheme
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
 

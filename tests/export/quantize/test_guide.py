@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from ortolan.export.errors import ExportError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
-from ortolan.export.quantize.blocks import Codes, Scheme
+from ortolan.export.quantize.blocks import Codes
 from ortolan.export.quantize.calibrate import NOTHING_KNOWN, calibrated_weights
 from ortolan.export.quantize.guide import Importance, importance
+from ortolan.export.scheme import Scheme
 from ortolan.export.source import open_exportable
 from ortolan.modeling.state import State
 

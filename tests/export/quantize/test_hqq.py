@@ -7,7 +7,8 @@ from tests.export.quantize.weights import gaussian, heavy_tailed, on_the_grid, s
 
 from ortolan.export.errors import ExportError
 from ortolan.export.quantize import hqq, rtn
-from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, into_groups
+from ortolan.export.quantize.blocks import Codes, dequantize, into_groups
+from ortolan.export.scheme import Scheme
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
 

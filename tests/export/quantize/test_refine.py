@@ -7,7 +7,8 @@ from tests.export.quantize.weights import correlated_inputs, gaussian
 from torch import Tensor
 
 from ortolan.export.quantize import gptq, refine
-from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
+from ortolan.export.quantize.blocks import Codes, dequantize
+from ortolan.export.scheme import Scheme
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
 every_format_of_4_bits = pytest.mark.parametrize("scheme", FOUR_BITS, ids=label)

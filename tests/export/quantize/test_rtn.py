@@ -17,7 +17,8 @@ from tests.export.quantize.weights import (
 
 from ortolan.export.errors import ExportError
 from ortolan.export.quantize import rtn
-from ortolan.export.quantize.blocks import Codes, Scheme, dequantize, into_groups, relative_error
+from ortolan.export.quantize.blocks import Codes, dequantize, into_groups, relative_error
+from ortolan.export.scheme import Scheme
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from ortolan.export.quantize.blocks import Codes, Scheme, dequantize
+from ortolan.export.quantize.blocks import Codes, dequantize
+from ortolan.export.scheme import Scheme
 
 
 def gaussian(rows: int, inputs: int, *, seed: int = 0) -> Tensor:

@@ -12,6 +12,8 @@ from tests.export.conftest import Exported
 from torch import Tensor
 
 from ortolan.export.errors import ExportError
+from ortolan.export.progress import Progress, silent
+from ortolan.export.proof.witness import Witness
 from ortolan.export.weights import blob as export_weights
 from ortolan.export.weights.blob import (
     ALIGNMENT,
@@ -61,9 +63,10 @@ def write_blob(
     folder: Path,
     *,
     dtype: torch.dtype,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> Blob:
-    with BlobWriter(folder, total=initializer_bytes(models), progress=progress) as writer:
+    total, witness = initializer_bytes(models), Witness(models)
+    with BlobWriter(folder, total=total, witness=witness, progress=progress) as writer:
         write_rest(writer, models, weights, tables, dtype=dtype)
         return writer.finish()
 
@@ -147,7 +150,7 @@ def test_progress_ends_with_all_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
         {},
         tmp_path,
         dtype=torch.float32,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda step, done, total: told.append((done, total)),
     )
     assert told == [(16, 76), (32, 76), (48, 76), (64, 76), (76, 76)]
 

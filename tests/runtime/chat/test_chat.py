@@ -11,7 +11,7 @@ from tests.runtime.tiny_decoder import CONTEXT, tokenizer_json, write_bundle
 
 from ortolan.runtime import Decoder, load
 from ortolan.runtime.bundle.manifest import Tokens
-from ortolan.runtime.chat.call_bodies import ToolCall
+from ortolan.runtime.chat.call_syntax import ToolCall
 from ortolan.runtime.chat.parser import Piece
 from ortolan.runtime.errors import ChatError, ChatTemplateError, InputError, TokenizerError
 from ortolan.runtime.generation.grammar import Grammar
@@ -73,7 +73,7 @@ def test_a_stream_gives_the_same_reply(model: Decoder) -> None:
 
 def test_a_closed_stream_has_the_reply_so_far(model: Decoder) -> None:
     stream = model.chat_stream([USER], ignore_eos=True)
-    with pytest.raises(InputError, match="expected a finished stream"):
+    with pytest.raises(InputError, match="not complete"):
         _ = stream.reply
     first = next(stream)
     stream.close()
@@ -165,7 +165,7 @@ def test_tools_are_refused_where_nobody_knows_how_calls_are_written(tmp_path: Pa
     model = made(tmp_path, {"chat_template.jinja": b"{{ tools }}{{ messages[0].content }}"})
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     assert model._chat.question([USER], {"tools": []}).parser() is not None
-    with pytest.raises(ChatError, match="tools: this chat template offers them, but in no format"):
+    with pytest.raises(ChatError, match="does not read"):
         model.chat([USER], tools=tools)
 
 
@@ -181,13 +181,13 @@ def test_special_tokens_that_are_markers_are_shown_to_the_parser(model: Decoder)
 
 
 def test_calls_of_a_reply_are_a_message() -> None:
-    from ortolan.runtime.chat.messages import checked_messages
+    from ortolan.runtime.chat.messages import check_messages
     from ortolan.runtime.chat.reply import reply_of
 
     call = ToolCall(name="f", arguments={"x": 1}, id="call00000")
     pieces = [Piece(reasoning="hm"), Piece(content="a"), Piece(tool_call=call)]
     reply = reply_of(pieces, completion=None)  # type: ignore[arg-type]
-    (message,) = checked_messages([reply.message])
+    (message,) = check_messages([reply.message])
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert (message["content"], message["reasoning_content"]) == ("a", "hm")
 
@@ -197,13 +197,13 @@ def test_calls_of_a_reply_are_a_message() -> None:
 
 def test_without_a_template_the_error_says_what_to_do(tmp_path: Path) -> None:
     model = made(tmp_path, {})
-    with pytest.raises(ChatTemplateError, match="beside its checkpoint and export again"):
+    with pytest.raises(ChatTemplateError, match="export again"):
         model.chat([USER])
 
 
 def test_without_a_tokenizer_there_is_no_chat(tmp_path: Path) -> None:
     model = load(write_bundle(tmp_path / "bundle").path, Decoder)
-    with pytest.raises(TokenizerError, match="chat: expected a bundle with a tokenizer"):
+    with pytest.raises(TokenizerError, match="tokenizer"):
         model.chat([USER])
 
 
@@ -224,10 +224,10 @@ def test_a_template_in_the_config_of_the_tokenizer_counts(
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer_config.json": b"{"}, "tokenizer_config.json: expected a JSON object"),
-        ({"chat_template.jinja": b"\xff"}, "expected UTF-8, got byte 0xff at 0"),
+        ({"tokenizer_config.json": b"{"}, "tokenizer_config.json is not"),
+        ({"chat_template.jinja": b"\xff"}, "byte 0xff at 0"),
         ({"chat_template.jinja": b"{% if %}"}, "wrong in line 1"),
-        ({"chat_template.jinja": b""}, "expected a bundle with chat_template.jinja"),
+        ({"chat_template.jinja": b""}, "no chat_template.jinja"),
     ],
 )
 def test_a_damaged_template_is_a_typed_error(

@@ -91,11 +91,11 @@ def test_a_file_is_replaced_whole_or_not_at_all(model: Decoder, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bundle": "0" * 64}, "got one with another"),
+        ({"bundle": "0" * 64}, "another bundle"),
         ({"ortolan_conversation": 2}, "expected version 1, got 2"),
-        ({"messages": [{"role": "king", "content": ""}]}, r"messages\[0\].role: .*was changed"),
-        ({"messages": 7}, "expected a saved conversation"),
-        ({"more": 7}, "expected a saved conversation"),
+        ({"messages": [{"role": "king", "content": ""}]}, r"messages\[0\].role"),
+        ({"messages": 7}, "not a saved conversation"),
+        ({"more": 7}, "not a saved conversation"),
     ],
 )
 def test_a_file_of_something_else_is_refused(
@@ -113,7 +113,7 @@ def test_a_file_of_something_else_is_refused(
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]", b"[" * 10_000, b"null"])
 def test_a_damaged_file_is_refused(model: Decoder, tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.json").write_bytes(data)
-    with pytest.raises(StateFileError, match="damaged, or another file"):
+    with pytest.raises(StateFileError, match="not a saved"):
         model.conversation().load(tmp_path / "a.json")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.runtime.chat.families import source
 from tests.runtime.chat.written_calls import CALLS, ONE, SOURCES, TWO, form, taken
 
-from ortolan.runtime.chat.call_bodies import ToolCall
+from ortolan.runtime.chat.call_syntax import ToolCall
 from ortolan.runtime.chat.formats import Format, format_of
 
 

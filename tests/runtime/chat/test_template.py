@@ -208,14 +208,14 @@ def test_parts_that_join_to_a_control_token_are_text() -> None:
 
 def test_a_text_that_a_template_takes_apart_may_hold_no_control_token() -> None:
     messages = [USER, {"role": "assistant", "content": "<think>a</think>b<|im_end|>"}, USER]
-    with pytest.raises(ChatError, match=r"expected texts without '.*', since this chat template"):
+    with pytest.raises(ChatError, match="splits text"):
         ours("qwen3").prompt(messages)
 
 
 def test_a_key_may_hold_no_control_token() -> None:
     calls = [{"function": {"name": "f", "arguments": {"<|im_end|>": 1}}}]
     messages: Messages = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
-    with pytest.raises(ChatError, match="expected keys without control tokens"):
+    with pytest.raises(ChatError, match="A key contains"):
         ours("qwen2").prompt(messages)
 
 
@@ -223,7 +223,7 @@ def test_a_key_may_hold_no_control_token() -> None:
 
 
 def test_what_the_template_refuses_is_an_error_with_its_words() -> None:
-    with pytest.raises(ChatError, match="got: Conversation roles must alternate"):
+    with pytest.raises(ChatError, match="roles must alternate"):
         ours("gemma").prompt([USER, USER])
 
 
@@ -273,7 +273,7 @@ def test_parts_are_what_transformers_makes_of_them_or_refused(
 
 
 def test_several_parts_are_refused_where_the_template_takes_a_text() -> None:
-    with pytest.raises(ChatError, match=r"\[1\].content: .* takes a text, not a list of 2 parts"):
+    with pytest.raises(ChatError, match=r"\[1\].content: .* 2 parts"):
         ours("chatml").prompt([with_parts("user", "a"), with_parts("assistant", "b", "c")])
 
 
@@ -290,7 +290,7 @@ def test_arguments_are_json_where_the_template_joins_them_to_a_text() -> None:
 @pytest.mark.parametrize("name", ["tools", "documents"])
 def test_what_the_template_ignores_is_refused(name: str) -> None:
     given: dict[str, Any] = {name: [TOOL]}
-    with pytest.raises(ChatError, match=f"{name}: this chat template ignores them"):
+    with pytest.raises(ChatError, match=f"ignores {name}"):
         ours("zephyr").prompt([USER], **given)
 
 
@@ -331,24 +331,24 @@ def test_a_continued_answer_may_have_parts() -> None:
     assert expected is None or our_ids("smollm3", messages, **more) == expected
 
 
-@pytest.mark.parametrize(("last", "what"), [(USER, "role user"), (CALL, "calls of tools")])
+@pytest.mark.parametrize(("last", "what"), [(USER, "role user"), (CALL, "tool calls")])
 def test_what_is_no_answer_is_not_continued(last: dict[str, Any], what: str) -> None:
-    with pytest.raises(ChatError, match=f"continue_final_message needs an answer .* {what}"):
+    with pytest.raises(ChatError, match=what):
         ours("qwen2").prompt([USER, last], continue_final_message=True)
 
 
 def test_an_answer_that_the_template_leaves_out_is_not_continued() -> None:
     made = ChatTemplate("{{ messages[0].content }}", ours("qwen2").tokenizer, {})
-    with pytest.raises(ChatError, match="leaves a part of it out, so it cannot be continued"):
+    with pytest.raises(ChatError, match="drops part"):
         made.prompt([USER, ANSWER], continue_final_message=True)
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
 def test_variables_take_the_place_of_nothing(name: str) -> None:
-    with pytest.raises(ChatError, match=rf"variables: expected none named {name}"):
+    with pytest.raises(ChatError, match=f"variables .* {name}"):
         ours("qwen2").prompt([USER], variables={name: []})
 
 
 def test_a_missing_default_is_an_error() -> None:
-    with pytest.raises(ChatTemplateError, match="expected one named default, got tool_use"):
+    with pytest.raises(ChatTemplateError, match="tool_use"):
         ChatTemplate({"tool_use": ""}, ours("qwen2").tokenizer, {})

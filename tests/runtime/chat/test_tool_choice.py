@@ -219,10 +219,10 @@ def test_a_choice_holds_for_conversations_and_services(models: dict[str, Decoder
     [
         ({"tool_choice": "required"}, "needs tools"),
         ({"tool_choice": "weather"}, "there are none"),
-        ({"tools": TOOLS, "tool_choice": "rain"}, r"one of the tools \(weather, time\)"),
-        ({"tools": TOOLS, "tool_choice": 3}, "expected 'none'"),
-        ({"tools": TOOLS, "tool_choice": {"function": {"name": "auto"}}}, "one of the tools"),
-        ({"tools": TOOLS, "tool_choice": "none", "grammar": Grammar("")}, "`grammar` says"),
+        ({"tools": TOOLS, "tool_choice": "rain"}, r"\(weather, time\)"),
+        ({"tools": TOOLS, "tool_choice": 3}, "got 3"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "auto"}}}, "got 'auto'"),
+        ({"tools": TOOLS, "tool_choice": "none", "grammar": Grammar("")}, "or grammar"),
     ],
 )
 def test_choices_that_cannot_be_made(
@@ -237,7 +237,7 @@ def test_choices_that_cannot_be_made(
     [
         ("json", {"type": "string"}, "must be a schema of type 'object'"),
         ("json", {"properties": {}, "required": ["x"]}, "'x' is unsatisfiable"),
-        ("xml", {"required": ["x"]}, "got 'x'"),
+        ("xml", {"required": ["x"]}, "'x'"),
         ("xml", {"required": True}, "grammar: expected"),
         ("xml", {"anyOf": [{"properties": {"x": {}}}]}, "writes arguments one by one"),
         ("python", {"properties": {"x": {"type": "strong"}}}, "grammar: expected"),
@@ -262,13 +262,13 @@ def test_an_answer_that_has_begun_goes_on_with_a_call(models: dict[str, Decoder]
     messages = [USER, {"role": "assistant", "content": "Let me see."}]
     options = drawn(1, tool_choice="time", continue_final_message=True)
     check(models["json"].chat(messages, **options))
-    with pytest.raises(ChatError, match="can hold no call"):
+    with pytest.raises(ChatError, match="middle of an answer"):
         models["bare"].chat(messages, **options)
 
 
 def test_a_format_that_is_not_shown_is_refused(tmp_path: Path) -> None:
     template = _TURN.replace("BODY", "{# <arg_key> #}")
     model = made(tmp_path, {"chat_template.jinja": template.encode()}, context_length=2048)
-    with pytest.raises(ChatError, match="does not show how it writes a call"):
+    with pytest.raises(ChatError, match="does not show"):
         model.chat([USER], tools=TOOLS, tool_choice="required")
     assert model.chat([USER], tools=TOOLS, tool_choice="auto", max_new_tokens=1)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ortolan.runtime.chat.call_bodies import ToolCall
+from ortolan.runtime.chat.call_syntax import ToolCall
 from ortolan.runtime.chat.formats import Format, format_of
 from ortolan.runtime.chat.parser import ReplyParser
 

@@ -2,9 +2,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -16,7 +18,8 @@ from tests.runtime.tiny_decoder import TinyDecoder, write_bundle
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import Graph
+from ortolan.runtime.bundle.interface import IDS, LENGTHS
+from ortolan.runtime.bundle.manifest import Graph, State
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.ort_session import save_packed
 from ortolan.runtime.engine.runner import Runner
@@ -49,7 +52,7 @@ def test_threads_default_to_the_physical_cores(bundle: Bundle) -> None:
 def test_threads_that_are_no_number_of_threads_are_an_error(
     bundle: Bundle, threads: object
 ) -> None:
-    with pytest.raises(InputError, match="threads: expected"):
+    with pytest.raises(InputError, match="threads must be"):
         Engine(bundle, threads=threads)  # type: ignore[arg-type]
 
 
@@ -188,6 +191,66 @@ def test_a_step_reads_the_source_that_was_put_last(exported: Callable[[str], Pat
         got = first(runner, slot)
     fresh.put_sources([1], encoded(40, 41))
     np.testing.assert_allclose(got, first(fresh, 1), rtol=0, atol=1e-5)
+
+
+# --- batches of sources ------------------------------------------------------------------------
+
+SOURCES_BT = np.array([[3, 4, 5], [9, 0, 0]])
+
+LENGTHS_B = np.array([3, 1], np.int32)
+
+
+class MixingEngine:
+    """An encoder whose states hold the greatest id of the call: of padding, and of all sources."""
+
+    def __init__(self, prefill_precision: str | None) -> None:
+        state = State(
+            name="key",
+            input="key",
+            output="key",
+            shape=("batch", 2, "source", 1),
+            dtype="float32",
+            update="source",
+        )
+        self.manifest = SimpleNamespace(prefill_precision=prefill_precision)
+        self.source_states = (state,)
+        self.widths: list[int] = []
+
+    def encode_source(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
+        ids_BT = next(iter(inputs.values())).reshape(len(next(iter(inputs.values()))), -1)
+        self.widths.append(ids_BT.shape[1])
+        states = np.full((len(ids_BT), 2, ids_BT.shape[1], 1), ids_BT.max(), np.float32)
+        lengths = inputs.get(LENGTHS, np.full(len(ids_BT), ids_BT.shape[1], np.int32))
+        return Encoded(lengths=lengths, states=(states,))
+
+
+def encoded(
+    prefill_precision: str | None, feeds: Mapping[str, NDArray[Any]]
+) -> tuple[NDArray[np.float32], list[int]]:
+    engine = MixingEngine(prefill_precision)
+    source = Engine.encode_sources(cast(Engine, engine), feeds)
+    assert source.lengths.tolist() == feeds[LENGTHS].tolist() if LENGTHS in feeds else True
+    return source.states[0], engine.widths
+
+
+def test_integer_products_see_one_source_without_its_padding() -> None:
+    states, widths = encoded("int8", {IDS: SOURCES_BT, LENGTHS: LENGTHS_B})
+    assert widths == [3, 1]
+    assert states[:, 0, :, 0].tolist() == [[5, 5, 5], [9, 0, 0]]
+
+
+def test_integer_products_see_one_image() -> None:
+    states, widths = encoded("int8", {"pixels": np.array([[1.0, 2.0], [3.0, 4.0]])})
+    assert widths == [2, 2]
+    assert states[:, 0, :, 0].tolist() == [[2, 2], [4, 4]]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_other_encoders_take_all_sources_at_once(rows: int) -> None:
+    feeds = {IDS: SOURCES_BT[:rows], LENGTHS: LENGTHS_B[:rows]}
+    states, widths = encoded(None, feeds)
+    assert widths == [3]
+    assert (states == feeds[IDS].max()).all()
 
 
 # --- forks ------------------------------------------------------------------------------------

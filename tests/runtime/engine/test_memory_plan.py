@@ -115,7 +115,7 @@ def test_a_request_that_fits_is_let_through(tmp_path: Path, bundle: Bundle) -> N
 
 def test_a_request_that_does_not_fit_gives_the_figures(tmp_path: Path, bundle: Bundle) -> None:
     root = machine(tmp_path, available=2 * GIB)
-    with pytest.raises(MemoryPlanError, match=r"2\.25 GB of free memory, got 2\.15 GB\. Lower max"):
+    with pytest.raises(MemoryPlanError, match=r"2\.25 GB .* 2\.15 GB"):
         check_request(bundle, 2.1, root)
 
 

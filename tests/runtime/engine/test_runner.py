@@ -15,7 +15,6 @@ from ortolan.runtime.bundle.manifest import State
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Buffer, Slots
-from ortolan.runtime.engine.teacher_forced import teacher_forced
 from ortolan.runtime.errors import ContextLengthError, NumericError
 
 KINDS = ("unified", "split", "recurrent", "by-token")
@@ -168,7 +167,7 @@ def test_teacher_forced_logits_that_are_not_finite_are_an_error(tiny: Tiny) -> N
     for _, keys, _ in runner.slots.bound(slice(0, 1)):
         keys[...] = np.nan
     with pytest.raises(NumericError, match="positions 0 to 2"):
-        teacher_forced(runner, [1, 2, 3])
+        runner.teacher_forced([1, 2, 3])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -158,7 +158,7 @@ def test_what_is_wrong_is_said_when_asking(service: Service, tmp_path: Path) -> 
         service.chat([])
     with pytest.raises(InputError, match="Did you mean max_new_tokens"):
         service.chat(user("Hi."), max_tokens=3)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="n: expected"):
+    with pytest.raises(InputError, match="n must be"):
         service.chat(user("Hi."), n=0)
     assert service.stats().refused
     with made(tmp_path, {}).serve() as other:

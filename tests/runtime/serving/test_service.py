@@ -142,7 +142,7 @@ def test_a_wrong_request_is_refused_at_once(
     ],
 )
 def test_a_wrong_option_of_a_service_is_refused(model: Decoder, options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"{next(iter(options))}: expected"):
+    with pytest.raises(InputError, match=f"^{next(iter(options))}"):
         model.serve(**options)
 
 
@@ -182,12 +182,12 @@ def test_what_can_never_fit_is_refused_at_once(
 ) -> None:
     memory_left(200_000)
     with model.serve(cache_bytes=0) as service:
-        with pytest.raises(MemoryPlanError, match=r"of free memory, got 0\.2 MB"):
+        with pytest.raises(MemoryPlanError, match=r"0\.2 MB is free"):
             service.submit("a", max_new_tokens=1000)
         assert len(service.submit("a", max_new_tokens=9, ignore_eos=True).completion().tokens) == 9
     with (
         model.serve(cache_bytes=190_000) as service,
-        pytest.raises(MemoryPlanError, match=r"0\.2 MB more are kept free for the prefix cache"),
+        pytest.raises(MemoryPlanError, match=r"0\.2 MB .* prefix cache"),
     ):
         service.submit("a", max_new_tokens=100)
 

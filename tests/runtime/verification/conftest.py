@@ -1,4 +1,4 @@
-"""First loads whose subprocess does something else."""
+"""A tiny bundle, and first loads whose subprocess does something else."""
 
 import textwrap
 from collections.abc import Callable
@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from tests.runtime import tiny_decoder
+from tests.runtime.tiny_decoder import TinyDecoder
 
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.verification import first_load
+from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.certificate_files import read_certificate
 
 STEP = """
 from ortolan.runtime.verification import first_load_child
@@ -26,6 +29,16 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(tmp_path / "state"))
     return tmp_path / "state"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
+    return tiny_decoder.write_bundle(tmp_path_factory.mktemp("verification") / "bundle")
+
+
+@pytest.fixture(scope="session")
+def certificate(tiny: TinyDecoder) -> Certificate:
+    return read_certificate(open_bundle(tiny.path))
 
 
 @pytest.fixture

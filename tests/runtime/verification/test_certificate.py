@@ -1,5 +1,3 @@
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.runtime.damaged_bundles import edit_json, put
 from tests.runtime.tiny_decoder import PROBES, TinyDecoder, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
@@ -19,7 +18,6 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import BundleFileError, DeviceError, MemoryPlanError
 from ortolan.runtime.verification.certificate import Certificate, Logits
-from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.comparison import divergence, summarize
 from ortolan.runtime.verification.replay import replay, verify
 from ortolan.runtime.verification.report import Divergence, Report, Thresholds
@@ -29,25 +27,15 @@ TOTAL = sum(PROBES)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
-    return write_bundle(tmp_path_factory.mktemp("certificate") / "bundle")
-
-
-@pytest.fixture(scope="module")
 def engine(tiny: TinyDecoder) -> Engine:
     return Engine(open_bundle(tiny.path))
-
-
-@pytest.fixture(scope="module")
-def certificate(tiny: TinyDecoder) -> Certificate:
-    return read_certificate(open_bundle(tiny.path))
 
 
 # --- verdicts ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"split": True}, {"recurrent": True}])
-def test_a_sound_bundle_passes(tmp_path: Path, options: dict[str, bool]) -> None:
+def test_an_undamaged_bundle_passes(tmp_path: Path, options: dict[str, bool]) -> None:
     report = verify(write_bundle(tmp_path / "bundle", **options).path, isolate=False)  # type: ignore[arg-type]
     assert report.verdict == "PASS"
     assert (report.top1_agreement, report.near_ties, report.non_finite) == (1.0, 0, 0)
@@ -64,13 +52,13 @@ def test_every_way_to_compute_is_replayed(engine: Engine, certificate: Certifica
     phases = replay(engine, certificate).phases
     assert {name: phase.positions for name, phase in phases.items()} == {
         "prefill": 5 + 40 + 150,
-        "decode": 5 + 40 + 64,  # of the long probe only the end
+        "decode": 5 + 40 + 64,  # only the end of the long probe
         "chunked": 150,
-        "batch": 2 * 4,  # the last tokens of the short ones
+        "batch": 2 * 4,  # the last tokens of the short probes
     }
 
 
-def test_rows_that_depend_on_each_other_are_found(
+def test_rows_that_depend_on_each_other_are_detected(
     engine: Engine, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Runner.step
@@ -87,22 +75,21 @@ def test_rows_that_depend_on_each_other_are_found(
 
 
 def test_progress_ends_at_the_total(engine: Engine, certificate: Certificate) -> None:
-    told: list[tuple[int, int]] = []
-    replay(engine, certificate, progress=lambda done, total: told.append((done, total)))
-    done, totals = zip(*told, strict=True)
+    calls: list[tuple[int, int]] = []
+    replay(engine, certificate, progress=lambda *call: calls.append(call))
+    done, totals = zip(*calls, strict=True)
     assert list(done) == sorted(done)
-    assert set(totals) == {195 + 109 + 150 + 8}
-    assert told[-1][0] == told[-1][1]
+    assert set(totals) == {195 + 109 + 150 + 8} == {done[-1]}
 
 
-def test_logits_of_more_than_a_block_are_never_in_memory_at_once(
+def test_memory_holds_the_logits_of_one_block(
     engine: Engine, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
     chunk = Runner.chunk
 
-    def note(runner: Runner, *given: Any, **options: Any) -> NDArray[np.float32]:
-        logits = chunk(runner, *given, **options)
+    def note(runner: Runner, *args: Any, **options: Any) -> NDArray[np.float32]:
+        logits = chunk(runner, *args, **options)
         rows.append(len(logits))
         return logits
 
@@ -119,13 +106,12 @@ def logits_of(certificate: Certificate) -> Logits:
 
 
 def changed(certificate: Certificate, position: int, delta: float) -> Certificate:
-    """The reference with its highest logit at a position moved."""
     top_logits = logits_of(certificate).top_logits.copy()
     top_logits[position, 0] += delta
     return replace(certificate, reference=replace(logits_of(certificate), top_logits=top_logits))
 
 
-def test_a_logit_beyond_its_threshold_fails_and_is_found(
+def test_a_logit_beyond_the_tolerance_fails_and_is_located(
     engine: Engine, certificate: Certificate
 ) -> None:
     report = replay(engine, changed(certificate, 5 + 7, 0.5))
@@ -134,7 +120,7 @@ def test_a_logit_beyond_its_threshold_fails_and_is_found(
     assert report.first_divergence == Divergence(probe="tokens 40", position=7, phase="prefill")
 
 
-def test_the_threshold_of_logits_grows_with_the_largest_of_them(
+def test_the_tolerance_scales_with_the_largest_logit(
     engine: Engine, certificate: Certificate
 ) -> None:
     scale = float(np.abs(logits_of(certificate).top_logits).max())
@@ -145,9 +131,7 @@ def test_the_threshold_of_logits_grows_with_the_largest_of_them(
         assert replay(engine, replace(moved, thresholds=loose)).verdict == verdict
 
 
-def test_a_mean_divergence_beyond_its_threshold_fails(
-    engine: Engine, certificate: Certificate
-) -> None:
+def test_a_mean_kl_beyond_the_tolerance_fails(engine: Engine, certificate: Certificate) -> None:
     loose = {"max_abs_delta": 1.0, "near_tie": 0.0}
     reference = logits_of(certificate)
     louder = replace(reference, log_sum_exp=reference.log_sum_exp + np.float32(0.1))
@@ -161,7 +145,7 @@ def test_a_mean_divergence_beyond_its_threshold_fails(
 
 
 def swapped(certificate: Certificate, position: int, gap: float) -> Certificate:
-    """The reference with its two best tokens exchanged, so far from each other."""
+    """Exchange the two best tokens of a position, `gap` apart."""
     reference = logits_of(certificate)
     top_ids, top_logits = reference.top_ids.copy(), reference.top_logits.copy()
     top_ids[position, :2] = top_ids[position, 1::-1]
@@ -173,11 +157,11 @@ def swapped(certificate: Certificate, position: int, gap: float) -> Certificate:
 @pytest.mark.parametrize(
     ("gap", "verdict", "near_ties"), [(0.01, "AMBIGUOUS", 3), (0.1, "FAIL", 0)]
 )
-def test_the_two_best_tokens_may_change_places_only_when_nearly_tied(
+def test_only_near_ties_may_change_places(
     engine: Engine, certificate: Certificate, gap: float, verdict: str, near_ties: int
 ) -> None:
     loose = Thresholds(max_abs_delta=100.0, mean_kl=100.0, near_tie=0.05)
-    last = TOTAL - 1  # in the prefill, in the decoded end, and in the chunks
+    last = TOTAL - 1  # in prefill, decode and chunked
     report = replay(engine, replace(swapped(certificate, last, gap), thresholds=loose))
     assert (report.verdict, report.near_ties) == (verdict, near_ties)
     words = "PASS with 3 near ties: " if near_ties else "FAIL: "
@@ -186,7 +170,7 @@ def test_the_two_best_tokens_may_change_places_only_when_nearly_tied(
     assert report.first_divergence == Divergence(probe="tokens 150", position=149, phase="prefill")
 
 
-def test_logits_that_are_not_finite_fail(tmp_path: Path) -> None:
+def test_non_finite_logits_fail(tmp_path: Path) -> None:
     report = verify(write_bundle(tmp_path / "bundle", poisoned=POISON).path, isolate=False)
     assert report.verdict == "FAIL"
     assert report.non_finite > 0
@@ -194,13 +178,13 @@ def test_logits_that_are_not_finite_fail(tmp_path: Path) -> None:
     assert report.first_divergence is not None
 
 
-def test_a_fault_of_decoding_alone_is_found_there(
+def test_a_fault_in_decode_steps_is_located(
     engine: Engine, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step: Callable[..., None] = Runner.step
 
     def late(runner: Runner, tokens: Sequence[int]) -> None:
-        """Write the fourth token where the third stands."""
+        """Overwrite the third token with the fourth."""
         is_fourth = runner.slots.lengths == [3]
         if is_fourth:
             runner.slots.lengths[0] = 2
@@ -217,7 +201,7 @@ def test_a_fault_of_decoding_alone_is_found_there(
     assert report.first_divergence == Divergence(probe="tokens 5", position=3, phase="decode")
 
 
-def test_an_altered_weight_is_found_before_anything_runs(tmp_path: Path) -> None:
+def test_an_altered_file_is_detected_before_anything_runs(tmp_path: Path) -> None:
     tiny = write_bundle(tmp_path / "bundle")
     (blob,) = tiny.path.glob("weights-*.bin")
     data = bytearray(blob.read_bytes())
@@ -227,30 +211,24 @@ def test_an_altered_weight_is_found_before_anything_runs(tmp_path: Path) -> None
         verify(tiny.path, isolate=False)
 
 
-def test_a_state_that_no_memory_holds_is_refused_before_there_is_any(tmp_path: Path) -> None:
+def test_a_state_larger_than_memory_is_refused(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "bundle", recurrent=True).path
     model = onnx.load(folder / "decoder.onnx", load_external_data=False)
     for value in [*model.graph.input, *model.graph.output]:
         if value.name.endswith("_sum"):
-            value.type.tensor_type.shape.dim[2].dim_param = "width"  # whatever the manifest says
-    data = model.SerializeToString()
-    (folder / "decoder.onnx").write_bytes(data)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["states"][-1]["shape"][2] = 2**39
-    (file,) = [file for file in manifest["files"] if file["name"] == "decoder.onnx"]
-    file |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
+            value.type.tensor_type.shape.dim[2].dim_param = "width"  # no conflict with the manifest
+    (folder / "decoder.onnx").write_bytes(model.SerializeToString())
+    edit_json(folder, "manifest.json", put("states", -1, "shape", 2, value=2**39))
     with pytest.raises(MemoryPlanError):
         verify(folder, isolate=False)
 
 
-def test_a_device_of_another_bundle_is_an_error(tiny: TinyDecoder) -> None:
+def test_a_device_the_bundle_was_not_made_for_is_an_error(tiny: TinyDecoder) -> None:
     with pytest.raises(DeviceError):
         verify(tiny.path, device="cuda", isolate=False)
 
 
-def test_a_report_goes_through_json(engine: Engine, certificate: Certificate) -> None:
+def test_a_report_survives_json(engine: Engine, certificate: Certificate) -> None:
     for reference in (certificate, changed(certificate, 3, 1.0)):
         report = replay(engine, reference)
         assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
@@ -263,25 +241,25 @@ logits = st.lists(st.floats(-30, 30, width=32), min_size=6, max_size=6)
 
 @settings(max_examples=60)
 @given(p=logits, q=logits, top_k=st.integers(2, 6))
-def test_the_divergence_is_a_lower_bound_of_the_whole_and_zero_of_equals(
+def test_the_divergence_of_kept_tokens_is_a_lower_bound(
     p: list[float], q: list[float], top_k: int
 ) -> None:
     log_p, log_q = (np.array(x) - np.logaddexp.reduce(x) for x in (p, q))
     whole = float((np.exp(log_p) * (log_p - log_q)).sum())
     kept = np.argsort(-log_p)[:top_k]
-    got = divergence(log_p[kept][None], log_q[kept][None])
-    assert 0 <= got[0] <= whole + 1e-3 + whole * 1e-3
+    partial = divergence(log_p[kept][None], log_q[kept][None])
+    assert 0 <= partial[0] <= whole + 1e-3 + whole * 1e-3
     equal = divergence(log_p[kept][None], log_p[kept][None])
     assert equal[0] == pytest.approx(0, abs=1e-12)
 
 
-def test_the_divergence_of_all_tokens_is_the_whole() -> None:
+def test_the_divergence_of_all_tokens_is_exact() -> None:
     log_p, log_q = (np.log(np.array([x])) for x in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
     expected = 0.5 * np.log(0.5 / 0.2) + 0.2 * np.log(0.2 / 0.5)
     assert divergence(log_p, log_q)[0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_rounding_of_the_stored_numbers_is_no_divergence() -> None:
+def test_rounding_of_stored_numbers_adds_no_divergence() -> None:
     logits = np.array([[25.0, 3.0, 1.0, -2.0]])  # one token is nearly certain
     stored = float(np.logaddexp.reduce(logits[0])) + np.array([-1e-6, 1e-6])
     exact = logits - np.logaddexp.reduce(logits[0])
@@ -289,13 +267,9 @@ def test_the_rounding_of_the_stored_numbers_is_no_divergence() -> None:
         assert divergence(logits - log_sum_exp, exact)[0] < 1e-9
 
 
-def test_a_summary_keeps_the_highest_and_the_lower_id_of_equals() -> None:
+def test_a_summary_keeps_the_highest_logits_and_breaks_ties_by_id() -> None:
     top_ids, top_logits, sums = summarize(np.array([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 3)
     assert top_ids.tolist() == [[1, 2, 3], [0, 1, 2]]
     assert top_logits.tolist() == [[3, 3, 2], [0, 0, 0]]
     assert sums.tolist() == pytest.approx([np.log(np.exp([1, 3, 3, 2]).sum()), np.log(4)])
-    assert [array.dtype for array in (top_ids, top_logits, sums)] == [
-        np.int32,
-        np.float32,
-        np.float32,
-    ]
+    assert (top_ids.dtype, top_logits.dtype, sums.dtype) == (np.int32, np.float32, np.float32)

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import logging
 import sys
@@ -11,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 from tests.runtime import packed_bundles, tiny_decoder, tiny_encoder
+from tests.runtime.damaged_bundles import edit_json, put, reseal
 
 from ortolan.cli.inspect import command
 from ortolan.runtime import (
@@ -25,8 +25,6 @@ from ortolan.runtime import (
     verify,
 )
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import File
-from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.errors import ComputeError
@@ -97,12 +95,8 @@ def test_the_graph_of_attention_maps_is_opened(tmp_path: Path) -> None:
     softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
     del softmax.attribute[:]
     softmax.attribute.append(helper.make_attribute("axis", 9))
-    data = model.SerializeToString()
-    path.write_bytes(data)
-    changed = File(name=path.name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-    files = [changed if file.name == path.name else file for file in bundle.manifest.files]
-    manifest = msgspec.structs.replace(bundle.manifest, files=tuple(files))
-    (bundle.path / "manifest.json").write_bytes(encode(manifest))
+    path.write_bytes(model.SerializeToString())
+    reseal(bundle.path)
     load(bundle.path)
     with pytest.raises(GraphError, match=r"^attention\.onnx"):
         first_load(bundle)
@@ -188,10 +182,11 @@ def test_no_file_is_written(bundle: Bundle, replace_step: Replace, tmp_path: Pat
 
 
 def test_an_error_in_the_subprocess_is_the_same_error_here(bundle: Bundle) -> None:
-    first, *rest = bundle.manifest.states
-    states = (msgspec.structs.replace(first, shape=(2, "batch", "capacity", 16)), *rest)
-    manifest = msgspec.structs.replace(bundle.manifest, states=states)
-    (bundle.path / "manifest.json").write_bytes(encode(manifest))
+    edit_json(
+        bundle.path,
+        "manifest.json",
+        put("states", 0, "shape", value=[2, "batch", "capacity", 16]),
+    )
     with pytest.raises(ManifestError) as there:
         first_load(bundle)
     with pytest.raises(ManifestError) as here:

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ortolan.cli import options
-from ortolan.cli.chat.commands import obey
+from ortolan.cli.chat.commands import run_command
 from ortolan.cli.chat.questions import question_reader
 from ortolan.cli.chat.session import ChatSession, tell
 from ortolan.cli.help import LongCommand
@@ -15,7 +15,7 @@ from ortolan.errors import OrtolanError
 
 @click.command(cls=LongCommand)
 @options.bundle
-@click.option("--system", metavar="TEXT", help="What the model is to be, in place of its default.")
+@click.option("--system", metavar="TEXT", help="System message. Default: the template's.")
 @options.max_new_tokens
 @options.sampling(from_model=True)
 @options.stop
@@ -23,7 +23,7 @@ from ortolan.errors import OrtolanError
     "--history/--no-history",
     default=True,
     show_default=True,
-    help="Keep what is typed for later sessions.",
+    help="Keep what you type for later chats.",
 )
 @options.device
 @options.threads
@@ -37,10 +37,10 @@ def command(
     device: str,
     threads: int | None,
 ) -> None:
-    """Hold a conversation, in the format that the model was trained on.
+    """Chat with a model, in the format that it was trained on.
 
-    Answers stream to standard output. Ctrl-C stops an answer, Ctrl-D leaves; /help lists what else
-    there is. Questions may come through a pipe, one a line.
+    Answers stream to standard output. Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands.
+    Questions may also come through a pipe, one per line.
     """
     from ortolan.runtime import Decoder, Sampling, load
 
@@ -54,31 +54,26 @@ def command(
     )
     if session.is_terminal:
         tell(f"{bundle.resolve().name}: /help lists commands, Ctrl-D leaves.")
-    _talk(session, keeps_history=history)
-
-
-def _talk(session: ChatSession, *, keeps_history: bool) -> None:
-    """Answer questions until there are no more.
-
-    An error ends the program in a pipe. At a terminal it is one line, and the chat goes on.
-    """
-    read = question_reader(keeps_history=keeps_history, tell=tell)
+    read = question_reader(keeps_history=history, tell=tell)
     while True:
         try:
-            text = read()
-            if text.startswith("/") and "\n" not in text:
-                obey(text, session)
-            elif text.strip():
-                session.ask(text)
+            _answer(read(), session)
         except EOFError:
             return
         except (KeyboardInterrupt, OrtolanError) as error:
             if not session.is_terminal:
                 raise
-            tell(_said(error))
+            tell(_one_line(error))
 
 
-def _said(error: BaseException) -> str:
+def _answer(text: str, session: ChatSession) -> None:
+    if text.startswith("/") and "\n" not in text:
+        run_command(text, session)
+    elif text.strip():
+        session.ask(text)
+
+
+def _one_line(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "\nLeave with /exit or Ctrl-D."
     return f"ortolan: {' '.join(str(error).split())}"

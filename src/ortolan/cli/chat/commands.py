@@ -1,4 +1,4 @@
-"""The commands of `ortolan chat`: a row each."""
+"""The commands of `ortolan chat`: one row each in `COMMANDS`."""
 
 import os
 from collections.abc import Callable
@@ -16,10 +16,9 @@ class Command:
     """One command.
 
     Attributes:
-        run: carries out the command, with its argument.
-        help: one line for `/help`.
-        argument: placeholder of the argument: empty if there is none, in brackets if it is
-            optional.
+        run: runs the command with its argument.
+        help: line of `/help`.
+        argument: placeholder of the argument: empty if there is none, in brackets if optional.
     """
 
     run: Callable[[ChatSession, str], None]
@@ -27,12 +26,12 @@ class Command:
     argument: str = ""
 
 
-def obey(text: str, session: ChatSession) -> None:
-    """Carry out a command.
+def run_command(text: str, session: ChatSession) -> None:
+    """Run a command.
 
     Raises:
         EOFError: the command leaves the chat.
-        OrtolanError: the command is unknown or failed; the conversation is as it was.
+        OrtolanError: the command is unknown or failed; the conversation is unchanged.
     """
     from ortolan.runtime import InputError
 
@@ -43,13 +42,13 @@ def obey(text: str, session: ChatSession) -> None:
         close = get_close_matches(name, COMMANDS, n=1)
         advice = f"Did you mean {close[0]}?" if close else "Try /help."
         raise InputError(
-            f"{name}: expected a command, got none. {advice} "
-            "A question that begins with / needs a space before it."
+            f"{name} is not a command. {advice} To ask a question that begins with /, put a space "
+            "before it."
         )
     if argument and not command.argument:
-        raise InputError(f"{name}: expected no argument, got {argument!r}. Write {name}.")
+        raise InputError(f"{name} has no argument (got {argument!r}).")
     if command.argument and not argument and not command.argument.startswith("["):
-        raise InputError(f"{name}: expected a file, got none. Write {name} {command.argument}.")
+        raise InputError(f"{name} needs a file. Write {name} {command.argument}.")
     command.run(session, argument)
 
 
@@ -75,7 +74,7 @@ def _load(session: ChatSession, file: str) -> None:
 def _reset(session: ChatSession, _: str) -> None:
     session.conversation.reset()
     session.reply = None
-    tell("a new conversation")
+    tell("new conversation")
 
 
 def _regenerate(session: ChatSession, _: str) -> None:
@@ -83,34 +82,31 @@ def _regenerate(session: ChatSession, _: str) -> None:
 
     messages = session.conversation.messages
     if [message["role"] for message in messages[-2:]] != ["user", "assistant"]:
-        raise InputError(
-            "/regenerate: expected an answer to a question at the end of the conversation, got "
-            "none. Ask something first."
-        )
+        raise InputError("There is no answer to generate again. Ask something first.")
     sampling = session.sampling
     if sampling.temperature == 0 or sampling.seed is not None:
-        tell("temperature 0 and a seed repeat an answer; /set changes them")
+        tell("temperature 0 or a seed repeats the answer; change them with /set")
     session.conversation.messages = messages[:-2]
     try:
         session.ask(messages[-2]["content"])
     finally:
         if len(session.conversation.messages) < len(messages):
-            session.conversation.messages = messages  # nothing came in its place
+            session.conversation.messages = messages  # there is no new answer
 
 
 def _stats(session: ChatSession, _: str) -> None:
     from ortolan.runtime import InputError
 
     if session.reply is None:
-        raise InputError("/stats: expected an answer, got none yet. Ask something first.")
+        raise InputError("There is no answer yet. Ask something first.")
     completion = session.reply.completion
     timings = completion.timings
     used = timings.prompt_tokens + timings.new_tokens
     tell(
-        f"prompt       {timings.prompt_tokens:,} tokens, {timings.cached_tokens:,} of them known\n"
+        f"prompt       {timings.prompt_tokens:,} tokens, {timings.cached_tokens:,} cached\n"
         f"first token  after {timings.time_to_first_token_s:.2f} s\n"
-        f"answer       {timings.new_tokens:,} tokens, {timings.tokens_per_second:.1f} a second, "
-        f"ended by {completion.finish_reason}\n"
+        f"answer       {timings.new_tokens:,} tokens, {timings.tokens_per_second:.1f} tok/s, "
+        f"finish reason {completion.finish_reason}\n"
         f"context      {used:,} of {session.model.manifest.context_length:,} tokens\n"
         f"messages     {len(session.conversation.messages)}"
     )
@@ -119,30 +115,28 @@ def _stats(session: ChatSession, _: str) -> None:
 def _set(session: ChatSession, argument: str) -> None:
     from ortolan.runtime import InputError
 
-    types = _settable()
+    types = _sampling_types()
     name, _, text = argument.partition(" ")
-    name = name.replace("-", "_")
+    name, text = name.replace("-", "_"), text.strip()
     if not argument:
         width = max(map(len, types))
-        for each in types:
-            tell(f"{each:<{width}}  {_shown(getattr(session.sampling, each))}")
+        for option in types:
+            tell(f"{option:<{width}}  {_value_text(getattr(session.sampling, option))}")
         return
     if name not in types:
-        raise InputError(f"/set: expected {', '.join(types)}, got {name}. Try /set.")
-    if not text.strip():
-        raise InputError(f"/set {name}: expected a value, got none. Write /set {name} VALUE.")
+        raise InputError(f"/set: expected {', '.join(types)}, got {name}.")
+    if not text:
+        raise InputError(f"/set {name} needs a value. Write /set {name} VALUE.")
     try:
-        value: Any = None
-        if text.strip() != "none":
-            value = types[name].convert(text.strip(), None, None)
+        value: Any = None if text == "none" else types[name].convert(text, None, None)
     except click.BadParameter as error:
-        raise InputError(f"/set {name}: {error.message} Change the value.") from error
+        raise InputError(f"/set {name}: {error.message}") from error
     session.sampling = replace(session.sampling, **{name: value})
-    tell(f"{name} {_shown(value)}")
+    tell(f"{name} {_value_text(value)}")
 
 
-def _settable() -> dict[str, Any]:
-    """Types of the options of sampling, by name, as the command line has them."""
+def _sampling_types() -> dict[str, Any]:
+    """Types of the sampling options of the command line, by name."""
     from ortolan.runtime import Sampling
 
     names = [field.name for field in fields(Sampling)]
@@ -150,7 +144,7 @@ def _settable() -> dict[str, Any]:
     return {param.name: param.type for param in params if param.name in names}
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return "none" if value is None else str(value)
 
 
@@ -159,18 +153,18 @@ def _exit(session: ChatSession, _: str) -> None:
 
 
 COMMANDS = {
-    "/regenerate": Command(run=_regenerate, help="answer the last question once more"),
-    "/stats": Command(run=_stats, help="figures of the last answer"),
+    "/regenerate": Command(run=_regenerate, help="answer the last question again"),
+    "/stats": Command(run=_stats, help="show figures of the last answer"),
     "/set": Command(
-        run=_set, argument="[NAME VALUE]", help="change an option of sampling, or list them"
+        run=_set, argument="[NAME VALUE]", help="change a sampling option, or list them"
     ),
-    "/save": Command(run=_save, argument="FILE", help="keep the conversation in a file"),
-    "/load": Command(run=_load, argument="FILE", help="go on with a kept one"),
-    "/reset": Command(run=_reset, help="begin again"),
-    "/help": Command(run=_help, help="this list"),
-    "/exit": Command(run=_exit, help="leave; so does Ctrl-D"),
+    "/save": Command(run=_save, argument="FILE", help="save the conversation"),
+    "/load": Command(run=_load, argument="FILE", help="continue a saved conversation"),
+    "/reset": Command(run=_reset, help="start a new conversation"),
+    "/help": Command(run=_help, help="show this list"),
+    "/exit": Command(run=_exit, help="leave, like Ctrl-D"),
 }
 
 NOTES = """\
-A line that ends with \\ goes on in the next one; \"\"\" alone on a line begins and ends several.
-A space before / makes it a question. Ctrl-C stops an answer and keeps what came."""
+End a line with \\ to continue it; put \"\"\" before and after a question of several lines.
+Put a space before / to ask a question. Ctrl-C stops an answer and keeps the text so far."""

@@ -1,7 +1,4 @@
-"""The history of `ortolan chat`: a file of the questions and commands that were typed.
-
-Each line of the file is an entry as JSON, since an entry may have several lines.
-"""
+"""The history file of `ortolan chat`: typed questions and commands, one JSON string per line."""
 
 import json
 from pathlib import Path
@@ -11,18 +8,18 @@ from ortolan import files
 MOST_ENTRIES = 1000
 
 MOST_BYTES = 1 << 20
-"""Size of the file. The newest entries that fit are kept."""
+"""Maximum size of the file; the newest entries that fit are kept."""
 
 
 def history_path() -> Path:
-    """The file of this user."""
+    """The history file of this user."""
     from ortolan.runtime.machine.state_folder import state_folder
 
     return state_folder() / "chat_history"
 
 
 def read_history(path: Path) -> list[str]:
-    """The entries of a file, oldest first; none where there is no file.
+    """Read the entries, oldest first; none if there is no file.
 
     Raises:
         StateFileError: the file cannot be read, or is not a history.
@@ -41,17 +38,16 @@ def read_history(path: Path) -> list[str]:
         return []
     except (OSError, ValueError, RecursionError) as error:
         raise StateFileError(
-            f"{path}: expected a history of chats, got {error}. "
-            "Remove the file, or chat with --no-history."
+            f"{path} is not a chat history: {error}. Remove it, or chat with --no-history."
         ) from error
     return entries
 
 
 def add_to_history(path: Path, entry: str) -> None:
-    """Append an entry, unless it repeats the last one, and drop the oldest if there are too many.
+    """Append an entry unless it repeats the last one; drop the oldest entries if necessary.
 
-    The file is read again each time, so that sessions side by side keep the entries of all. An
-    entry of more than `MOST_BYTES` is not kept.
+    Reads the file again each time, so that parallel chats keep the entries of all. Entries larger
+    than `MOST_BYTES` are skipped.
 
     Raises:
         StateFileError: the file is not a history, or cannot be written.
@@ -74,8 +70,7 @@ def add_to_history(path: Path, entry: str) -> None:
             file.write(b"".join(reversed(lines)))
     except OSError as error:
         raise StateFileError(
-            f"{path}: the history cannot be written: {error}. "
-            "Free the place, or chat with --no-history."
+            f"{path}: cannot write the chat history: {error}. Chat with --no-history."
         ) from error
 
 

@@ -5,23 +5,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 DELAY_S = 0.3
-"""Seconds before the line appears. Shorter prompts would only make it flicker."""
+"""Seconds before the line appears; for shorter prompts it would only flicker."""
 
 INTERVAL_S = 0.2
-"""Seconds between two updates of the line."""
+"""Seconds between updates."""
 
 
 class PromptProgress:
-    """Draws the progress of a prompt on stderr, from a thread of its own, and removes it.
+    """Draws the progress of a prompt on stderr, from a thread, and removes it.
 
-    A part of a prompt may take seconds; the clock goes on meanwhile. Nothing is drawn where stderr
-    is no terminal.
+    A thread keeps the clock running while a chunk of the prompt takes seconds. Nothing is drawn if
+    stderr is not a terminal.
 
     Args:
-        progress: returns how many tokens of the prompt are done, and how many there are.
+        progress: returns the processed tokens of the prompt and their total.
     """
 
     def __init__(self, progress: Callable[[], tuple[int, int]]) -> None:
@@ -32,14 +31,23 @@ class PromptProgress:
         self._thread: threading.Thread | None = None
 
     def end(self) -> None:
-        """Remove the line. A second time has no effect."""
+        """Remove the line. Further calls have no effect."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
             if self._drawn:
-                # all of it: the terminal may have echoed a key after the line
+                # clear the whole row: the terminal may have echoed a key after the line
                 _write("\r" + " " * _columns() + "\r")
+
+    def __enter__(self) -> "PromptProgress":
+        if sys.stderr.isatty():
+            self._thread = threading.Thread(target=self._draw, name="ortolan-prompt", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def _draw(self) -> None:
         delay = DELAY_S
@@ -51,23 +59,9 @@ class PromptProgress:
             _write("\r" + line.ljust(len(self._drawn)))
             self._drawn, delay = line, INTERVAL_S
 
-    def __enter__(self) -> "PromptProgress":
-        if sys.stderr.isatty():
-            self._thread = threading.Thread(target=self._draw, name="ortolan-waiting", daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.end()
-
 
 def _columns() -> int:
-    """One less than there are, or the terminal would go on to the next line."""
+    """One less than the terminal has, since a full line would move to the next row."""
     return shutil.get_terminal_size().columns - 1
 
 

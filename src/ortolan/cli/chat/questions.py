@@ -1,4 +1,4 @@
-"""Questions and commands of `ortolan chat`, typed or piped."""
+"""Reads the questions and commands of `ortolan chat`, typed or piped."""
 
 import contextlib
 import io
@@ -13,39 +13,37 @@ from ortolan.cli.chat.history import add_to_history, history_path, read_history
 from ortolan.errors import OrtolanError
 
 BLOCK = '"""'
-"""Alone on a line, it begins and ends a question of several lines."""
+"""A line that begins and ends a question of several lines."""
 
 
 def question_reader(*, keeps_history: bool, tell: Callable[[str], None]) -> Callable[[], str]:
-    """Prepare standard input.
+    """Prepare standard input and return a function that reads the next question or command.
 
-    With GNU readline, a paste is one question however many lines it has, and the arrow keys bring
-    back the entries of earlier sessions. Without it (on Windows, and where Python is linked with
-    libedit) a terminal hands over a paste line by line.
+    That function raises `EOFError` at the end, `KeyboardInterrupt` for Ctrl-C at an empty prompt,
+    and `InputError` for input that is not UTF-8.
+
+    With GNU readline, a paste is one question however many lines it has, and the arrow keys recall
+    entries of earlier chats. Without it (on Windows, and where Python is linked with libedit) a
+    paste is read line by line.
 
     Args:
         keeps_history: whether to read and write the history.
-        tell: reports to the user what does not work here; the chat goes on without it.
-
-    Returns:
-        A function that reads the next question or command. It raises `EOFError` at the end,
-        `KeyboardInterrupt` for Ctrl-C at an empty prompt, and `InputError` for bytes that are not
-        UTF-8.
+        tell: reports what does not work here; the chat continues without it.
     """
     if not sys.stdin.isatty():
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(encoding="utf-8", errors="strict")
         return lambda: _read("", "")
     readline = _readline()
-    if readline is None or not _takes_pastes(readline):
-        tell(f"Each line that you paste is a question here; put {BLOCK} before and after several.")
+    if readline is None or not _enable_pastes(readline):
+        tell(f"Each pasted line is a question here; put {BLOCK} before and after a longer one.")
     if readline is None:
         return lambda: _read("> ", ". ")
     path = _load_history(readline, tell) if keeps_history else None
 
     def read() -> str:
         nonlocal path
-        typed = iter([_typed_ahead()])  # for the first line of a question
+        typed = iter([_typed_ahead()])  # for the first line only
         readline.set_startup_hook(lambda: readline.insert_text(next(typed, "")))
         text = _read("> ", ". ").rstrip("\n")
         if text.strip():
@@ -62,19 +60,19 @@ def question_reader(*, keeps_history: bool, tell: Callable[[str], None]) -> Call
 
 
 def _readline() -> ModuleType | None:
-    """Import the module, after which `input` edits lines with it; `None` where it does not."""
-    if os.name == "nt" or not sys.stdout.isatty():  # pyreadline has other functions
+    """Import readline, so that `input` edits lines with it; `None` where it cannot."""
+    if os.name == "nt" or not sys.stdout.isatty():  # pyreadline lacks functions used here
         return None
     try:
         import readline
     except ImportError:
         return None
-    readline.set_auto_history(False)  # a question of several lines is one entry
+    readline.set_auto_history(False)  # question_reader adds questions of several lines as one
     return readline
 
 
-def _takes_pastes(readline: ModuleType) -> bool:
-    """Insert a paste as a whole from now on; `False` where that is impossible."""
+def _enable_pastes(readline: ModuleType) -> bool:
+    """Read a paste as one question; `False` where that is impossible."""
     if "libedit" in (readline.__doc__ or "") or os.environ.get("TERM", "dumb") == "dumb":
         return False
     readline.parse_and_bind("set enable-bracketed-paste on")  # off in Python since 3.10
@@ -82,7 +80,7 @@ def _takes_pastes(readline: ModuleType) -> bool:
 
 
 def _load_history(readline: ModuleType, tell: Callable[[str], None]) -> Path | None:
-    """Add the entries of earlier sessions; return the file, or `None` if it is not readable."""
+    """Add the entries of earlier chats; return the file, or `None` if it cannot be read."""
     path = history_path()
     try:
         entries = read_history(path)
@@ -108,7 +106,7 @@ def _read(prompt: str, next_prompt: str) -> str:
                 raise
             return "\n".join(lines)
         except UnicodeDecodeError as error:
-            raise _no_text(error) from error
+            raise _not_utf8(error) from error
         except KeyboardInterrupt:
             if not prompt or not (lines or is_block or _typed()):
                 raise
@@ -130,10 +128,10 @@ def _read(prompt: str, next_prompt: str) -> str:
 def _typed_ahead() -> str:
     """Lines that were typed or pasted during an answer.
 
-    The terminal marks no pastes then, so they stand at the prompt until Enter is pressed.
+    The terminal does not mark pastes then, so the lines wait at the prompt until Enter is pressed.
     """
     typed = b""
-    with contextlib.suppress(OSError):  # the terminal is gone: `input` finds out
+    with contextlib.suppress(OSError):  # if the terminal is gone, `input` raises
         while select.select([sys.stdin], [], [], 0)[0]:
             lines = os.read(sys.stdin.fileno(), 4096)
             if not lines:
@@ -143,12 +141,12 @@ def _typed_ahead() -> str:
 
 
 def _typed() -> str:
-    """Return the line that Ctrl-C interrupted."""
+    """The line that Ctrl-C interrupted."""
     readline = sys.modules.get("readline")
     return "" if readline is None else str(readline.get_line_buffer())
 
 
-def _no_text(error: UnicodeDecodeError) -> OrtolanError:
+def _not_utf8(error: UnicodeDecodeError) -> OrtolanError:
     from ortolan.runtime import InputError
 
     return InputError(

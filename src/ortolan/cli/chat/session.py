@@ -1,4 +1,4 @@
-"""A chat at the command line: its conversation, how it asks, and how an answer is printed."""
+"""The state of a chat on the command line: it asks the model and prints the answers."""
 
 import shutil
 import signal
@@ -16,20 +16,18 @@ from ortolan.cli.streams import visible
 if TYPE_CHECKING:
     from ortolan.runtime import Conversation, Decoder, Reply, Sampling
 
-CUT = "the answer was cut here: by -n, or at the end of the context (/reset begins again)"
-
 
 @dataclass(kw_only=True)
 class ChatSession:
-    """The state of a chat, which commands read and change.
+    """The state of a chat; commands read and change it.
 
     Attributes:
-        model: answers.
-        conversation: of the model.
-        sampling: how the next answers are sampled.
+        model: model that answers.
+        conversation: conversation with that model.
+        sampling: sampling of the next answers.
         options: other options of each request, by name.
         is_terminal: whether questions are typed.
-        reply: the last answer; `None` before the first.
+        reply: last answer; `None` before the first.
     """
 
     model: "Decoder"
@@ -40,51 +38,51 @@ class ChatSession:
     reply: "Reply | None" = None
 
     def ask(self, question: str) -> None:
-        """Print an answer as it is generated. Ctrl-C at a terminal ends it and keeps the text.
+        """Print an answer while it is generated. Ctrl-C at a terminal stops it and keeps the text.
 
         Raises:
-            OrtolanError: as for `Conversation.stream`; the messages are as they were.
+            OrtolanError: see `Conversation.stream`; the messages are unchanged.
         """
-        paper = _paper()
-        wraps = sys.stdout.isatty()
+        wrap = _word_wrap()
+        is_wrapped = sys.stdout.isatty()
 
         def show(text: str) -> None:
-            print(paper.feed(visible(text)) if wraps else text, end="", flush=True)
+            print(wrap.feed(visible(text)) if is_wrapped else text, end="", flush=True)
 
-        thinks = False
+        is_reasoning = False
         with _interrupts(enabled=self.is_terminal) as cancel:
             stream = self.conversation.stream(
                 question, sampling=self.sampling, cancel=cancel, **self.options
             )
-            with PromptProgress(lambda: stream.prompt_progress) as waiting:
+            with PromptProgress(lambda: stream.prompt_progress) as progress:
                 for piece in stream:
-                    waiting.end()
-                    if bool(piece.reasoning) != thinks:
-                        thinks = not thinks
-                        show("(thinking) " if thinks else "\n")
+                    progress.end()
+                    if bool(piece.reasoning) != is_reasoning:
+                        is_reasoning = not is_reasoning
+                        show("(thinking) " if is_reasoning else "\n")
                     show(piece.reasoning or piece.content)
             self.reply = stream.reply
         reason = self.reply.completion.finish_reason
-        print(paper.flush() + (" [stopped]" if reason == "cancelled" else ""), flush=True)
+        print(wrap.flush() + (" [stopped]" if reason == "cancelled" else ""), flush=True)
         if self.is_terminal and reason == "length":
-            tell(CUT)
+            tell("The answer reached -n or the end of the context. /reset starts a new one.")
 
 
 def tell(text: str) -> None:
     """Print a message that is not part of an answer."""
     if sys.stderr.isatty():
-        paper = _paper()
-        text = paper.feed(visible(text)) + paper.flush()
+        wrap = _word_wrap()
+        text = wrap.feed(visible(text)) + wrap.flush()
     print(text, file=sys.stderr)
 
 
-def _paper() -> WordWrap:
+def _word_wrap() -> WordWrap:
     return WordWrap(lambda: shutil.get_terminal_size().columns)
 
 
 @contextmanager
 def _interrupts(*, enabled: bool) -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets. An exception could strike while the answer is being kept."""
+    """An event that Ctrl-C sets; an exception could interrupt the saving of an answer."""
     event = threading.Event()
     if not enabled:
         yield event

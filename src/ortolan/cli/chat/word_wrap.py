@@ -1,4 +1,4 @@
-"""Word wrap for a text that comes in pieces."""
+"""Word wrap for text that arrives in pieces."""
 
 import unicodedata
 from collections.abc import Callable
@@ -13,11 +13,11 @@ _STICKS_TO_NEXT = frozenset({"Ps", "Pi"})
 class WordWrap:
     """Breaks lines between words, and between ideographs.
 
-    Fenced code and words longer than a line stay whole, so that they can be copied. A word is held
-    back until its end, or until it is longer than a line.
+    Fenced code and words longer than a line are not broken, so that they can be copied. A word is
+    held back until it ends or exceeds a line.
 
     Args:
-        columns: returns the width of the terminal, which may change meanwhile.
+        columns: returns the current width of the terminal.
     """
 
     def __init__(self, columns: Callable[[], int]) -> None:
@@ -25,13 +25,13 @@ class WordWrap:
         self._column = 0
         self._space = ""
         self._word = ""
-        self._last = ""  # character of the word, on the screen or not
+        self._last = ""  # last character of the word, printed or not
         self._is_line_start = True
-        self._is_placed = False  # the beginning of a long word is on the screen
+        self._is_placed = False  # the beginning of a long word is printed
         self._fence = ""
 
     def feed(self, text: str) -> str:
-        """Take more text, and return the part to print now."""
+        """Add text and return the part to print now."""
         return "".join(map(self._take, text))
 
     def flush(self) -> str:
@@ -60,7 +60,7 @@ class WordWrap:
         return placed
 
     def _end_space(self) -> str:
-        """Spaces at the end of a line, if they fit."""
+        """The spaces at the end of a line, if they fit."""
         space = self._space if _end(self._column, self._space) <= self._columns() else ""
         self._column, self._space = _end(self._column, space), ""
         return space
@@ -73,7 +73,7 @@ class WordWrap:
         if end > columns and self._column > 0 and not self._fence and not self._is_placed:
             before, end = "\n", _end(0, self._word)
         placed = before + self._word
-        # the terminal breaks what is longer than a line
+        # the terminal breaks a word longer than a line
         self._column = (end - 1) % columns + 1
         self._space, self._word, self._is_line_start = "", "", False
         return placed
@@ -87,7 +87,7 @@ class WordWrap:
 
 
 def _may_break(last: str, character: str) -> bool:
-    """Whether a line may end between two characters, neither of them a space."""
+    """Whether a line may break between two characters that are not spaces."""
     if last in ("", _JOINER):
         return False
     return (
@@ -98,7 +98,7 @@ def _may_break(last: str, character: str) -> bool:
 
 
 def _is_ideograph(character: str) -> bool:
-    """Whether it belongs to a script without spaces. Korean has spaces."""
+    """Whether a character is of a script without spaces. Korean has spaces."""
     return _width(character) == 2 and ord(character) not in _HANGUL
 
 
@@ -109,7 +109,7 @@ def _width(character: str) -> int:
 
 
 def _end(column: int, text: str) -> int:
-    """The column after a text that begins at another."""
+    """The column after a text that starts at `column`."""
     for character in text:
         column += 8 - column % 8 if character == "\t" else _width(character)
     return column

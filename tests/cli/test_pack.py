@@ -3,7 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.conftest import Run
+from tests.cli.conftest import Run, run_in_subprocess
 
 
 @pytest.fixture
@@ -29,7 +29,6 @@ def generated(ortolan: Run, bundle: Path) -> tuple[list[int], list[str]]:
 
 def test_pack_keeps_the_tokens_and_says_what_it_wrote(
     ortolan: Run,
-    ortolan_apart: Run,
     copy: Path,
     state: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -49,7 +48,7 @@ def test_pack_keeps_the_tokens_and_says_what_it_wrote(
 
     monkeypatch.setenv("XDG_STATE_HOME", str(state / "other"))
     monkeypatch.setenv("LOCALAPPDATA", str(state / "other"))
-    tokens, lines = generated(ortolan_apart, copy)  # pytest takes what is logged here
+    tokens, lines = generated(run_in_subprocess, copy)  # pytest takes what is logged here
     assert tokens == expected
     (line,) = lines
     assert "expected packed weights that this user made on this machine" in line

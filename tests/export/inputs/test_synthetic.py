@@ -14,9 +14,9 @@ import ortolan
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
 from ortolan.export.inputs import writer
-from ortolan.export.inputs.written import noise, own_inputs
-from ortolan.export.options import ExportOptions
-from ortolan.export.precision import Int4
+from ortolan.export.inputs.synthetic import noise, synthetic_inputs
+from ortolan.export.options import ExportOptions, Int4
+from ortolan.export.progress import silent
 from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import ImageSource
@@ -74,24 +74,24 @@ BEGINNINGS = [np.array([number % 30]) for number in range(80)]
 
 
 def test_texts_are_written_until_there_are_enough(bundle: Path) -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[str, int, int]] = []
     texts = writer.let_write(
-        bundle, BEGINNINGS, tokens=160, length=5, told=lambda *both: told.append(both)
+        bundle, BEGINNINGS, tokens=160, length=5, progress=lambda *step: told.append(step)
     )
     assert sum(map(len, texts)) >= 160
     assert {len(text) for text in texts} <= {2, 3, 4, 5}
     assert [text[0] for text in texts] == [ids[0] for ids in BEGINNINGS[: len(texts)]]
-    assert told[-1] == (160, 160)
+    assert told[-1] == ("write text", 160, 160)
 
 
 def test_texts_with_one_beginning_are_draws(bundle: Path) -> None:
     same = [np.array([5])] * 80
-    texts = writer.let_write(bundle, same, tokens=400, length=9, told=lambda done, total: None)
+    texts = writer.let_write(bundle, same, tokens=400, length=9, progress=silent)
     assert len({tuple(text) for text in texts}) > 20
 
 
 def test_another_process_writes_the_same(bundle: Path) -> None:
-    given: dict[str, Any] = {"tokens": 40, "length": 5, "told": lambda done, total: None}
+    given: dict[str, Any] = {"tokens": 40, "length": 5, "progress": silent}
     here = writer.let_write(bundle, BEGINNINGS, **given)
     there = writer.write(bundle, BEGINNINGS, **given)
     np.testing.assert_equal(there, here)
@@ -99,9 +99,7 @@ def test_another_process_writes_the_same(bundle: Path) -> None:
 
 def test_a_draft_that_does_not_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"^calibration: expected the model to write .* got: Bun"):
-        writer.write(
-            tmp_path / "none", BEGINNINGS, tokens=40, length=5, told=lambda done, total: None
-        )
+        writer.write(tmp_path / "none", BEGINNINGS, tokens=40, length=5, progress=silent)
 
 
 def test_an_interrupted_export_leaves_nothing(
@@ -126,12 +124,12 @@ def test_a_model_without_finite_logits_is_an_error(kind: str) -> None:
         return [np.array([], np.int64) for _ in given]
 
     with pytest.raises(ExportError, match="got logits that are not finite"):
-        own_inputs(model, nothing, count=1)
+        synthetic_inputs(model, nothing, count=1)
 
 
 def test_random_words_have_the_special_tokens_around_them_and_many_lengths(tmp_path: Path) -> None:
     model = kinds.source_of(kinds.encoder_config(), kinds.write_wrapping_tokenizer(tmp_path))
-    texts = [ids.tolist() for ids in own_inputs(model, _never, count=2).sources]
+    texts = [ids.tolist() for ids in synthetic_inputs(model, _never, count=2).sources]
     assert 512 <= sum(map(len, texts)) < 532
     assert {text[0] for text in texts} == {1}
     assert {text[-1] for text in texts} == {2}
@@ -163,6 +161,6 @@ def test_texts_begin_with_the_token_for_it_and_with_words() -> None:
         return [np.array([1, 2], np.int64) for _ in given]
 
     module = kinds.module_of(replace(kinds.decoder_config(), bos_token_id=3))
-    own_inputs(open_exportable(module, tokenizer=None, max_context=None), remember, count=8)
+    synthetic_inputs(open_exportable(module, tokenizer=None, max_context=None), remember, count=8)
     assert begun[::2] == [[3]] * 16
     assert len({tuple(ids) for ids in begun[1::2]}) > 8

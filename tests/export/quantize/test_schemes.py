@@ -4,11 +4,10 @@ import onnx_ir as ir
 import pytest
 from torch import Tensor
 
-from ortolan.export.precision import Auto, Int4, Int8
-from ortolan.export.quantization import NARROW_GROUP_SIZE
-from ortolan.export.quantize.blocks import Scheme
-from ortolan.export.quantize.plan import NARROW, Quantization, choices, plan, scheme_of
-from ortolan.export.settings import resolve
+from ortolan.export.options import Auto, Int4, Int8
+from ortolan.export.quantize.schemes import NARROW, assign_schemes, scheme_choices, scheme_of
+from ortolan.export.scheme import Scheme
+from ortolan.export.settings import NARROW_GROUP_SIZE, Quantization, resolve
 from ortolan.modeling.weights import CodedRows, CodeFormat
 
 
@@ -28,8 +27,8 @@ def product(name: str, columns: int) -> ir.Model:
 )
 def test_rows_take_the_groups_that_make_them_shortest(columns: int, group: int) -> None:
     scheme = Scheme(bits=4, group=256)
-    options = Quantization(scheme=scheme, head=scheme, method="rtn", fits=True)
-    assert plan([product("w", columns)], options)["w"].group == group
+    options = Quantization(scheme=scheme, head=scheme, method="rtn", shrink_groups=True)
+    assert assign_schemes([product("w", columns)], options)["w"].group == group
 
 
 @pytest.mark.parametrize(
@@ -94,6 +93,6 @@ def test_bits_are_chosen_among_large_groups_small_ones_and_8_bits(columns: int) 
     asked = resolve("decoder", precision=Auto(max_kl=0.1)).quantization
     assert asked is not None
     name = "blocks.0.feed_forward.up.weight"
-    offered = choices([product(name, columns)], asked)[(name,)]
+    offered = scheme_choices([product(name, columns)], asked)[(name,)]
     found = [(each[name].bits, each[name].group) for each in offered]
     assert found == [(4, 256), (4, 32), (8, 128)]

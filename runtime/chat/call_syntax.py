@@ -1,7 +1,7 @@
-"""Readers of the calls that a model wrote: JSON, tags, Python, or a name before an object.
+"""Syntaxes of tool calls: JSON, tags, Python, or a name before an object.
 
-A model writes anything, so a reader accepts a whole call or raises `ValueError`; it never leaves
-a part out. Each takes time in proportion to the text.
+A model may write anything, so a reader accepts a complete call or raises `ValueError`; it never
+drops a part. Each reader runs in linear time.
 """
 
 import ast
@@ -15,7 +15,7 @@ from ortolan.runtime.chat.argument_types import JSON, MAX_PYTHON, as_json, typed
 from ortolan.runtime.chat.messages import is_name
 
 __all__ = [
-    "Body",
+    "Reader",
     "ToolCall",
     "UnfinishedError",
     "fenced_calls",
@@ -29,12 +29,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call that a model asks for.
+    """A tool call that a model wrote. Neither name nor arguments are validated.
 
     Attributes:
-        name: of the tool; nobody has checked that there is one.
-        arguments: by name; nobody has checked them against the schema.
-        id: what the answer to it has to name.
+        name: name of the tool.
+        arguments: values by parameter name.
+        id: `tool_call_id` for the tool's answer.
     """
 
     name: str
@@ -43,14 +43,14 @@ class ToolCall:
 
 
 class UnfinishedError(ValueError):
-    """A body that ends inside of a value, so that a mark after it may belong to the value."""
+    """The text ends inside a value, so the marker after it may belong to that value."""
 
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the tools' parameters, by tool name."""
 
-Body = Callable[[str, Schemas], list[ToolCall]]
-"""Reads the calls of a body, or raises `ValueError`."""
+Reader = Callable[[str, Schemas], list[ToolCall]]
+"""Reads the calls between two markers, or raises `ValueError`."""
 
 _NAMES, _ARGUMENTS, _IDS = (
     ("name", "tool_name"),
@@ -58,36 +58,36 @@ _NAMES, _ARGUMENTS, _IDS = (
     ("id", "tool_call_id"),
 )
 
-_FENCED = re.compile(r"\s*```(?:json)?\s*")
+_OPEN_FENCE = re.compile(r"\s*```(?:json)?\s*")
 
-_FENCE = re.compile(r"\s*(?:```\s*)?")
+_CLOSE_FENCE = re.compile(r"\s*(?:```\s*)?")
 
 
 def json_calls(text: str, _: Schemas) -> list[ToolCall]:
-    """`{"name": ..., "arguments": {...}}`, a list of these, or several with `;` between."""
+    """Read `{"name": ..., "arguments": {...}}`, a list of them, or several separated by `;`."""
     calls: list[Any] = []
     rest = text.strip()
     while rest:
         value, end = _decoded(rest)
         calls += value if isinstance(value, list) else [value]
         rest = rest[end:].lstrip().removeprefix(";").lstrip()
-    return _checked([_from_object(each) for each in calls])
+    return _checked([*map(_from_object, calls)])
 
 
 def fenced_calls(text: str, _: Schemas) -> list[ToolCall]:
-    """A list of the same between fences of Markdown."""
-    fence = _FENCED.match(text)
+    """Read a list of such objects between Markdown fences."""
+    fence = _OPEN_FENCE.match(text)
     value, end = _decoded(text, 0 if fence is None else fence.end())
     if fence is None or not isinstance(value, list) or text[end:].strip() != "```":
         raise ValueError("no list between fences")
-    return _checked([_from_object(each) for each in value])
+    return _checked([*map(_from_object, value)])
 
 
-def headed(head: str) -> Body:
-    """A reader of one call whose arguments are an object after a head.
+def headed(head: str) -> Reader:
+    """Return a reader of one call: a head, then an object of arguments.
 
     Args:
-        head: a regular expression with the group `name`, and perhaps `id`.
+        head: regular expression with the group `name` and optionally `id`.
     """
     pattern = re.compile(rf"\s*{head}\s*")
 
@@ -96,7 +96,7 @@ def headed(head: str) -> Body:
         if start is None:
             raise ValueError("no name before an object")
         value, end = _decoded(text, start.end())
-        if not isinstance(value, dict) or not _FENCE.fullmatch(text, end):
+        if not isinstance(value, dict) or not _CLOSE_FENCE.fullmatch(text, end):
             raise ValueError("no object after a name")
         call_id = start.groupdict().get("id") or ""
         return _checked([ToolCall(name=start["name"], arguments=value, id=call_id)])
@@ -104,17 +104,17 @@ def headed(head: str) -> Body:
     return headed_calls
 
 
-def tagged(*, function: str, parameter: str, opened: str, closed: str, after: str) -> Body:
-    """A reader of calls whose arguments stand between tags, as they are.
+def tagged(*, function: str, parameter: str, opened: str, closed: str, after: str) -> Reader:
+    """Return a reader of calls whose arguments are unquoted text between tags.
 
-    A value may hold the closing tag: it ends where `after` follows.
+    A value may contain the closing tag: it ends where another parameter or `after` follows.
 
     Args:
-        function: a regular expression for what begins a call, with the group `name`.
-        parameter: one for what begins a value, with the group `key`.
-        opened: the opening tag of a value, or what it begins with.
-        closed: the closing tag of a value.
-        after: a regular expression for what follows the last value, up to the next call.
+        function: regular expression for the start of a call, with the group `name`.
+        parameter: regular expression for the start of a value, with the group `key`.
+        opened: opening tag of a value, or its beginning.
+        closed: closing tag of a value.
+        after: regular expression for the text between the last value and the next call.
     """
     begins, key = re.compile(rf"\s*{function}\s*+"), re.compile(rf"\s*{parameter}")
     ends = re.compile(rf"{re.escape(closed)}\s*+(?={parameter}|{after})")
@@ -128,13 +128,13 @@ def tagged(*, function: str, parameter: str, opened: str, closed: str, after: st
                 raise ValueError("no name of a tool")
             schema, arguments = schemas.get(start["name"]), {}
             at = start.end()
-            while begun := key.match(text, at):
-                name, end = begun["key"].strip(), ends.search(text, begun.end())
+            while opening := key.match(text, at):
+                name, end = opening["key"].strip(), ends.search(text, opening.end())
                 if end is None:
                     raise UnfinishedError("a value is not closed")
-                value = text[begun.end() : end.start()]
-                if name in arguments or _takes_in(value, opened, closed):
-                    raise ValueError("an argument twice, or within the value of another")
+                value = text[opening.end() : end.start()]
+                if name in arguments or _holds_another(value, opened, closed):
+                    raise ValueError("an argument twice, or inside the value of another")
                 value = value.removeprefix("\n").removesuffix("\n")
                 arguments[name] = typed(value, schema, name)
                 at = end.end()
@@ -148,8 +148,8 @@ def tagged(*, function: str, parameter: str, opened: str, closed: str, after: st
     return tagged_calls
 
 
-def _takes_in(value: str, opened: str, closed: str) -> bool:
-    """Whether a value holds the tags of another one, since its own was not closed."""
+def _holds_another(value: str, opened: str, closed: str) -> bool:
+    """Whether a value was not closed and so contains the tags of the next one."""
     return value.count(opened) > value.count(closed) or 0 <= value.find(closed) < value.find(opened)
 
 
@@ -160,7 +160,7 @@ xml_calls = tagged(
     closed="</parameter>",
     after=r"</function>\s*+(?=<function=|\Z)",
 )
-"""`<function=name><parameter=key>value</parameter></function>`."""
+"""Reads `<function=name><parameter=key>value</parameter></function>`."""
 
 pair_calls = tagged(
     function=r"(?P<name>[^<\s]+)",
@@ -169,16 +169,16 @@ pair_calls = tagged(
     closed="</arg_value>",
     after=r"\Z",
 )
-"""`name<arg_key>key</arg_key><arg_value>value</arg_value>` of GLM."""
+"""Reads GLM's `name<arg_key>key</arg_key><arg_value>value</arg_value>`."""
 
 
 def python_calls(text: str, _: Schemas) -> list[ToolCall]:
-    """`[name(key=value), ...]`, or calls on lines of their own."""
+    """Read `[name(key=value), ...]`, or one call per line."""
     if len(text) > MAX_PYTHON:
         raise ValueError("too long")
     try:
         statements = ast.parse(text.strip()).body
-        calls = [_from_python(each) for line in statements for each in _listed(line)]
+        calls = [_from_python(call) for line in statements for call in _expressions(line)]
     except SyntaxError as error:
         if "unterminated" in error.msg:
             raise UnfinishedError(error.msg) from error
@@ -188,7 +188,7 @@ def python_calls(text: str, _: Schemas) -> list[ToolCall]:
     return _checked(calls)
 
 
-def _listed(statement: ast.stmt) -> Sequence[ast.expr]:
+def _expressions(statement: ast.stmt) -> Sequence[ast.expr]:
     if not isinstance(statement, ast.Expr):
         raise ValueError("no call")
     value = statement.value
@@ -196,7 +196,7 @@ def _listed(statement: ast.stmt) -> Sequence[ast.expr]:
 
 
 class _Constants(ast.NodeTransformer):
-    """JSON's names of constants, which some models write within Python."""
+    """Replaces JSON's constants, which some models write in Python."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         values = {"true": True, "false": False, "null": None}
@@ -205,12 +205,12 @@ class _Constants(ast.NodeTransformer):
 
 def _from_python(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
-        raise ValueError("no call by names")
+        raise ValueError("no call with keyword arguments only")
     constants = _Constants()
     arguments = {
-        k.arg: as_json(ast.literal_eval(constants.visit(k.value)))
-        for k in node.keywords
-        if k.arg is not None
+        keyword.arg: as_json(ast.literal_eval(constants.visit(keyword.value)))
+        for keyword in node.keywords
+        if keyword.arg is not None
     }
     if len(arguments) < len(node.keywords):
         raise ValueError("an argument twice")
@@ -228,7 +228,7 @@ def _from_object(value: Any) -> ToolCall:
     written = [key for key in _ARGUMENTS if key in value]
     others = value.keys() - {*_NAMES, *_IDS, "type", "function", "index"}
     if len(written) > 1 or (others and not written):
-        raise ValueError("arguments elsewhere")
+        raise ValueError("arguments in unexpected fields")
     arguments = _object(_first(value, _ARGUMENTS))
     return ToolCall(name=name, arguments=arguments, id=call_id if isinstance(call_id, str) else "")
 
@@ -247,11 +247,11 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _decoded(text: str, at: int = 0) -> tuple[Any, int]:
-    """The value that begins at a place, and where it ends.
+    """Decode the JSON value at a position; return it and its end.
 
     Raises:
-        UnfinishedError: the text ends within a string.
-        ValueError: there is none.
+        UnfinishedError: the text ends inside a string.
+        ValueError: there is no JSON value.
     """
     try:
         return JSON.raw_decode(text, at)
@@ -268,7 +268,7 @@ def _first(value: Mapping[str, Any], keys: Sequence[str]) -> Any:
 
 
 def _checked(calls: list[ToolCall]) -> list[ToolCall]:
-    """Calls that may stand in a message: their names and ids are identifiers."""
+    """Return calls whose names are identifiers, without ids that are not."""
     if not calls or not all(is_name(call.name) for call in calls):
         raise ValueError("no call of a tool")
     return [call if is_name(call.id) else replace(call, id="") for call in calls]

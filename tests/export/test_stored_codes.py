@@ -11,10 +11,9 @@ from tests.modeling.checkpoint.packed_files import METHODS, WIDE, write_packed
 from tests.modeling.tiny_models import reference_model
 from torch import Tensor
 
-from ortolan.export.options import ExportOptions
+from ortolan.export.options import ExportOptions, HeadBits, Int4, Int8
 from ortolan.export.pipeline import export
-from ortolan.export.precision import HeadBits, Int4, Int8
-from ortolan.export.quantize.plan import scheme_of
+from ortolan.export.quantize.schemes import scheme_of
 from ortolan.export.settings import resolve
 from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle

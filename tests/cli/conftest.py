@@ -1,4 +1,4 @@
-"""One tiny checkpoint with a tokenizer, exported through the command line."""
+"""The command line in tests, and one tiny checkpoint exported through it."""
 
 import io
 import os
@@ -9,22 +9,32 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ortolan import modeling
 from ortolan.cli import main
-from ortolan.modeling.checkpoint.folder import config_from_hf
 
 REPOSITORY = Path(__file__).parents[2]
 
 TEXT = "def read_lines(path):\n    with open(path) as file:\n        return file.readlines()\n" * 8
 
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
 def run_here(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """The command line in this process, which has imported the slow packages already."""
+    """Run the command line in this process, which has already imported the slow packages."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     words = ["ortolan", *map(str, arguments)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -37,8 +47,10 @@ def run_here(*arguments: str | Path, stdin: bytes = b"") -> subprocess.Completed
     return subprocess.CompletedProcess(words, end.value.code, *written)
 
 
-def run_apart(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """The command line in a process of its own, as a user runs it."""
+def run_in_subprocess(
+    *arguments: str | Path, stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the command line as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "ortolan", *map(str, arguments)],
         input=stdin,
@@ -49,6 +61,16 @@ def run_apart(*arguments: str | Path, stdin: bytes = b"") -> subprocess.Complete
     )
 
 
+def error_line(*arguments: str | Path, stdin: bytes = b"") -> str:
+    """Run a command that must fail, and return its only line."""
+    done = run_here(*arguments, stdin=stdin)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("ortolan: ")
+    return line
+
+
 @pytest.fixture(scope="session")
 def ortolan() -> Run:
     """The command line."""
@@ -56,42 +78,27 @@ def ortolan() -> Run:
 
 
 @pytest.fixture(scope="session")
-def ortolan_apart() -> Run:
-    """The command line, where a test is about its process."""
-    return run_apart
-
-
-@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers with a byte-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    from ortolan import modeling
+    from ortolan.modeling.checkpoint.folder import config_from_hf
+
     folder = tmp_path_factory.mktemp("checkpoint")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=CONFIG["vocab_size"],
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
     torch.manual_seed(0)
-    config = config_from_hf(
-        {
-            "model_type": "llama",
-            "vocab_size": 320,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 96,
-            "tie_word_embeddings": True,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        }
-    )
-    modeling.save(modeling.DecoderModel(config), folder)
+    modeling.save(modeling.DecoderModel(config_from_hf(CONFIG)), folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

@@ -3,19 +3,20 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from ortolan.export.quantize.blocks import Codes, Scheme
-from ortolan.export.quantize.plan import stored_scheme
+from ortolan.export.quantize.blocks import Codes
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
+from ortolan.export.quantize.schemes import stored_scheme
+from ortolan.export.scheme import Scheme
 from ortolan.modeling.weights import READ_ELEMENTS, Coded, Weights
 
 
-def kept(weights: Weights, plan: Mapping[str, Scheme]) -> dict[str, Scheme]:
+def stored_schemes(weights: Weights, plan: Mapping[str, Scheme]) -> dict[str, Scheme]:
     """The part of a plan that is what a checkpoint stores."""
     return {name: scheme for name, scheme in plan.items() if stored_scheme(weights, name) == scheme}
 
 
-def kept_weights(weights: Weights, plan: Mapping[str, Scheme]) -> Iterable[QuantizedWeight]:
-    """Every weight of a plan that is what a checkpoint stores; see `kept`."""
+def stored_weights(weights: Weights, plan: Mapping[str, Scheme]) -> Iterable[QuantizedWeight]:
+    """Every weight of a plan that is what a checkpoint stores; see `stored_schemes`."""
     for name, scheme in plan.items():
         parts = _parts(weights, name, scheme)
         yield QuantizedWeight(name=name, scheme=scheme, method="kept", parts=parts)

@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal, cast
 
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
-from ortolan.export.precision import CALIBRATION_SEQUENCES, GROUP_SIZES, GroupSize, Method
-from ortolan.export.quantize.blocks import Scheme
+from ortolan.export.options import GROUP_SIZES, GroupSize
+from ortolan.export.scheme import Scheme
+from ortolan.export.settings import Quantization
 from ortolan.export.values import static_shape
 from ortolan.modeling.weights import Coded, Weights
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
@@ -26,40 +27,8 @@ EXPERT_INPUTS = (2, 4)
 CELLS = frozenset({"RNN", "GRU", "LSTM"})
 """Operators of a pass over several tokens, whose second and third input are weights."""
 
-Keeps = Literal["all", "plain", "none"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantization:
-    """How weights are stored.
-
-    Attributes:
-        scheme: of the blocks' products.
-        head: of the head and the embedding, which share a table where they are tied.
-        method: how the codes of the products are found.
-        narrow: groups of blocks' rows that are shorter than `NARROW`; None for those of the scheme.
-        fits: take smaller groups where the last of a row would be mostly padding.
-        exclude: patterns of weights that stay as they are (`fnmatch`).
-        calibration_sequences: see `Int8`.
-        tunes: train the scales of calibrated weights end to end.
-        kept_head_bits: in which a head stays that the checkpoint stores so.
-        keeps: which codes of a checkpoint stay as they are: all; only plain ones, since a minimum
-            for each group takes more nodes; or none.
-    """
-
-    scheme: Scheme
-    head: Scheme
-    method: Method
-    narrow: GroupSize | None = None
-    fits: bool = False
-    exclude: tuple[str, ...] = ()
-    calibration_sequences: int = CALIBRATION_SEQUENCES
-    tunes: bool = False
-    kept_head_bits: int = 4
-    keeps: Keeps = "all"
-
-
-def plan(
+def assign_schemes(
     models: Iterable[ir.Model], options: Quantization, weights: Weights | None = None
 ) -> dict[str, Scheme]:
     """The scheme of every weight that is quantized, by the name of its initializer.
@@ -110,7 +79,7 @@ def plan(
     return planned
 
 
-def choices(
+def scheme_choices(
     models: Sequence[ir.Model], options: Quantization, weights: Weights | None = None
 ) -> dict[tuple[str, ...], list[dict[str, Scheme]]]:
     """What there is to choose from: the fewest bytes first, 8 bits last.
@@ -131,7 +100,9 @@ def choices(
     fine = replace(options.scheme, group=GROUP_SIZES[0])
     exact = replace(options.scheme, bits=8, group=options.head.group)
     plans = [
-        plan(models, replace(options, scheme=scheme, head=head, narrow=None), weights)
+        assign_schemes(
+            models, replace(options, scheme=scheme, head=head, narrow_group=None), weights
+        )
         for scheme, head in ((options.scheme, options.head), (fine, fine), (exact, exact))
     ]
     pairs = {name: both for model in models for both, _ in _experts(model.graph) for name in both}
@@ -150,7 +121,7 @@ def _is_excluded(name: str, options: Quantization) -> bool:
 def _dividing(name: str, widths: tuple[int, int], options: Quantization) -> Scheme:
     """The scheme of experts, whose rows have no padding: the largest groups that divide them."""
     most = options.scheme.group
-    offered = [group for group in GROUP_SIZES if group <= most] if options.fits else [most]
+    offered = [group for group in GROUP_SIZES if group <= most] if options.shrink_groups else [most]
     groups = [group for group in offered if not any(width % group for width in widths)]
     if not groups:
         raise OptionError(
@@ -165,9 +136,9 @@ def scheme_of(
 ) -> Scheme:
     """The scheme of a weight with rows of so many columns; see `plan`."""
     scheme = options.scheme if is_block(name) else options.head
-    if options.narrow is not None and is_block(name) and columns < NARROW:
-        scheme = replace(scheme, group=options.narrow)
-    fits = options.fits or scheme.bits > options.scheme.bits
+    if options.narrow_group is not None and is_block(name) and columns < NARROW:
+        scheme = replace(scheme, group=options.narrow_group)
+    fits = options.shrink_groups or scheme.bits > options.scheme.bits
     fitting = _fewest_bytes(scheme, columns) if fits else scheme
     # Look-ups have no minimums.
     return _kept(weights, name, fitting, options, has_minimums=is_block(name))
@@ -182,11 +153,11 @@ def _kept(
     has_minimums: bool,
 ) -> Scheme:
     """The scheme that a weight has already, unless it takes more bits or nodes than it may."""
-    stored = None if options.keeps == "none" else stored_scheme(weights, name)
-    most = planned.bits if is_block(name) else max(planned.bits, options.kept_head_bits)
+    stored = None if options.reuse == "none" else stored_scheme(weights, name)
+    most = planned.bits if is_block(name) else max(planned.bits, options.reuse_head_bits)
     if stored is None or stored.bits > most:
         return planned
-    has_place = options.keeps == "all" and has_minimums
+    has_place = options.reuse == "all" and has_minimums
     return stored if has_place or not stored.minimums else planned
 
 

@@ -50,7 +50,7 @@ _CONTRAST = 48.0
 """Standard deviation of the bytes of an image, around their middle."""
 
 
-def own_inputs(model: Exportable, write: Write, *, count: int) -> Inputs:
+def synthetic_inputs(model: Exportable, write: Write, *, count: int) -> Inputs:
     """Inputs to calibrate on that need no data.
 
     Args:

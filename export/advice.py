@@ -1,0 +1,83 @@
+"""Warnings before an export, and advice after it on coming closer to the trained model."""
+
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import can_read
+from ortolan.export.options import GROUP_SIZES
+from ortolan.export.quantize.schemes import NARROW
+from ortolan.export.settings import Plan
+
+UNCALIBRATED_WIDTH = 1024
+"""Width below which uncalibrated 4-bit weights are usually poor; models of 384 and 576 are."""
+
+
+def width_of(model: Exportable) -> int | None:
+    """Width of the vectors between layers, if the config of the model or its decoder has one."""
+    config = getattr(model.module, "config", None)
+    for side in (config, getattr(config, "decoder", None)):
+        width = getattr(side, "hidden_size", None)
+        if isinstance(width, int):
+            return width
+    return None
+
+
+def context_notes(model: Exportable) -> tuple[str, ...]:
+    """Warnings where rotary frequencies depend on the length of the text."""
+    last, context = model.switches_after, model.context_length
+    if last is None:
+        return ()
+    if context > last:
+        return (
+            f"The trained model changes its rotary frequencies after {last} tokens. This bundle "
+            f"uses those of a text of {context} tokens throughout, so short texts differ. For "
+            "them, export another bundle without --max-context.",
+        )
+    if model.reach is None or model.reach <= last:
+        return ()
+    return (
+        f"The context is {context} of {model.reach} tokens, since longer texts have other rotary "
+        f"frequencies. For them, export another bundle with --max-context {model.reach}.",
+    )
+
+
+def risks(model: Exportable, plan: Plan) -> tuple[str, ...]:
+    """Reasons to expect that the export fails with poor quality, as far as the plan shows."""
+    quantization, width = plan.quantization, width_of(model)
+    if quantization is None or plan.auto or quantization.scheme.bits > 4 or width is None:
+        return ()
+    warnings = []
+    method, group = quantization.method, quantization.scheme.group
+    if method != "gptq" and quantization.reuse == "none" and width < UNCALIBRATED_WIDTH:
+        warnings.append(
+            f"4 bits by {method} are usually poor in a model {width} wide, and a poor bundle is "
+            "deleted. Leave --method out to calibrate."
+        )
+    if quantization.narrow_group is None and group > min(GROUP_SIZES) and width < NARROW:
+        warnings.append(
+            f"4 bits in groups of {group} are often poor in a model {width} wide. Choose "
+            f"--group-size {min(GROUP_SIZES)}, or leave it out."
+        )
+    return tuple(warnings)
+
+
+def advise(model: Exportable, plan: Plan) -> tuple[str, ...]:
+    """Options that bring the bundle closer, the cheapest first; none where nothing is rounded."""
+    quantization = plan.quantization
+    if quantization is None:
+        return ()
+    if plan.auto is not None:
+        is_sized = plan.auto.target_size is not None
+        return ("a larger --target-size" if is_sized else "a smaller --max-kl",)
+    advice = []
+    if quantization.method != "gptq" and can_read(model):
+        advice.append("--method gptq with --calibration FILE")
+    if quantization.head.bits < 8:
+        advice.append("--head-bits 8")
+    has_small_groups = (
+        quantization.narrow_group is not None and (width_of(model) or NARROW) < NARROW
+    )
+    if quantization.scheme.group > min(GROUP_SIZES) and not has_small_groups:
+        advice.append(f"--group-size {min(GROUP_SIZES)}")
+    if plan.options.prefill_precision is not None:
+        advice.append("no --prefill-precision")
+    advice.append("--precision int8" if plan.precision == "int4" else "--precision fp32")
+    return tuple(advice)

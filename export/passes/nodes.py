@@ -1,0 +1,69 @@
+"""What passes share: a walk over the nodes of some operators, and the insertion of new ones."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from ortolan.export.values import replace_value
+
+CONTRIB = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
+Axes = tuple[int | str, ...]
+"""Sizes of axes, or their names where they vary."""
+
+
+class NodePass(ir.passes.InPlacePass):
+    """Rewrite around every node of some operators, in the order of the graph.
+
+    Attributes:
+        operators: the nodes to visit.
+        writes_contrib: whether the new nodes are of onnxruntime's own domain.
+    """
+
+    operators: tuple[str, ...]
+    writes_contrib = False
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the graph in place."""
+        modified = False
+        for node in list(model.graph):
+            if node.op_type in self.operators and self._rewrite(model.graph, node):
+                modified = True
+        if modified and self.writes_contrib:
+            model.graph.opset_imports[CONTRIB] = 1
+        return ir.passes.PassResult(model, modified)
+
+    def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        """Rewrite around one node; return whether the graph changed."""
+        raise NotImplementedError
+
+
+def insert_node(
+    graph: ir.Graph,
+    before: ir.Node,
+    operator: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    domain: str = "",
+) -> ir.Value:
+    """Insert a node with one output, and return that."""
+    node = ir.node(operator, inputs, attributes, domain=domain)
+    graph.insert_before(before, node)
+    return node.outputs[0]
+
+
+def replace_node(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
+    """Remove a node; `value` takes over its first output."""
+    replace_value(node.outputs[0], value)
+    graph.remove(node, safe=True)
+
+
+def axes_of(value: ir.Value | None) -> Axes | None:
+    """The axes of a value, by name where they vary; None if one is unknown."""
+    if value is None or value.shape is None:
+        return None
+    axes = [axis if isinstance(axis, int) else axis.value for axis in value.shape]
+    return None if None in axes else tuple(axis for axis in axes if axis is not None)

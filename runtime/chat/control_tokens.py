@@ -1,0 +1,128 @@
+"""Encodes a prompt so that no text of the user becomes a control token."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from ortolan.runtime.chat.provenance import Span
+from ortolan.runtime.errors import ChatError
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+__all__ = ["encode", "user_spans"]
+
+MAX_ROUNDS = 8
+"""Maximum rounds of cuts; a control token that contains others needs one for each."""
+
+
+def user_spans(
+    tokenizer: Tokenizer,
+    control: Mapping[int, str],
+    text: str,
+    found: tuple[str, list[Span]] | None,
+    strings: Sequence[str],
+) -> list[Span]:
+    """Where the user's texts are in a prompt; empty if they cannot become control tokens.
+
+    Case 1: the marks came back and the prompt is otherwise unchanged.
+    Case 2: the template looks into the texts, so the marks changed the prompt, but the control
+        tokens outside of the marks are those of the unmarked prompt.
+    Case 3: the template splits the texts, but they contain no control token.
+
+    Args:
+        tokenizer: tokenizer of the bundle.
+        control: texts of the control tokens, by id.
+        text: the prompt.
+        found: the prompt rendered with marks, without them, and the spans between them; `None` if
+            marks were lost.
+        strings: the user's texts.
+
+    Raises:
+        ChatError: the template splits the texts, and one contains a control token.
+    """
+    if found is not None and found[0] == text:
+        return found[1]
+
+    def outside(text: str, spans: list[Span]) -> list[int]:
+        touches = _touches(spans)
+        pairs = zip(*tokenizer.encode_with_offsets(text), strict=True)
+        return [token for token, at in pairs if token in control and not touches(at)]
+
+    if found is not None and outside(*found) == outside(text, []):
+        return []
+    joined = "".join(strings)
+    suspect = next((token for token in control.values() if token in joined), None)
+    if suspect is None:
+        return []
+    raise ChatError(
+        f"A message contains the control token {suspect!r} where the template splits text; move "
+        "reasoning to reasoning_content and calls to tool_calls."
+    )
+
+
+def encode(
+    tokenizer: Tokenizer, control: Mapping[int, str], text: str, spans: list[Span]
+) -> list[int]:
+    """Encode a prompt; a control token that touches a span is cut in two.
+
+    Raises:
+        ChatError: one cannot be cut.
+    """
+    touches = _touches(spans)
+    cuts = {0, len(text)}
+    for _ in range(MAX_ROUNDS):
+        ids: list[int] = []
+        before = len(cuts)
+        for start, end in pairwise(sorted(cuts)):
+            for token, at in _encode_part(tokenizer, text, start, end):
+                ids.append(token)
+                if token in control and touches(at):
+                    cuts.add(_middle(text, at))
+        if len(cuts) == before:
+            return ids
+    raise _uncut(text)
+
+
+def _encode_part(
+    tokenizer: Tokenizer, text: str, start: int, end: int
+) -> list[tuple[int, tuple[int, int]]]:
+    """Tokens of part of a text, with their positions in the text.
+
+    A line end goes in front, as in the middle of a text: some tokenizers start a text with a space.
+    """
+    lead = "\n" if start else ""
+    ids, offsets = tokenizer.encode_with_offsets(lead + text[start:end])
+    if any(first < len(lead) < last for first, last in offsets):
+        lead = ""
+        ids, offsets = tokenizer.encode_with_offsets(text[start:end])
+    shift = start - len(lead)
+    return [
+        (token, (first + shift, last + shift))
+        for token, (first, last) in zip(ids, offsets, strict=True)
+        if last > len(lead) or not lead
+    ]
+
+
+def _touches(spans: list[Span]) -> Callable[[tuple[int, int]], bool]:
+    """Return a test for whether a position overlaps any of the spans, which are sorted."""
+    ends = [span.end for span in spans]
+
+    def touches(at: tuple[int, int]) -> bool:
+        index = bisect_right(ends, at[0])
+        return index < len(spans) and spans[index].start < at[1]
+
+    return touches
+
+
+def _middle(text: str, at: tuple[int, int]) -> int:
+    """The position after the first character of a token, which may have white space around it."""
+    token = text[at[0] : at[1]]
+    middle = at[0] + len(token) - len(token.lstrip()) + 1
+    if middle >= at[0] + len(token.rstrip()):
+        raise _uncut(token)
+    return middle
+
+
+def _uncut(text: str) -> ChatError:
+    return ChatError(
+        f"A message contains a control token that cannot be encoded as text: {text[:40]!r}."
+    )

@@ -1,0 +1,260 @@
+"""The commands on a tiny decoder, in this process where possible."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.cli.conftest import REPOSITORY, Run, error_line, run_in_subprocess
+
+from ortolan.cli import COMMANDS
+from ortolan.export.output import describe_files, write_manifest
+from ortolan.runtime import open_bundle
+from ortolan.runtime.machine import bandwidth
+from ortolan.runtime.verification.certificate import Logits
+from ortolan.runtime.verification.certificate_files import read_certificate, write_certificate
+
+
+@pytest.fixture
+def run_json(ortolan: Run, bundle: Path) -> Any:
+    def run(prompt: str, *options: str, stdin: bytes = b"") -> Any:
+        done = ortolan("run", bundle, prompt, *options, "--json", stdin=stdin)
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.mark.parametrize("is_subprocess", [False, True])
+def test_run_streams_text_and_prints_figures_on_stderr(
+    is_subprocess: bool, ortolan: Run, bundle: Path
+) -> None:
+    run = run_in_subprocess if is_subprocess else ortolan
+    done = run("run", bundle, "def read", "-n", "8", "--ignore-eos")
+    assert done.returncode == 0
+    assert len(done.stdout) > 1
+    assert b"8 tokens" in done.stderr
+
+
+def test_run_reads_a_prompt_from_stdin_and_names_its_device(run_json: Any) -> None:
+    typed = run_json("def read", "-n", "8")
+    piped = run_json("-", "-n", "8", stdin=b"def read")
+    assert typed["tokens"] == piped["tokens"]
+    assert piped["prompt"] == "def read"
+    assert (typed["device"], typed["device_reason"]) == ("cpu", "the bundle was made for the CPU")
+
+
+def test_a_seed_makes_run_repeatable(run_json: Any) -> None:
+    options = ("-n", "16", "--temperature", "50", "--ignore-eos", "--seed")
+    first, again, other = (run_json("def", *options, seed)["tokens"] for seed in "112")
+    assert first == again != other
+
+
+def test_run_ends_before_a_stop_text(run_json: Any) -> None:
+    options = ("-n", "16", "--ignore-eos")
+    whole = run_json("def", *options)["text"]
+    middle = whole[len(whole) // 2]
+    cut = run_json("def", *options, "--stop", middle)
+    assert (cut["text"], cut["finish_reason"]) == (whole[: whole.index(middle)], "stop")
+
+
+def test_verify_passes_with_every_figure(ortolan: Run, bundle: Path) -> None:
+    done = ortolan("verify", bundle, "--json")
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    assert report["verdict"] == "PASS"
+    assert set(report["phases"]) == {"prefill", "decode", "chunked", "batch"}
+
+
+def test_verify_exits_with_1_if_the_reference_differs(
+    ortolan: Run, bundle: Path, tmp_path: Path
+) -> None:
+    wrong = Path(shutil.copytree(bundle, tmp_path / "wrong"))
+    opened = open_bundle(wrong)
+    certificate = read_certificate(opened)
+    logits = certificate.reference
+    assert isinstance(logits, Logits)
+    shifted = replace(logits, top_logits=logits.top_logits + 0.5)
+    write_certificate(wrong, replace(certificate, reference=shifted))
+    manifest = msgspec.structs.replace(opened.manifest, files=describe_files(wrong))
+    write_manifest(wrong, manifest)
+
+    done = ortolan("verify", wrong)
+    assert done.returncode == 1
+    assert b"FAIL" in done.stdout
+
+
+def test_inspect_lists_attention_and_memory(ortolan: Run, bundle: Path) -> None:
+    text = ortolan("inspect", bundle).stdout.decode()
+    assert "2 x com.microsoft::GroupQueryAttention, fused" in text
+    about = json.loads(ortolan("inspect", bundle, "--json", "--context", "50").stdout)
+    # two layers, keys and values of 2 heads of 16 channels in float32
+    assert about["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+    whole = json.loads(ortolan("inspect", bundle, "--json").stdout)
+    more = 46 * about["cache_bytes_per_token"]
+    assert whole["memory"]["cache"] - about["memory"]["cache"] == more
+    scores = 4 * 4 * (96 * 96 - 50 * 50)  # of 4 heads, in float32
+    assert whole["memory_bytes"] - about["memory_bytes"] == more + scores
+
+
+def test_inspect_lists_nodes_without_a_cuda_kernel(ortolan: Run, bundle: Path) -> None:
+    text = ortolan("inspect", bundle, "--device", "cuda").stdout.decode()
+    assert "decoder: 2 x com.microsoft::GroupQueryAttention in float32" in text
+    options = ("--device", "cpu", "--batch", "3", "--json")
+    about = json.loads(ortolan("inspect", bundle, *options).stdout)
+    assert about["placement"]["misplaced"] == []
+    assert about["memory"]["cache"] == 3 * 96 * about["cache_bytes_per_token"]
+
+
+def test_inspect_of_a_checkpoint_describes_its_export(
+    ortolan: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    text = ortolan("inspect", checkpoint).stdout.decode()
+    assert "decoder, by its family" in text
+    assert "2 blocks, 64 wide" in text
+    assert "missing      calibration.txt" in text
+    odd = Path(shutil.copytree(checkpoint, tmp_path / "odd"))
+    values = json.loads((odd / "config.json").read_text()) | {"strange": 1}
+    (odd / "config.json").write_text(json.dumps(values))
+    assert "--accept-unknown strange" in ortolan("inspect", odd).stdout.decode()
+    about = json.loads(ortolan("inspect", odd, "--json").stdout)
+    assert about["unknown_keys"] == ["strange"]
+    assert about["precisions"]["fp32"]["bundle_bytes"] > 4 * about["parameters"]
+
+
+def test_a_bfloat16_bundle_is_exported_but_not_run_on_the_cpu(
+    ortolan: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    out, options = tmp_path / "bundle", ("--device", "cuda", "--precision", "bf16")
+    done = ortolan("export", checkpoint, out, *options)
+    assert "not verified: the CPU has no kernels for bfloat16" in done.stdout.decode()
+    text = ortolan("inspect", out, "--device", "cuda").stdout.decode()
+    assert "run `ortolan verify` on the device" in text
+    assert "none without one" in text
+    assert "memory of cuda" in text
+    for command in ("run", "verify"):
+        assert "device 'auto'" in error_line(command, out)
+    assert "cuda" in error_line("export", checkpoint, tmp_path / "b", *options[:2])
+
+
+def test_bench_measures_prompts_and_generation(
+    ortolan: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a small array, of whatever cache: the figure itself is tests/runtime/machine/test_bandwidth.py
+    monkeypatch.setattr(bandwidth, "BUFFER_BYTES", bandwidth.MIN_BUFFER_BYTES)
+    monkeypatch.setattr(bandwidth, "CACHES", 0)
+    done = ortolan("bench", bundle, "-p", "16", "-n", "8", "-r", "2")
+    assert done.returncode == 0, done.stderr
+    names = [line.split()[0] for line in done.stdout.decode().splitlines() if line]
+    assert names[:3] == ["test", "pp16", "tg8"]
+
+
+def test_doctor_names_packages_and_every_part_of_cuda(ortolan: Run) -> None:
+    text = ortolan("doctor").stdout.decode()
+    report = json.loads(ortolan("doctor", "--json").stdout)
+    assert "CPUExecutionProvider" in report["facts"]["providers"]
+    assert report["facts"]["python"].split()[1] == f"({sys.executable})"
+    assert report["cuda"][0]["name"] == "NVIDIA driver"
+    for part in report["cuda"]:
+        assert f"  {part['name']} " in text
+        assert (part["found"] or part["remedy"]) in text
+
+
+def test_export_replaces_a_bundle_only_with_force(checkpoint: Path, bundle: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()}
+    assert "--force" in error_line("export", checkpoint, bundle)
+    assert before == {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run {bundle} def --temperature -1", "temperature"),
+        ("run {bundle} def --temperature warm", "--temperature"),
+        ("run {bundle} def --device toaster", "toaster"),
+        ("run {bundle} def --device cuda", "device 'cuda'"),
+        ("verify {bundle} --device cuda", "device 'cuda'"),
+        ("bench {bundle} --device cuda", "device 'cuda'"),
+        ("bench {bundle}", "-p 96 -n 96"),  # the default does not fit
+        ("run {bundle} def -n 0", "max_new_tokens"),
+        ("run {bundle} def --stop=", "stop"),
+        ("run {bundle} def --nonsense", "--nonsense"),
+        ("run {bundle} def --beams 2", "--beams"),
+        ("run {bundle} def --regex a --lark {bundle}/manifest.json", "--regex"),
+        ("run {bundle} " + "def" * 200, "96"),
+        ("run nowhere def", "nowhere"),
+        ("run {torn} def", "manifest.json"),
+        ("export nowhere {out}", "nowhere"),
+        ("export {checkpoint} {out} --precision auto --method rtn", "--method"),
+        ("export {checkpoint} {out} --precision int8 --head-bits 4", "int4"),
+        ("export {checkpoint} {out} --precision fp16 --group-size 32", "--group-size"),
+        ("export {checkpoint} {out} --target-size 1", "--target-size"),
+        ("inspect {empty}", "config.json"),
+        ("inspect nowhere", "nowhere"),
+        ("inspect {checkpoint} --batch 2", "--batch"),
+        ("inspect {bundle} --via family", "--via"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    command: str, message: str, bundle: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    torn, empty = tmp_path / "torn", tmp_path / "empty"
+    shutil.copytree(bundle, torn)
+    manifest = (torn / "manifest.json").read_bytes()
+    (torn / "manifest.json").write_bytes(manifest[: len(manifest) // 2])
+    empty.mkdir()
+    places = {"bundle": bundle, "checkpoint": checkpoint, "torn": torn, "empty": empty}
+    words = [word.format(**places, out=tmp_path / "out") for word in command.split()]
+    assert message in error_line(*words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_stdin_that_is_not_utf8_is_rejected_with_its_place(bundle: Path) -> None:
+    assert "0xff at 4" in error_line("run", bundle, "-", stdin=b"def \xff\xfe")
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = run_in_subprocess("run", tmp_path / "nowhere", "def", "--debug")
+    assert done.returncode != 0
+    assert b"Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_at_most_ten_options_and_help_all_the_rest(ortolan: Run, name: str) -> None:
+    done = ortolan(name, "--help")
+    assert done.returncode == 0
+    text = done.stdout.decode()
+    assert text.startswith(f"Usage: ortolan {name}")
+    options = [line for line in text.splitlines() if line.startswith("  -")]
+    assert len([line for line in options if "--help" not in line]) <= 10
+    if "--help-all" in text:
+        assert text.splitlines()[-1] == f"Run `ortolan {name} --help-all` for all options."
+        everything = ortolan(name, "--help-all").stdout.decode()
+        assert "\nOptions:\n" in everything
+        assert all(line in everything for line in options if "[" not in line)
+        assert everything.count("\n  --") > text.count("\n  --")
+
+
+def test_help_imports_no_heavy_package() -> None:
+    code = (
+        "import sys, contextlib\n"
+        "sys.argv = ['ortolan', *sys.argv[1:], '--help']\n"
+        "from ortolan.cli import main\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "sys.stderr.write(str({'torch', 'onnx', 'numpy', 'onnxruntime'} & set(sys.modules)))\n"
+    )
+    for arguments, line in ([], "    ortolan export checkpoint/ bundle/"), (["export"], "Options:"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": "src"},
+            cwd=REPOSITORY,
+            check=True,
+        )
+        assert f"\n{line}\n" in done.stdout
+        assert done.stderr == "set()"
