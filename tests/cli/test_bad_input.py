@@ -94,21 +94,12 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 26
 
 DAMAGED: dict[str, tuple[Damage, str]] = {
     "no config": (without("config.json"), "config.json"),
-<<<<<<< HEAD:tests/end_to_end/test_bad_input.py
-    "config that is no object": (contents("config.json", b"[1, 2]"), "expected a JSON object"),
-    "config that is no JSON": (contents("config.json", b"{'a': 1}"), "config.json: not valid JSON"),
-    "config that is empty": (contents("config.json", b""), "config.json: not valid JSON"),
-    "config of another thing": (contents("config.json", b"{}"), "expected model_type"),
-    "family that nobody knows": (config(model_type="mambo"), "got 'mambo'"),
-    "model type that is no name": (config(model_type=["llama"]), "model_type of type str"),
-=======
     "config is a list": (contents("config.json", b"[1, 2]"), "config.json"),
     "config is not JSON": (contents("config.json", b"{'a': 1}"), "config.json"),
     "empty config": (contents("config.json", b""), "config.json"),
     "config of something else": (contents("config.json", b"{}"), "model_type"),
     "unknown family": (config(model_type="mambo"), "mambo"),
     "model type is a list": (config(model_type=["llama"]), "model_type"),
->>>>>>> main:tests/cli/test_bad_input.py
     "unknown key": (config(strange=1), "--accept-unknown strange"),
     "unknown key of an object": (
         config(rope_scaling={"rope_type": "default", "odd": 1}),
@@ -116,19 +107,6 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     ),
     "unknown quantization": (config(quantization_config={"quant_method": "strange"}), "strange"),
     "quantization without a method": (config(quantization_config={"bits": 4}), "quant_method"),
-<<<<<<< HEAD:tests/end_to_end/test_bad_input.py
-    "size of another model": (config(hidden_size=128), "differences from config.json"),
-    "no weights": (without("model.safetensors"), "no model.safetensors"),
-    "weights cut short": (cut("model.safetensors", 0.5), "model.safetensors: "),
-    "header cut short": (cut("model.safetensors", 0.001), "model.safetensors: "),
-    "pointer in place of weights": (contents("model.safetensors", POINTER), "LFS pointer"),
-    "missing shard": (missing_shard, "model-00002-of-00002.safetensors does not exist"),
-    "missing tensor": (missing_tensor, "layers.1.mlp.down_proj.weight"),
-    "weights of another model": (weights_of_another_model, "expected shape"),
-    "pickle with code": (pickle_with_code, "pytorch_model.bin: "),
-    "pickle of another name": (pickle_of_another_name, "model.ckpt: "),
-    "tokenizer that is none": (contents("tokenizer.json", b"{}"), "tokenizer"),
-=======
     "size of another model": (config(hidden_size=128), "weights"),
     "no weights": (without("model.safetensors"), "model.safetensors"),
     "weights cut short": (cut("model.safetensors", 0.5), "model.safetensors"),
@@ -140,7 +118,6 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "pickle with code": (pickle_with_code, "pytorch_model.bin"),
     "pickle of another name": (pickle_of_another_name, "model.ckpt"),
     "empty tokenizer": (contents("tokenizer.json", b"{}"), "tokenizer"),
->>>>>>> main:tests/cli/test_bad_input.py
 }
 
 
