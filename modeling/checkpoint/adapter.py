@@ -216,7 +216,7 @@ def _scale(values: Mapping[str, object], module: str, rank: int) -> float:
 def _misfit(name: str, base: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> list[str]:
     if name not in base:
         return [f"the model has no {name}"]
-        return [] if base[name] == shape else [f"{name} has shape {shape}, not {base[name]}"]
+    return [] if base[name] == shape else [f"{name} has shape {shape}, not {base[name]}"]
 
 
 def _unknown(file: Path, expected: str, got: object) -> CheckpointError:
