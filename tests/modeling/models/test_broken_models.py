@@ -79,8 +79,9 @@ MISSING = {
 @pytest.mark.parametrize("name", MISSING)
 def test_a_missing_weight_is_named(name: str, tmp_path: Path) -> None:
     edit(written(name, tmp_path), lambda tensors: tensors.pop(MISSING[name]))
-    assert f"1 differences: missing {'distilbert.' * (name == 'distilbert')}{MISSING[name]}." in (
-        weight_error(tmp_path)
+    assert (
+        f"1 differences from config.json: missing {'distilbert.' * (name == 'distilbert')}{MISSING[name]}."
+        in (weight_error(tmp_path))
     )
 
 
@@ -117,7 +118,7 @@ def test_a_misshapen_weight_is_named(
 )
 def test_an_unexpected_weight_is_named(name: str, weight: str, tmp_path: Path) -> None:
     edit(written(name, tmp_path), lambda tensors: tensors.update({weight: torch.zeros(2)}))
-    assert f"1 differences: unexpected {weight}." in weight_error(tmp_path)
+    assert f"1 differences from config.json: unexpected {weight}." in weight_error(tmp_path)
 
 
 @pytest.mark.parametrize(
