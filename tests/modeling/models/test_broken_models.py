@@ -80,8 +80,8 @@ MISSING = {
 def test_a_missing_weight_is_named(name: str, tmp_path: Path) -> None:
     edit(written(name, tmp_path), lambda tensors: tensors.pop(MISSING[name]))
     assert (
-        f"1 differences from config.json: missing {'distilbert.' * (name == 'distilbert')}{MISSING[name]}."
-        in (weight_error(tmp_path))
+        "1 differences from config.json: missing "
+        f"{'distilbert.' * (name == 'distilbert')}{MISSING[name]}." in (weight_error(tmp_path))
     )
 
 
