@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar, overload
 from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import again_when_replaced, open_bundle
+from ortolan.runtime.bundle.folder import open_bundle, retry_if_replaced
 from ortolan.runtime.bundle.packed import Packed, find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
@@ -52,7 +52,7 @@ def load(
 ) -> Any: ...
 
 
-@again_when_replaced
+@retry_if_replaced
 def load(
     path: str | os.PathLike[str],
     kind: type[Model] | None = None,

@@ -60,9 +60,9 @@ def measure(
     reads = step_reads.count(model.manifest, graph, device="cpu")
     cache_bytes = memory_speed.last_level_cache()
     peaks, measured = [process_memory.peak_memory()], []
-    if process_memory.forget_peak():
+    if process_memory.reset_peak():
         measured.append(memory_speed.measure_bandwidth(model.threads, cache_bytes))
-        process_memory.forget_peak()
+        process_memory.reset_peak()
     runs = _run(model, ordered, repetitions, progress)
     peaks.append(process_memory.peak_memory())
     measured.append(memory_speed.measure_bandwidth(model.threads, cache_bytes))

@@ -48,7 +48,7 @@ class LastPrompt:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.grid = GRID if engine.parts_matter or engine.mixes_rows else 1
+        self.grid = GRID if engine.depends_on_chunks or engine.mixes_rows else 1
         self.chunk = GRID if engine.mixes_rows else CHUNK
         # reserved: what is kept is never copied to grow
         self.slots = engine.slots(engine.rows_multiple, reserved=True)

@@ -8,9 +8,9 @@ from ortolan.runtime.machine.control_groups import group_folders, read_small
 
 __all__ = [
     "available_memory",
-    "forget_peak",
     "free_swap",
     "peak_memory",
+    "reset_peak",
     "return_free_memory",
     "return_large_memory",
 ]
@@ -55,7 +55,7 @@ def return_large_memory() -> None:
         libc.mallopt(_TRIM_THRESHOLD, 16 * LARGE_BYTES)
 
 
-def forget_peak() -> bool:
+def reset_peak() -> bool:
     """Let the peak start again from what is in use now; `False` where the system cannot."""
     try:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")

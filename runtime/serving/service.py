@@ -123,7 +123,7 @@ class Service(ChatService):
             engine,
             slots=slots,
             exact=mode == "exact",
-            chunk=_checked_chunk(chunk, fixed=mode == "exact" and engine.parts_matter),
+            chunk=_checked_chunk(chunk, fixed=mode == "exact" and engine.depends_on_chunks),
             prefill_first=False,
             reserved=True,
             memory=self._memory,

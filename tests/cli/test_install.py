@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.modeling.checkpoint.gguf_cases import written
-from tests.runtime.chat.test_chat import made
+from tests.runtime.chat.tiny_chat import chat_model
 from tests.tiny.transformers_types import tiny_config
 from transformers import AutoModelForCausalLM
 
@@ -171,7 +171,7 @@ def test_train_names_the_package_that_a_demo_needs(environments: Path, tmp_path:
 
 
 def test_chat_answers(environments: Path, tmp_path: Path) -> None:
-    path = made(tmp_path).bundle.path
+    path = chat_model(tmp_path).bundle.path
     code = (
         "import sys, ortolan; model = ortolan.load(sys.argv[1])\n"
         "print(model.chat([{'role': 'user', 'content': 'a'}], max_new_tokens=3).content)"

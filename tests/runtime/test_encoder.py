@@ -232,9 +232,9 @@ def test_text_over_the_limit_is_refused_with_both_figures(tiny: dict[str, TinyEn
     loaded = load(tiny["embedding"].path)
     loaded.embed(" ".join("a" * (MAX_TOKENS - 2)))
 
-    with pytest.raises(ContextLengthError, match=f"at most {MAX_TOKENS} tokens, got 25"):
+    with pytest.raises(ContextLengthError, match="25 tokens"):
         loaded.embed(" ".join("a" * (MAX_TOKENS - 1)))
-    with pytest.raises(ContextLengthError, match=r"^input 1: ids: .* got 25"):
+    with pytest.raises(ContextLengthError, match=r"^input 1: .*25 tokens"):
         loaded.embed([[4], [4] * 25])
 
 
@@ -258,9 +258,9 @@ def test_truncating_what_fits_changes_nothing(tiny: dict[str, TinyEncoder]) -> N
 
 @pytest.mark.parametrize("empty", ["", "   ", "\n"])
 def test_empty_text_is_refused(tiny: dict[str, TinyEncoder], empty: str) -> None:
-    with pytest.raises(InputError, match="at least one token"):
+    with pytest.raises(InputError, match="no tokens"):
         load(tiny["labels"].path).classify(empty)
-    with pytest.raises(InputError, match=r"^input 1: text: .*at least one token"):
+    with pytest.raises(InputError, match=r"^input 1: .*no tokens"):
         load(tiny["labels"].path).classify(["a", empty])
 
 
@@ -303,7 +303,7 @@ def test_decoder_is_refused(tmp_path: Path) -> None:
 def test_text_without_a_tokenizer_is_refused_and_ids_are_not(tmp_path: Path) -> None:
     path = tiny_encoder.write_bundle(tmp_path / "ids", tokenizer=False).path
 
-    with pytest.raises(TokenizerError, match="one without"):
+    with pytest.raises(TokenizerError, match="no tokenizer"):
         load(path).classify("a")
     assert load(path).classify([2, 4, 3])[0].label in LABELS
 
@@ -381,7 +381,7 @@ def test_image_that_is_none_is_refused_with_its_number(tmp_path: Path) -> None:
     image = np.zeros((4, 6, 3), np.uint8)
 
     mixed: list[Any] = [image, b"nothing"]
-    with pytest.raises(InputError, match=r"^input 1: image: "):
+    with pytest.raises(InputError, match=r"^input 1: image "):
         load(tiny.path).classify(mixed)
     with pytest.raises(InputError, match="truncate"):
         load(tiny.path).classify(image, truncate=True)

@@ -245,12 +245,12 @@ def test_cancelling_gives_what_there_is(bundle: Bundle, engine: Engine, beams: i
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
-        ("", InputError, "at least one token"),
-        ([[5], []], InputError, "at least one token"),
+        ("", InputError, "no token"),
+        ([[5], []], InputError, "no token"),
         ([5, 97], InputError, "ids from 0 to 96"),
-        ([5] * 41, ContextLengthError, "at most 40 tokens, got 41"),
-        ("a" * 40, ContextLengthError, "at most 40 tokens, got 41"),
-        (7, InputError, "expected token ids"),
+        ([5] * 41, ContextLengthError, "41 tokens"),
+        ("a" * 40, ContextLengthError, "41 tokens"),
+        (7, InputError, "token ids"),
         ([[5]] * 4097, InputError, "expected at most 4096"),
     ],
 )
@@ -273,7 +273,7 @@ def test_ids_of_a_source_are_those_of_its_own_vocabulary(bundle: Bundle, engine:
     manifest = msgspec.structs.replace(bundle.manifest, source=source)
     model = Seq2Seq(Bundle(path=bundle.path, manifest=manifest, graphs=bundle.graphs), engine)
     assert model.generate([49], max_new_tokens=2).tokens
-    with pytest.raises(InputError, match="ids from 0 to 49, got 50"):
+    with pytest.raises(InputError, match="ids from 0 to 49"):
         model.generate([49, 50])
 
 
@@ -316,7 +316,7 @@ def test_lists_are_refused_where_one_source_is_meant(model: Seq2Seq) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"), [([], "at least one"), ([97], "0 to 96"), ([1] * 41, "at most 40 tokens")]
+    ("ids", "said"), [([], "no token"), ([97], "0 to 96"), ([1] * 41, "40 tokens")]
 )
 def test_logits_of_no_text_are_refused(model: Seq2Seq, ids: list[int], said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -333,7 +333,7 @@ def test_a_bundle_without_a_tokenizer_takes_ids_alone(bundle: Bundle, engine: En
         lambda: model.generate(SOURCE, stop=["a"]),
         lambda: model.stream(SOURCE),
     ):
-        with pytest.raises(TokenizerError, match="expected a bundle with a tokenizer"):
+        with pytest.raises(TokenizerError, match="no tokenizer"):
             call()
 
 

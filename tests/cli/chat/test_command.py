@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.runtime.chat.test_chat import made
+from tests.runtime.chat.tiny_chat import chat_model
 from tests.runtime.test_import import SOURCE
 from tests.runtime.tiny_decoder import CONTEXT
 
@@ -25,7 +25,7 @@ ENVIRONMENT = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "TERM": "d
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("command")).bundle.path
+    return chat_model(tmp_path_factory.mktemp("command")).bundle.path
 
 
 def chat(bundle: Path, lines: str, *options: str) -> "subprocess.CompletedProcess[bytes]":
@@ -107,7 +107,7 @@ def test_a_mistake_in_a_pipe_ends_the_program(
 
 
 def test_a_bundle_without_a_template_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    done = chat(made(tmp_path, {}).bundle.path, "Hi.")
+    done = chat(chat_model(tmp_path, {}).bundle.path, "Hi.")
     assert done.returncode == 2
     assert b"chat_template.jinja" in done.stderr
 
@@ -225,7 +225,7 @@ def needs_gnu_readline() -> None:
 
 @needs_terminal
 def test_ctrl_c_stops_an_answer_and_leaves_nothing_but_the_prompt(tmp_path: Path) -> None:
-    endless = made(tmp_path / "endless", tokens=Tokens(), context_length=50_000)
+    endless = chat_model(tmp_path / "endless", tokens=Tokens(), context_length=50_000)
     terminal = Terminal(str(endless.bundle.path), folder=tmp_path)
     try:
         terminal.ask("Hi.")
@@ -300,7 +300,7 @@ def test_lines_that_were_typed_before_the_prompt_wait_there_as_one_question(
 
 @needs_terminal
 def test_long_prompt_shows_how_far_it_is_until_its_answer_begins(tmp_path: Path) -> None:
-    long = made(tmp_path / "long", tokens=Tokens(), context_length=50_000)
+    long = chat_model(tmp_path / "long", tokens=Tokens(), context_length=50_000)
     kept = {"role": "user", "content": "x" * 3_000}, {"role": "assistant", "content": "y"}
     conversation = long.conversation()
     conversation.messages = list(kept)
@@ -323,7 +323,7 @@ def test_long_prompt_shows_how_far_it_is_until_its_answer_begins(tmp_path: Path)
 def test_answer_is_wrapped_at_words_on_a_terminal_alone_and_nothing_is_kept_if_asked(
     tmp_path: Path,
 ) -> None:
-    spaced = made(tmp_path / "spaced", tokens=Tokens(), context_length=2000)
+    spaced = chat_model(tmp_path / "spaced", tokens=Tokens(), context_length=2000)
     options = (str(spaced.bundle.path), "-n", "400", "--temperature", "5", "--seed", "1")
     terminal = Terminal(*options, "--no-history", folder=tmp_path, columns=150)
     try:

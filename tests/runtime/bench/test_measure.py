@@ -48,7 +48,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(bandwidth, "read_bandwidth", probed)
     monkeypatch.setattr(bandwidth, "last_level_cache", lambda: 1)
     monkeypatch.setattr(bandwidth, "available_memory", lambda: 1 << 40)
-    monkeypatch.setattr(process_memory, "forget_peak", lambda: True)
+    monkeypatch.setattr(process_memory, "reset_peak", lambda: True)
     monkeypatch.setattr(Session, "append", appended)
     return seen
 
@@ -129,7 +129,7 @@ def test_bytes_per_token_are_those_of_the_graph_that_decodes(
 def test_where_the_peak_cannot_be_forgotten_memory_is_measured_last(
     model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_memory, "forget_peak", lambda: False)
+    monkeypatch.setattr(process_memory, "reset_peak", lambda: False)
     result = measure(model, [Case(kind="pp", tokens=4)], repetitions=1)
     assert events == ["0+4", "0+4", "bandwidth"]
     assert result.bandwidth is not None

@@ -1,4 +1,4 @@
-"""Bodies of calls: whole or no call, with the types of the schema."""
+"""Syntaxes of calls: a complete call or none, with the types of the schema."""
 
 import json
 import time
@@ -34,7 +34,7 @@ from ortolan.runtime.chat.parser import ReplyParser
     ],
 )
 @pytest.mark.parametrize("family", ["qwen", "lfm", "qwen-coder", "mistral-11"])
-def test_a_hostile_body_is_text(family: str, body: str) -> None:
+def test_hostile_text_is_not_a_call(family: str, body: str) -> None:
     calls = form(family).calls
     assert calls is not None
     text = f"{calls.open}{body}{calls.close}"
@@ -53,14 +53,14 @@ def test_a_hostile_body_is_text(family: str, body: str) -> None:
     ],
 )
 @pytest.mark.parametrize("family", ["qwen", "qwen-coder", "glm"])
-def test_what_never_ends_takes_no_time_and_stays_text(family: str, text: str) -> None:
+def test_endless_text_costs_no_time_and_is_not_a_call(family: str, text: str) -> None:
     start = time.process_time()
     assert taken([text], form(family)) == (text, "", ())
     assert time.process_time() - start < 2
 
 
 def read(family: str, body: str, schema: Any) -> Any:
-    """The value of the argument `a` of the only call."""
+    """Return the argument `a` of the only call."""
     calls = form(family).calls
     assert calls is not None
     tools = [{"function": {"name": "f", "parameters": schema}}]
@@ -109,7 +109,7 @@ def test_a_value_may_hold_marks(family: str, value: str) -> None:
         ),
     ],
 )
-def test_a_value_that_was_never_closed_takes_no_other_in(family: str, body: str) -> None:
+def test_a_value_that_is_not_closed_does_not_swallow_the_next(family: str, body: str) -> None:
     calls = form(family).calls
     assert calls is not None
     text = f"{calls.open}{body}{calls.close}"
@@ -166,7 +166,7 @@ def test_strings_may_hold_marks(family: str) -> None:
     assert taken([*text], form(family)) == ("", "", (expected, TWO))
 
 
-def test_a_string_that_never_ends_takes_no_other_call_in() -> None:
+def test_a_string_that_never_ends_does_not_swallow_the_next_call() -> None:
     bad = '<tool_call>{"name": "f", "arguments": {"s": "a}}</tool_call>'
     content, _, calls = taken([bad + CALLS["qwen"]], form("qwen"))
     assert (content, calls) == (bad, (ONE, TWO))
@@ -190,7 +190,7 @@ def test_constants_of_json_are_read_in_python(value: str) -> None:
         '{"name": "f", "arguments": 0}',
     ],
 )
-def test_no_argument_is_left_out(body: str) -> None:
+def test_no_argument_is_dropped(body: str) -> None:
     text = f"<tool_call>{body}</tool_call>"
     assert taken([text], form("qwen")) == (text, "", ())
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime import packed_bundles
-from tests.runtime.chat.test_chat import TEMPLATE
+from tests.runtime.chat.tiny_chat import TEMPLATE
 from tests.runtime.tiny_decoder import EOS
 
 from ortolan.runtime import Conversation, Decoder, Sampling, load

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.chat.test_chat import made
+from tests.runtime.chat.tiny_chat import chat_model
 
 from ortolan.runtime import Decoder, Grammar, Sampling
 from ortolan.runtime.chat.formats import format_of
@@ -85,7 +85,7 @@ RANDOM = [name for name in TEMPLATES if name != "reasoning"]
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
     folder = tmp_path_factory.mktemp("choices")
     return {
-        name: made(
+        name: chat_model(
             folder / name.replace(" ", "-"),
             {
                 "chat_template.jinja": template.encode(),
@@ -175,7 +175,7 @@ def test_reasoning_that_has_begun_ends_before_the_call(tmp_path: Path) -> None:
     template = TEMPLATES["reasoning"].replace(
         "{% if add_generation_prompt %}<bos>a:", "{% if add_generation_prompt %}<bos>a:<think>"
     )
-    model = made(tmp_path, {"chat_template.jinja": template.encode()})
+    model = chat_model(tmp_path, {"chat_template.jinja": template.encode()})
     asked = model._chat.question([USER], {"tools": TOOLS, "tool_choice": "time"})
     grammar = asked.options["grammar"]
     assert grammar is not None
@@ -268,7 +268,7 @@ def test_an_answer_that_has_begun_goes_on_with_a_call(models: dict[str, Decoder]
 
 def test_a_format_that_is_not_shown_is_refused(tmp_path: Path) -> None:
     template = _TURN.replace("BODY", "{# <arg_key> #}")
-    model = made(tmp_path, {"chat_template.jinja": template.encode()}, context_length=2048)
+    model = chat_model(tmp_path, {"chat_template.jinja": template.encode()}, context_length=2048)
     with pytest.raises(ChatError, match="does not show"):
         model.chat([USER], tools=TOOLS, tool_choice="required")
     assert model.chat([USER], tools=TOOLS, tool_choice="auto", max_new_tokens=1)

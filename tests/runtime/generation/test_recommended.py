@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.chat.test_chat import TEMPLATE, USER
+from tests.runtime.chat.tiny_chat import TEMPLATE, USER
 from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
 
 from ortolan.cli import main

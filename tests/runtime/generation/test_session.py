@@ -116,13 +116,13 @@ def test_what_is_no_list_of_ids_is_refused_and_changes_nothing(
 ) -> None:
     session = model.session()
     session.append([1, 2])
-    with pytest.raises(InputError, match="append: expected"):
+    with pytest.raises(InputError, match=r"^append "):
         session.append(wrong)  # type: ignore[arg-type]
     assert session.tokens == (1, 2)
 
 
 def test_no_ids_are_refused(model: Decoder) -> None:
-    with pytest.raises(InputError, match="at least one token id"):
+    with pytest.raises(InputError, match="no token ids"):
         model.session().append([])
 
 
@@ -274,7 +274,7 @@ def test_a_snapshot_of_another_model_is_refused_and_changes_nothing(
     session, foreign = model.session(), other.session()
     session.append([1, 2, 3])
     foreign.append([4, 5])
-    with pytest.raises(InputError, match="got one of another"):
+    with pytest.raises(InputError, match="another bundle"):
         session.restore(foreign.snapshot())
     assert session.tokens == (1, 2, 3)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortolan.runtime.machine.memory import available_memory, forget_peak, peak_memory
+from ortolan.runtime.machine.memory import available_memory, peak_memory, reset_peak
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -25,7 +25,7 @@ def test_the_peak_holds_what_is_gone_until_it_is_forgotten() -> None:
     np.ones(64 * MIB, np.uint8)
     before = peak_memory()
     assert before is not None
-    if not forget_peak():
+    if not reset_peak():
         pytest.skip("this system does not let go of the peak")
     after = peak_memory()
     assert after is not None
@@ -100,10 +100,10 @@ def test_large_memory_is_given_back_when_it_is_freed() -> None:
     script = """
 import ctypes
 from ortolan.runtime.machine.memory import LARGE_BYTES, return_large_memory
-from ortolan.runtime.machine.memory import forget_peak, peak_memory
+from ortolan.runtime.machine.memory import reset_peak, peak_memory
 
 def used():
-    forget_peak()
+    reset_peak()
     return peak_memory()
 
 return_large_memory()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.runtime import packed_bundles
-from tests.runtime.chat.test_chat import made
+from tests.runtime.chat.tiny_chat import chat_model
 from tests.runtime.serving.served import settle
 
 from ortolan.runtime import Decoder, Sampling, load
@@ -161,7 +161,7 @@ def test_what_is_wrong_is_said_when_asking(service: Service, tmp_path: Path) -> 
     with pytest.raises(InputError, match="n must be"):
         service.chat(user("Hi."), n=0)
     assert service.stats().refused
-    with made(tmp_path, {}).serve() as other:
+    with chat_model(tmp_path, {}).serve() as other:
         with pytest.raises(ChatTemplateError):
             other.chat(user("Hi."))
         with pytest.raises(ChatTemplateError):

@@ -1,7 +1,7 @@
-"""What filters, tests and methods cost, paid before Jinja or Python runs them.
+"""Costs of filters, tests and methods, paid before Jinja or Python runs them.
 
-Most make about as much as they are given. The others can make a long string of a short one and a
-number, or take the product of two lengths.
+Most return about as much as they read. Others build a long string from a short one and a number, or
+take time proportional to the product of two lengths.
 """
 
 import json
@@ -23,16 +23,16 @@ from ortolan.runtime.jinja.budget import Budget
 __all__ = ["METHODS", "filters", "pay_method", "pay_operator", "tests"]
 
 MAX_INDENT = 32
-"""Columns of an indentation, and places that a number is rounded to."""
+"""Columns of an indentation, and digits to round to."""
 
 MAX_POWER = 64
-"""Largest exponent, and bits of what is raised to it."""
+"""Largest exponent, and bits of its base."""
 
 MAX_WIDTH = 999
-"""Characters that a format may ask for."""
+"""Width of a format, in characters."""
 
 _WIDTH = re.compile(r"[%)][^a-zA-Z%)]*(?:\d{4,}|\*)")
-"""After the sign, or after the name in brackets, of `%` formatting."""
+"""A large or variable width in `%` formatting, after the sign or the name in brackets."""
 
 _LIBRARY = ImmutableSandboxedEnvironment()
 
@@ -61,14 +61,14 @@ METHODS: Mapping[type, frozenset[str]] = {
     tuple: frozenset(["count", "index"]),
 }
 # fmt: on
-"""What a template may call. Python has more, some of which makes much of little: `to_bytes`."""
+"""Methods that a template may call. Others build much from little, such as `to_bytes`."""
 
 _PIECES = frozenset(["title", "wordcount", "split", "rsplit", "splitlines"])
-"""A piece takes as much memory as some dozens of characters."""
+"""Methods and filters whose result is many small objects of a few dozen bytes."""
 
 
 def filters() -> dict[str, Any]:
-    """Jinja's filters, paid by the budget of the environment, and `tojson` of transformers."""
+    """Return Jinja's filters with costs, and the `tojson` of transformers."""
     paid = _OF_ITEMS | _OF_TEXT | _OF_ALL | _SORTING
     return {
         **{name: _refused_filter(name) for name in FILTERS},
@@ -79,7 +79,7 @@ def filters() -> dict[str, Any]:
 
 
 def tests() -> dict[str, Any]:
-    """Jinja's tests, those paid that look into a value."""
+    """Return Jinja's tests, with costs if they walk a value."""
     of_text = {"in", "lower", "upper"}
     paid = [
         name for name, test in TESTS.items() if name in of_text or test.__module__ == "_operator"
@@ -88,11 +88,11 @@ def tests() -> dict[str, Any]:
 
 
 def pay_operator(budget: Budget, sign: str, left: Any, right: Any) -> None:
-    """Pay for an operation that can make far more than it is given.
+    """Pay for an operation that can return far more than it reads.
 
     Raises:
-        ChatTemplateError: too much.
-        OverflowError: it is a power of large numbers.
+        ChatTemplateError: beyond the budget.
+        OverflowError: a power of large numbers.
     """
     if sign == "*":
         for value, times in ((left, right), (right, left)):
@@ -102,16 +102,12 @@ def pay_operator(budget: Budget, sign: str, left: Any, right: Any) -> None:
         _pay_format(budget, left, right)
     elif sign == "**" and (abs(left) >= 1 << MAX_POWER or abs(right) > MAX_POWER):
         raise OverflowError("numbers too large for a power")
-    elif sign == "-" and not isinstance(left, int | float):  # what keys() gives, as a set
+    elif sign == "-" and not isinstance(left, int | float):  # sets from keys()
         budget.walk((left, right))
 
 
 def pay_method(budget: Budget, value: Any, name: str, /, *args: Any, **named: Any) -> None:
-    """Pay for a call of one of `METHODS`.
-
-    Raises:
-        ChatTemplateError: its result would be too long.
-    """
+    """Pay for a call of one of `METHODS`; ChatTemplateError if beyond the budget."""
     budget.walk((args, named))
     if isinstance(value, str):
         pay: Callable[..., None] = _TEXT_METHODS.get(name) or _pay_search
@@ -148,8 +144,7 @@ def _paid_filter(name: str) -> Callable[..., Any]:
 def _refused_filter(name: str) -> Callable[..., Any]:
     def refused(*_: Any, **__: Any) -> Any:
         raise ChatTemplateError(
-            f"chat template: expected filters that chat templates use, got {name!r}. "
-            "Use another template."
+            f"Chat templates may not use the filter {name!r}. Use another template."
         )
 
     return refused
@@ -195,7 +190,7 @@ def _written(budget: Budget, value: Any) -> str:
 def _check_indent(width: Any) -> int:
     columns: int = len(width) if isinstance(width, str) else width or 0
     if columns > MAX_INDENT:
-        raise ValueError(f"an indent of {columns}, over {MAX_INDENT}")
+        raise ValueError(f"indent must be at most {MAX_INDENT} (got {columns})")
     return columns
 
 
@@ -204,8 +199,8 @@ def _pay_text(budget: Budget, name: str, value: str) -> None:
 
 
 def _pay_search(budget: Budget, value: str, *args: Any, **_: Any) -> None:
-    """The worst case of a search, of the last occurrence say, is the product of both lengths."""
-    budget.text(len(value) * sum(len(each) // 64 for each in args if isinstance(each, str)))
+    """The worst case of a search, such as `rfind`, is the product of both lengths."""
+    budget.text(len(value) * sum(len(arg) // 64 for arg in args if isinstance(arg, str)))
 
 
 def _pay_replace(budget: Budget, value: str, old: Any, new: Any, count: Any = None) -> None:
@@ -239,12 +234,12 @@ def _pay_braces(budget: Budget, template: str, *args: Any, **named: Any) -> None
 
 def _pay_sum(budget: Budget, value: Any, attribute: Any = None, start: Any = 0) -> None:
     if not isinstance(start, int | float):
-        raise TypeError("sum: expected numbers")
+        raise TypeError("sum is for numbers")
 
 
 def _pay_round(budget: Budget, value: Any, precision: int = 0, method: str = "common") -> None:
     if abs(precision) > MAX_INDENT:
-        raise ValueError(f"round: expected at most {MAX_INDENT} places, got {precision}")
+        raise ValueError(f"round allows at most {MAX_INDENT} digits (got {precision})")
 
 
 _FILTERS: Mapping[str, Callable[..., None]] = {
@@ -266,5 +261,5 @@ _TEXT_METHODS: Mapping[str, Callable[..., None]] = {
 
 def _too_wide(template: str) -> ChatTemplateError:
     return ChatTemplateError(
-        f"chat template: expected a simple format, got {template[:40]!r}. Use another template."
+        f"The chat template uses the complex format {template[:40]!r}. Use another template."
     )
