@@ -171,12 +171,12 @@ def test_an_empty_prompt_stands_for_the_beginning_of_text(model: Decoder) -> Non
 def test_an_empty_list_is_a_batch_of_none(model: Decoder) -> None:
     nothing: list[str] = []
     assert model.generate(nothing, max_new_tokens=5) == []
-    with pytest.raises(InputError, match="expected one prompt"):
+    with pytest.raises(InputError, match="single prompt"):
         model.stream([])
 
 
 def test_an_empty_prompt_without_a_beginning_of_text_is_an_error(bare: Decoder) -> None:
-    with pytest.raises(InputError, match="no beginning-of-text token"):
+    with pytest.raises(InputError, match="no BOS token"):
         bare.generate(np.array([], np.int64))
 
 
@@ -223,12 +223,12 @@ def test_a_wrong_option_is_an_error_before_anything_is_computed(
 
 
 def test_too_many_prompts_are_an_error(model: Decoder) -> None:
-    with pytest.raises(InputError, match="at most 256, got 257"):
+    with pytest.raises(InputError, match="at most 256"):
         model.generate([[1]] * 257, max_new_tokens=1)
 
 
 def test_a_list_of_prompts_cannot_be_streamed(model: Decoder) -> None:
-    with pytest.raises(InputError, match="expected one prompt"):
+    with pytest.raises(InputError, match="single prompt"):
         model.stream(["a", "b"])  # type: ignore[list-item]
 
 

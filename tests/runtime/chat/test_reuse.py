@@ -189,7 +189,7 @@ def test_a_prompt_is_used_by_one_text_at_a_time(models: dict[str, Decoder]) -> N
     last = model._last_prompt()
     first, second = model._texts([[1, 2], [3]], {})
     last.begin(first)
-    with pytest.raises(InputError, match="expected one thread at a time"):
+    with pytest.raises(InputError, match="Another thread"):
         last.begin(second)
     first.finish("cancelled")
     last.begin(second)

@@ -103,7 +103,7 @@ def test_a_sequence_holds_exactly_the_context(model: Decoder) -> None:
     session = model.session()
     session.append([1] * CONTEXT)
     for more in ([1], [1, 2]):
-        with pytest.raises(ContextLengthError, match=f"at most {CONTEXT} tokens, got {CONTEXT}"):
+        with pytest.raises(ContextLengthError, match=f"context of {CONTEXT}"):
             session.append(more)
     assert len(session) == CONTEXT
 
@@ -171,7 +171,7 @@ def test_logits_that_are_not_finite_are_an_error_and_change_nothing(
     for each in (session, other):
         each.append([1, 2])
     for poisoned in ([POISON], [3, POISON, 4]):
-        with pytest.raises(NumericError, match="append: expected finite logits"):
+        with pytest.raises(NumericError, match="not finite"):
             session.append(poisoned)
     np.testing.assert_array_equal(session.append([3]), other.append([3]))
 
@@ -208,7 +208,7 @@ def test_a_second_thread_on_one_sequence_is_refused(
         session.close,
     ]
     for use in uses:
-        with pytest.raises(InputError, match="one thread at a time"):
+        with pytest.raises(InputError, match="Another thread"):
             use()
     leave.set()
     worker.join()
@@ -241,7 +241,7 @@ def test_a_closed_sequence_is_refused_and_closing_twice_is_not(model: Decoder) -
     session.close()
     assert session.tokens == ()
     for use in (lambda: session.append([1]), lambda: session.rewind(0)):
-        with pytest.raises(InputError, match="got a closed one"):
+        with pytest.raises(InputError, match="closed"):
             use()
 
 
@@ -365,7 +365,7 @@ def test_places_that_cannot_be_read_or_written_are_named(model: Decoder, tmp_pat
     session.append([1])
     with pytest.raises(StateFileError, match="cannot be saved there"):
         session.save(tmp_path / "missing" / "saved")
-    with pytest.raises(StateFileError, match="expected a file that can be read"):
+    with pytest.raises(StateFileError, match="cannot be read"):
         model.load_session(tmp_path / "saved")
     with pytest.raises(StateFileError, match="expected a file"):
         model.load_session(tmp_path)

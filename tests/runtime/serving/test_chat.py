@@ -218,7 +218,7 @@ def test_a_draft_that_fails_ends_its_text_alone(model: Decoder, service: Service
     with pytest.raises(InputError, match="draft: Failing failed with KeyError"):
         bad.reply()
     same(good.reply(), model.chat(user("Hi."), draft=PromptLookup(), **ANSWER))
-    with pytest.raises(InputError, match="draft: expected"):
+    with pytest.raises(InputError, match="draft must be"):
         service.chat(user("Hi."), draft="lookup")  # type: ignore[call-overload]
 
 
