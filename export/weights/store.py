@@ -9,7 +9,8 @@ from ortolan.export.passes.lower import Lowered
 from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.settings import Plan
-from ortolan.export.weights.blob import Blob, BlobWriter, Witness, initializer_bytes, write_rest
+from ortolan.export.sizes import initializer_bytes
+from ortolan.export.weights.blob import Blob, BlobWriter, Witness, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
 from ortolan.runtime.bundle.manifest import QuantizedTensor
 

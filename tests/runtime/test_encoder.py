@@ -93,7 +93,7 @@ def test_scores_are_what_the_graph_returns_and_no_probabilities(
         expected = tiny["scores"].reference(ids_of(text))
         assert_close([found.scores[label] for label in LABELS], expected)
         assert_close(found.score, expected.max())
-        with pytest.raises(BundleKindError, match=r"are no probabilities\. Use score"):
+        with pytest.raises(BundleKindError, match="not probabilities"):
             _ = found.probability
 
 
@@ -174,14 +174,14 @@ def test_a_default_prompt_leaves_ids_as_they_are(tmp_path: Path) -> None:
 def test_a_prompt_that_the_model_has_not_is_an_error(tmp_path: Path) -> None:
     encoder = prompted(tmp_path, None)
 
-    with pytest.raises(InputError, match="expected 'document', 'other', 'query', got 'passage'"):
+    with pytest.raises(InputError, match="'document', 'other', 'query'"):
         encoder.embed("a", prompt="passage")
-    with pytest.raises(InputError, match="expected texts to put 'query' before, got ids"):
+    with pytest.raises(InputError, match="token ids"):
         encoder.embed([[4, 5]], prompt="query")
 
 
 def test_a_prompt_of_a_model_without_any_is_an_error(tiny: dict[str, TinyEncoder]) -> None:
-    with pytest.raises(InputError, match="expected none, since the model has none, got 'query'"):
+    with pytest.raises(InputError, match="no prompt 'query'"):
         load(tiny["embedding"].path).embed("a", prompt="query")
 
 
@@ -331,7 +331,7 @@ def test_output_of_another_size_than_the_manifest_says_is_refused(
     labels = ("a", "b", "c", "d")
     path = tiny_encoder.write_bundle(tmp_path / "wide", kind=kind, size=4, labels=labels).path
 
-    with pytest.raises(GraphError, match=r"and 4 numbers, got an array"):
+    with pytest.raises(GraphError, match="an array"):
         getattr(load(path), {"labels": "classify", "embedding": "embed"}.get(kind, kind))("a")
 
 

@@ -271,5 +271,5 @@ def test_groups_follow_the_inputs(inputs: int) -> None:
 def test_weight_that_is_not_finite_is_refused_with_its_place(number: float, text: str) -> None:
     weight = torch.ones(3, 4)
     weight[2, 1] = number
-    with pytest.raises(ExportError, match=rf"^weight: expected finite numbers, got {text} at \[2,"):
+    with pytest.raises(ExportError, match=rf"{text} at \[2,"):
         check_finite(weight)

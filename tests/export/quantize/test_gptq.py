@@ -158,7 +158,7 @@ def test_group_of_zeros_stays_zero() -> None:
 def test_hessian_that_is_not_finite_is_refused(number: float, place: tuple[int, int]) -> None:
     hessian = torch.eye(32)
     hessian[place] = hessian[place[::-1]] = number
-    with pytest.raises(ExportError, match=r"^hessian: expected a positive definite matrix"):
+    with pytest.raises(ExportError, match="Cholesky"):
         gptq.factorize(hessian)
 
 
@@ -172,5 +172,5 @@ def test_hessian_that_no_inputs_have_is_refused() -> None:
 def test_weight_that_is_not_finite_is_refused() -> None:
     weight = gaussian(2, 32)
     weight[1, 5] = math.nan
-    with pytest.raises(ExportError, match=r"^weight: expected finite numbers"):
+    with pytest.raises(ExportError, match="cannot be quantized"):
         gptq.quantize(weight, torch.eye(32), Scheme(bits=4, group=32))
