@@ -112,7 +112,7 @@ def test_steps_after_a_cache_give_what_the_whole_text_gives(chunks: tuple[int, .
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((B, H, S, D), (B, 3, S, D), (B, 3, S, D)), "num_heads divisible by num_kv_heads"),
+        (((B, H, S, D), (B, 3, S, D), (B, 3, S, D)), "divisible by num_kv_heads"),
         (((B, H, S, D), (B, K, S, 8), (B, K, S, 8)), "keys as wide as queries"),
     ],
 )
