@@ -64,7 +64,7 @@ def test_a_portable_bundle_generates_the_same_tokens_in_onnx_reference(portable:
 
 
 class CalibratedOnce:
-    """`calibrated_weights` that returns its first result again for later exports of the same plan."""
+    """`calibrated_weights` that returns its first result again for exports of the same plan."""
 
     def __init__(self) -> None:
         self._plan: Mapping[str, Scheme] = {}
