@@ -121,7 +121,7 @@ def _replay_here(folder: Path) -> Report:
         return verify(folder, device="cpu", threads=1, exact=False, isolate=False, trust=True)
     except OrtolanError as error:
         message = f"{type(error).__name__}: {error}"
-        raise ExportError(f"verify: expected the new bundle to run, got: {message}") from error
+        raise ExportError(f"The new bundle does not run: {message}") from error
 
 
 def _hasten_traces() -> None:

@@ -109,7 +109,7 @@ def test_check_wheel_names_missing_surplus_and_linked_files(checkout: Path, tmp_
 def test_checkout_without_links_says_how_to_get_them(without_links: Path) -> None:
     done = python("import ortolan", src=without_links)
     assert done.returncode == 1
-    assert "ImportError: ortolan: expected the folders modeling, export, runtime" in done.stderr
+    assert "ImportError: ortolan: the folders modeling, export, runtime" in done.stderr
     assert "git config core.symlinks true" in done.stderr
 
 

@@ -45,7 +45,7 @@ def test_lines_are_distinct_and_spread_over_the_files(tmp_path: Path) -> None:
     lines = [f"a line with the number {number}" for number in range(10)]
     file.write_text("\n%\n".join([*lines, lines[0], "short", "x" * 500]), encoding="utf-8")
     assert lines_of([file], 5) == lines[::2]
-    with pytest.raises(ValueError, match="expected at least 11 lines, got 10"):
+    with pytest.raises(ValueError, match="11 lines are needed, but there are 10"):
         lines_of([file], 11)
 
 

@@ -50,5 +50,5 @@ def test_rope_factors_match_those_of_transformers() -> None:
 
 def test_no_scaling_means_no_factors_and_an_unknown_one_is_refused() -> None:
     assert rope_factors({"rope_theta": 1e4, "rope_scaling": None}) is None
-    with pytest.raises(ValueError, match="expected llama3 or none, got yarn"):
+    with pytest.raises(ValueError, match=r"must be llama3 or absent .got yarn"):
         rope_factors({"rope_theta": 1e4, "rope_scaling": {"rope_type": "yarn"}})

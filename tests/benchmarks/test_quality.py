@@ -108,7 +108,7 @@ def test_settings_are_chosen_by_tool_or_pattern() -> None:
     ]
     found = settings.chosen(["llama.cpp Q4_?", "llama.cpp Q4_0"], SETTINGS)
     assert [setting.label for setting in found] == ["Q4_0", "Q4_1"]
-    with pytest.raises(ValueError, match="got nobody"):
+    with pytest.raises(ValueError, match="nobody matches none of"):
         settings.chosen(["nobody"], SETTINGS)
 
 

@@ -74,5 +74,5 @@ def test_constants_of_openvino_are_followed_past_their_unpacking(
 
 
 def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected one of .*, got none"):
+    with pytest.raises(ValueError, match="contains none of"):
         sizes.sizes_of(tmp_path)

@@ -51,5 +51,7 @@ def test_windows_are_spread_from_the_first_token_to_the_last(files: list[Path]) 
 
 
 def test_text_shorter_than_a_window_is_refused(files: list[Path]) -> None:
-    with pytest.raises(ValueError, match=r"--text: expected at least 1001 tokens, got \d+\."):
+    with pytest.raises(
+        ValueError, match=r"--text: at least 1001 tokens are needed, but there are \d+"
+    ):
         texts.spread(CHECKPOINT, files, windows=3, window=1000)

@@ -44,5 +44,5 @@ def test_row_compares_speed_and_outputs() -> None:
 
 
 def test_recipe_of_another_kind_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"expected Pairs from data\.py:read"):
+    with pytest.raises(RecipeError, match=r"learns from Pairs, but data\.py:read returned"):
         translation.held_out_pairs(ROOT / "models" / "pythonic" / "recipe.toml")

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from ortolan.export.passes import tidy
 from ortolan.export.proof.witness import Witness
+from ortolan.export.sizes import initializer_bytes
 from ortolan.export.source import open_exportable
-from ortolan.export.weights.blob import BlobWriter, bind, initializer_bytes, write_rest
+from ortolan.export.weights.blob import BlobWriter, bind, write_rest
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.runtime import Bundle
 from ortolan.runtime.bundle.manifest import Graph

@@ -92,7 +92,7 @@ def test_damaged_bundle_fails_the_export_and_is_not_kept(
     damage: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     DAMAGES[damage](monkeypatch)
-    with pytest.raises(ParityError, match=r"parity: expected logits within .* First at \d-\d+-tok"):
+    with pytest.raises(ParityError, match=r"logits within .* First at \d-\d+-tok"):
         ortolan.export(checkpoint, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -192,7 +192,7 @@ def test_target_that_is_taken_is_refused_before_any_work(
 def test_weight_too_large_for_half_precision_fails_the_export(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
     module.get_parameter("blocks.0.feed_forward.gate.weight").data[5, 5] = 7e4
-    with pytest.raises(ExportError, match=r"blocks\.0\.feed_forward\.gate\.weight: .* 7e\+04"):
+    with pytest.raises(ExportError, match=r"blocks\.0\.feed_forward\.gate\.weight .* 7e\+04"):
         ortolan.export(module, tmp_path / "out", precision="fp16")
     assert list(tmp_path.iterdir()) == []
 

@@ -153,7 +153,7 @@ def test_missing_files_are_listed_with_what_the_bundle_lacks(folder: Path) -> No
         (folder / name).unlink()
     missing = preview(folder).missing
     # A calibration file is of no use without a tokenizer.
-    assert missing["tokenizer.json"] == "the bundle takes token ids, no texts"
+    assert missing["tokenizer.json"] == "the bundle takes token ids, not text"
     assert set(missing) == {
         "tokenizer.json",
         "chat_template.jinja",

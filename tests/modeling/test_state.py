@@ -112,8 +112,8 @@ def test_steps_after_a_cache_give_what_the_whole_text_gives(chunks: tuple[int, .
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((B, H, S, D), (B, 3, S, D), (B, 3, S, D)), "divisible by num_kv_heads"),
-        (((B, H, S, D), (B, K, S, 8), (B, K, S, 8)), "keys as wide as queries"),
+        (((B, H, S, D), (B, 3, S, D), (B, 3, S, D)), "num_heads"),
+        (((B, H, S, D), (B, K, S, 8), (B, K, S, 8)), "16 and 8"),
     ],
 )
 def test_heads_that_do_not_belong_together_are_an_error(
@@ -126,13 +126,13 @@ def test_heads_that_do_not_belong_together_are_an_error(
 def test_keys_that_are_not_there_twice_or_half_are_an_error() -> None:
     query, key, value = heads()
     state = State.whole()
-    with pytest.raises(ConfigError, match="layer 0 had before in this forward, got none"):
+    with pytest.raises(ConfigError, match="got none"):
         state.attend(0, query)
-    with pytest.raises(ConfigError, match="a key and a value, or neither"):
+    with pytest.raises(ConfigError, match="neither"):
         state.attend(0, query, key)
     state.attend(0, query, key, value)
-    with pytest.raises(ConfigError, match="one key and value of layer 0"):
+    with pytest.raises(ConfigError, match="layer 0"):
         state.attend(0, query, key, value)
     turned = torch.ones(S, 4), torch.zeros(S, 4)
-    with pytest.raises(ConfigError, match="turned as the shared keys are"):
+    with pytest.raises(ConfigError, match="rotary"):
         state.attend(0, query, rotary=turned)

@@ -102,7 +102,7 @@ def test_the_three_recipes_share_their_files() -> None:
 def test_a_package_without_files_is_an_error(stdlib: Path) -> None:
     for path in (stdlib / "xmlrpc").iterdir():
         path.unlink()
-    with pytest.raises(RecipeError, match=r"files of xmlrpc to learn from .* got 0"):
+    with pytest.raises(RecipeError, match=r"xmlrpc .*0\b"):
         read_snippets(exclude=EXCLUDE)
 
 

@@ -1,6 +1,6 @@
-"""Weights as integers of 32 bits that hold several codes each: GPTQ, AWQ and compressed-tensors.
+"""Weights packed into 32-bit integers: GPTQ, AWQ and compressed-tensors.
 
-A weight is `(code - zero) * scale`, with a scale and a zero for each group of inputs.
+A weight is `(code - zero) * scale`, with a scale and a zero per group of inputs.
 
 Shape letters: N outputs, K inputs, G groups of inputs.
 """
@@ -20,28 +20,29 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """The codes in words, the lowest bits first: int32 `(..., W)` to uint8 `(..., W * 32/bits)`."""
+    """Unpack words, lowest bits first: int32 `(..., W)` to uint8 `(..., W * 32/bits)`."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
     codes = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return codes.flatten(-2).to(torch.uint8)
 
 
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor) -> Tensor:
-    """Values `(N, K)` float32, for scales and zeros `(N, G)` and the group of each input."""
+    """Values, float32 `(N, K)`, from scales and zeros `(N, G)` and the group of each input."""
     return (codes.float() - zeros.float()[:, groups]) * scales.float()[:, groups]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A weight of GPTQ or AWQ: inputs first, under names that begin with `stem`.
+    """A weight of GPTQ or AWQ, stored with inputs first.
 
     Attributes:
-        stem: of the names.
+        stem: prefix of the names.
         shape: `(N, K)`.
-        bits: of a code.
-        order: column of each code of a word of outputs; None where codes of inputs share a word.
-        less_one: stored zeros are one less than what they stand for.
-        has_order: inputs have their groups in `g_idx`.
+        bits: bits per code.
+        groups: number of groups.
+        order: output column of each code of a word; None if codes of inputs share a word.
+        less_one: stored zeros are one too low.
+        has_order: `g_idx` assigns inputs to groups.
     """
 
     stem: str
@@ -54,7 +55,7 @@ class Columns:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made of."""
+        """Names of its stored tensors."""
         names = ("qweight", "qzeros", "scales", *(("g_idx",) if self.has_order else ()))
         return tuple(f"{self.stem}{name}" for name in names)
 
@@ -64,7 +65,7 @@ class Columns:
         return dequantize(codes, scales, zeros, self._groups(source))
 
     def code_format(self, source: TensorSource) -> CodeFormat | None:
-        """The format of its codes, where groups are of neighbouring inputs."""
+        """Format of its codes; None unless groups consist of adjacent inputs."""
         size = -(-self.shape[1] // self.groups)
         is_plain = self.bits in CODE_BITS and size in CODE_GROUPS
         if not is_plain or not torch.equal(
@@ -78,7 +79,7 @@ class Columns:
         return CodeFormat(self.bits, size, is_symmetric)
 
     def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
-        """The codes of rows `[start:stop]`."""
+        """Codes of rows `[start:stop]`."""
         codes, scales, zeros = self._read(source, start, stop)
         return CodedRows(codes, scales.float(), zeros.to(torch.uint8), torch.zeros(scales.shape))
 
@@ -92,12 +93,12 @@ class Columns:
         return self._outputs(source, "qweight", start, stop).T, scales, zeros
 
     def _zeros(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        """What zeros stand for, int16 `(n, G)`: one more than the largest code at most."""
+        """Zeros, int16 `(n, G)`, since they may exceed the largest code by one."""
         stored = self._outputs(source, "qzeros", start, stop)
         return stored.T.to(torch.int16) + int(self.less_one)
 
     def _outputs(self, source: TensorSource, name: str, start: int, stop: int) -> Tensor:
-        """Codes of outputs `[start:stop]` where those share words, `(inputs or groups, n)`."""
+        """Codes of outputs `[start:stop]` if outputs share words, `(inputs or groups, n)`."""
         share = WORD_BITS // self.bits
         first, last = start // share, -(-stop // share)
         words = source.read(f"{self.stem}{name}", first, last, axis=1)
@@ -108,7 +109,7 @@ class Columns:
         return codes[:, start - first * share : stop - first * share]
 
     def _groups(self, source: TensorSource) -> Tensor:
-        """The group of each input, int64 `(K,)`."""
+        """Group of each input, int64 `(K,)`."""
         inputs = self.shape[1]
         if self.has_order:
             return source.read(f"{self.stem}g_idx", 0, inputs).long()
@@ -117,16 +118,16 @@ class Columns:
 
 @dataclass(frozen=True)
 class Rows:
-    """A weight of compressed-tensors: outputs first, codes of inputs in a word.
+    """A weight of compressed-tensors, stored with outputs first; codes of inputs share a word.
 
     Attributes:
-        stem: of the names, such as `model.layers.0.mlp.up_proj.weight`.
+        stem: prefix of the names, such as `model.layers.0.mlp.up_proj.weight`.
         shape: `(N, K)`.
-        bits: of a code.
-        groups: of inputs.
+        bits: bits per code.
+        groups: number of groups.
         symmetric: zeros are not stored.
-        has_order: inputs have their groups in `weight_g_idx`.
-        beside: other tensors that belong to it, which are not read.
+        has_order: `weight_g_idx` assigns inputs to groups.
+        beside: further tensors that belong to it and are not read.
     """
 
     stem: str
@@ -139,7 +140,7 @@ class Rows:
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made of."""
+        """Names of its stored tensors."""
         names = ["_packed", "_scale"]
         names += [] if self.symmetric else ["_zero_point"]
         names += ["_g_idx"] if self.has_order else []
@@ -151,7 +152,7 @@ class Rows:
         return dequantize(codes, scales, zeros, self._groups(source))
 
     def code_format(self, source: TensorSource) -> CodeFormat | None:
-        """The format of its codes, where groups are of neighbouring inputs."""
+        """Format of its codes; None unless groups consist of adjacent inputs."""
         size = -(-self.shape[1] // self.groups)
         if self.bits not in CODE_BITS or size not in CODE_GROUPS:
             return None
@@ -159,7 +160,7 @@ class Rows:
         return CodeFormat(self.bits, size, self.symmetric) if is_plain else None
 
     def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
-        """The codes of rows `[start:stop]`."""
+        """Codes of rows `[start:stop]`."""
         codes, scales, zeros = self._read(source, start, stop)
         return CodedRows(codes, scales.float(), zeros, torch.zeros(scales.shape))
 
@@ -171,7 +172,7 @@ class Rows:
         if self.symmetric:
             middle = torch.full(scales.shape, 1 << (self.bits - 1), dtype=torch.uint8)
             return codes, scales, middle
-        # Zeros of outputs share words.
+        # Zeros of several outputs share a word.
         share = WORD_BITS // self.bits
         first, last = start // share, -(-stop // share)
         words = source.read(f"{self.stem}_zero_point", first, last)
@@ -179,7 +180,7 @@ class Rows:
         return codes, scales, zeros[start - first * share : stop - first * share].contiguous()
 
     def _groups(self, source: TensorSource) -> Tensor:
-        """The group of each input, int64 `(K,)`."""
+        """Group of each input, int64 `(K,)`."""
         inputs = self.shape[1]
         if self.has_order:
             return source.read(f"{self.stem}_g_idx", 0, inputs).long()

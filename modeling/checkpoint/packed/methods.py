@@ -1,40 +1,67 @@
-"""Which stored tensors make which published ones, by the method that a config names.
+"""Quantization methods: which stored tensors make up which published ones.
 
-Sources: the formats that AutoGPTQ, AutoAWQ, compressed-tensors, bitsandbytes and transformers
-write (`quantization_config` in config.json).
+Sources: the formats written by AutoGPTQ, AutoAWQ, compressed-tensors, bitsandbytes and transformers
+(`quantization_config` in config.json).
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from ortolan.modeling.checkpoint.packed.floats import Blockwise, Mxfp4, Scaled
 from ortolan.modeling.checkpoint.packed.integers import AWQ_ORDER, WORD_BITS, Columns, Rows
-from ortolan.modeling.checkpoint.packed.packing import Packing
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import Shapes, TensorSource
+from ortolan.modeling.weights import CodedRows, CodeFormat, Shapes, TensorSource
 
 Values = Mapping[str, object]
+
+
+class Packing(Protocol):
+    """How a published tensor is made of stored ones."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the published tensor."""
+        ...
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of its stored tensors."""
+        ...
+
+    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]`, dequantized."""
+        ...
+
+    def code_format(self, source: TensorSource) -> CodeFormat | None:
+        """Format of its codes; None if kernels cannot use them unchanged."""
+        ...
+
+    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
+        """Codes of rows `[start:stop]` in that format."""
+        ...
+
 
 Found = Iterator[tuple[str, Packing]]
 
 WEIGHT = ".weight"
 
 IDLE = ("input_scale", "activation_scale", "input_zero_point", "output_scale")
-"""Tensors beside a weight that are about the type of its inputs, which are floats here."""
+"""Tensors that describe the quantization of inputs, which stay floats here."""
 
 
 def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
-    """The tensors that a checkpoint stores as others, by their published names.
+    """Packed tensors of a checkpoint, by their published names.
 
     Args:
         values: `quantization_config` of its config.
-        source: the stored tensors.
+        source: stored tensors.
 
     Raises:
-        CheckpointError: a method that Ortolan does not read, or tensors that are not as it stores
-            them.
+        CheckpointError: Ortolan does not read the method, or the tensors do not match it.
     """
     method = values.get("quant_method")
     read = METHODS.get(method) if isinstance(method, str) else None
@@ -44,7 +71,7 @@ def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
         return dict(read(values, source))
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise CheckpointError(
-            f"quantization_config: expected tensors as {method} stores them, got none or others: "
+            f"quantization_config: tensors of the method {method} are missing or malformed: "
             f"{str(error).strip()!r:.120}. The download is incomplete."
         ) from error
 
@@ -96,7 +123,7 @@ def _awq(values: Values, source: TensorSource) -> Found:
 
 
 def _compressed(values: Values, source: TensorSource) -> Found:
-    """Packed integers by the bits of their group of the config; floats and integers of 8 bits."""
+    """Integers packed by the bits of the config's groups; 8-bit floats and integers."""
     shapes = source.shapes()
     groups = values.get("config_groups")
     schemes = [
@@ -152,8 +179,8 @@ def _mxfp4(values: Values, source: TensorSource) -> Found:
 def _bitsandbytes(values: Values, source: TensorSource) -> Found:
     del values
     for name, shape in source.shapes().items():
-        stem, found, kind = name.partition(".quant_state.bitsandbytes__")
-        if found:
+        stem, separator, kind = name.partition(".quant_state.bitsandbytes__")
+        if separator:
             _one_of("quant_type", kind, ("nf4", "fp4"))
             state = json.loads(bytes(source.read(name, 0, shape[0]).tolist()))
             rows, columns = state["shape"]
@@ -183,14 +210,14 @@ METHODS: Mapping[str, Callable[[Values, TensorSource], Found]] = {
 
 
 def _check_dtype(name: str, source: TensorSource, known: tuple[torch.dtype, ...]) -> None:
-    """Raise CheckpointError unless a tensor holds numbers of one byte each."""
+    """Raise CheckpointError unless a tensor has one of the dtypes."""
     got = source.read(name, 0, 1).dtype
     if got not in known:
         raise _unknown(name, f"of type {' or '.join(map(str, known))}", got)
 
 
 def _scaled(name: str, scale: str, shapes: Shapes, beside: tuple[str, ...]) -> Scaled:
-    """A matrix and its scales, whose shape says what share each of them has."""
+    """A matrix and its scales; their shapes determine the block size."""
     shape, count = shapes[name], shapes[scale]
     if len(shape) != 2:
         raise _unknown(name, "a matrix", f"shape {shape}")
@@ -201,7 +228,7 @@ def _scaled(name: str, scale: str, shapes: Shapes, beside: tuple[str, ...]) -> S
 
 
 def _share(size: int, count: int) -> int:
-    """Rows or columns of each of so many blocks: a power of 2, or all."""
+    """Rows or columns per block if there are `count` blocks: a power of 2, or all."""
     if count == 1:
         return size
     share = -(-size // count)
@@ -221,6 +248,6 @@ def _one_of(key: str, got: object, known: tuple[object, ...]) -> int:
 
 def _unknown(key: str, expected: str, got: object) -> CheckpointError:
     return CheckpointError(
-        f"quantization_config: expected {key} to be {expected}, got {got!r:.80}. Export the "
-        "checkpoint that this one was quantized from."
+        f"quantization_config: {key} must be {expected} (got {got!r:.80}). Export the checkpoint "
+        "that this one was quantized from."
     )

@@ -105,7 +105,7 @@ def test_no_probe_is_longer_than_the_context(has_tokenizer: bool, plain: Path) -
 def test_text_as_long_as_the_longest_probe_is_enough(plain: Path) -> None:
     short = decoder(20, plain)
     assert len(ids_of(make_probes(short, text("x" * 20))[-1])) == 20
-    with pytest.raises(OptionError, match=r"notes: expected .* at least 20 .* got 19"):
+    with pytest.raises(OptionError, match=r"notes .*20 .*got 19"):
         make_probes(short, text("x" * 19))
 
 

@@ -110,5 +110,5 @@ def test_pairs_of_the_largest_products_do_not_saturate(
 def test_weight_that_is_not_finite_is_refused(number: float) -> None:
     weight = gaussian(2, 32)
     weight[1, 5] = number
-    with pytest.raises(ExportError, match=r"^weight: expected finite numbers"):
+    with pytest.raises(ExportError, match="cannot be quantized"):
         quantize_channels(weight)

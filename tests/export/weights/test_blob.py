@@ -14,13 +14,12 @@ from torch import Tensor
 from ortolan.export.errors import ExportError
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.witness import Witness
+from ortolan.export.sizes import ALIGNMENT, initializer_bytes
 from ortolan.export.weights import blob as export_weights
 from ortolan.export.weights.blob import (
-    ALIGNMENT,
     Blob,
     BlobWriter,
     bind,
-    initializer_bytes,
     write_rest,
 )
 from ortolan.modeling import read_config, save
@@ -202,7 +201,7 @@ def test_overflow_in_half_precision_names_the_tensor_and_its_value(
     large[2, 1] = -1e6
     weights = Named(**{"fine.weight": ramp(4, 4), "blocks.3.out.weight": large})
     model = graph({"fine.weight": (4, 4), "blocks.3.out.weight": (4, 4)})
-    with pytest.raises(ExportError, match=r"blocks\.3\.out\.weight: .*float16, got 1e\+06"):
+    with pytest.raises(ExportError, match=r"blocks\.3\.out\.weight .*1e\+06.*float16"):
         write_blob([model], weights, {}, tmp_path, dtype=torch.float16)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders that are torn, incomplete, hostile, or not of the config beside them."""
+"""Checkpoint folders that are torn, incomplete, hostile, or contradict their config."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.modeling.checkpoint.refusals import refused
 from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
 from torch import Tensor
 
@@ -53,22 +54,22 @@ def weight_error(folder: Path) -> str:
     return str(caught.value)
 
 
-# --- weights that are not those of the config ---------------------------------------------------
+# --- weights that contradict the config -----------------------------------------------------------
 
 
-def test_of_many_differences_the_first_are_named(llama: Path) -> None:
+def test_a_long_list_of_differences_is_cut(llama: Path) -> None:
     def change(tensors: Tensors) -> None:
         for number in range(40):
             tensors[f"other.{number:02}.weight"] = torch.ones(1)
 
     edit(llama, change)
     message = weight_error(llama)
-    assert "got 40 differences: unexpected other.00.weight;" in message
-    assert "other.15.weight; and 24 more. The checkpoint" in message
+    assert "40 differences" in message
+    assert "other.15.weight; and 24 more" in message
     assert "other.16" not in message
 
 
-def test_every_difference_is_named_at_once(llama: Path) -> None:
+def test_all_differences_are_named_at_once(llama: Path) -> None:
     def change(tensors: Tensors) -> None:
         del tensors["model.layers.0.self_attn.k_proj.weight"]
         del tensors["model.norm.weight"]
@@ -78,7 +79,7 @@ def test_every_difference_is_named_at_once(llama: Path) -> None:
 
     edit(llama, change)
     message = weight_error(llama)
-    assert "got 5 differences" in message
+    assert "5 differences" in message
     for part in (
         "missing model.layers.0.self_attn.k_proj.weight;",
         "missing model.norm.weight;",
@@ -89,13 +90,13 @@ def test_every_difference_is_named_at_once(llama: Path) -> None:
         assert part in message
 
 
-def test_biases_that_the_config_does_not_have_are_unexpected(llama: Path) -> None:
+def test_biases_that_the_config_lacks_are_unexpected(llama: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.bias"
     edit(llama, lambda tensors: tensors.update({name: torch.ones(32)}))
-    assert f"1 differences: unexpected {name}." in weight_error(llama)
+    assert f"unexpected {name}" in weight_error(llama)
 
 
-def test_projections_of_each_others_size_are_an_error_though_their_sum_fits(llama: Path) -> None:
+def test_swapped_projections_are_an_error_though_their_sum_fits(llama: Path) -> None:
     attention = "model.layers.0.self_attn"
 
     def change(tensors: Tensors) -> None:
@@ -132,38 +133,28 @@ def test_a_tied_head_of_a_wrong_shape_is_named(tmp_path: Path) -> None:
 def test_quantized_weights_are_refused(llama: Path, dtype: torch.dtype) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     edit(llama, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
-    with pytest.raises(CheckpointError, match=f"{name}: expected bf16, fp16 or fp32, got {dtype}"):
+    with pytest.raises(CheckpointError, match=f"{name}: .*{dtype}"):
         load(llama)
 
 
 # --- files --------------------------------------------------------------------------------------
 
 
-def test_an_absent_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nowhere: expected a checkpoint folder"):
-        load(tmp_path / "nowhere")
-
-
-def test_a_file_in_place_of_the_folder_is_an_error(llama: Path) -> None:
-    with pytest.raises(CheckpointError, match="expected a checkpoint folder"):
-        load(llama / "model.safetensors")
+@pytest.mark.parametrize("name", ["nowhere", "model.safetensors"])
+def test_a_path_that_is_no_folder_is_an_error(llama: Path, name: str) -> None:
+    assert name in refused(llama / name)
 
 
 def test_a_folder_without_weights_is_an_error(llama: Path) -> None:
     (llama / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"expected model\.safetensors or .*, got neither"):
-        load(llama)
+    assert "model.safetensors" in refused(llama)
 
 
 @pytest.mark.parametrize("name", ["model.pt", "consolidated.00.pth"])
-def test_a_pickle_of_another_name_is_refused_with_the_way_to_convert_it(
-    llama: Path, name: str
-) -> None:
+def test_a_pickle_of_another_name_is_refused_with_advice(llama: Path, name: str) -> None:
     (llama / "model.safetensors").rename(llama / name)
-    with pytest.raises(CheckpointError) as caught:
-        load(llama)
-    message = str(caught.value)
-    assert f"{name}: expected model.safetensors or pytorch_model.bin, got a pickle" in message
+    message = refused(llama)
+    assert name in message
     assert "from_pretrained(SOURCE).save_pretrained(TARGET)" in message
 
 
@@ -171,63 +162,55 @@ def test_a_pickle_of_another_name_is_refused_with_the_way_to_convert_it(
 def test_a_torn_file_is_named(llama: Path, kept: int) -> None:
     weights = llama / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:kept])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: expected a"):
-        load(llama)
+    assert "model.safetensors" in refused(llama)
 
 
-def test_a_file_with_more_than_its_tensors_is_an_error(llama: Path) -> None:
+def test_bytes_after_the_tensors_are_an_error(llama: Path) -> None:
     with (llama / "model.safetensors").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(CheckpointError, match="expected a whole safetensors file"):
-        load(llama)
+    assert "model.safetensors" in refused(llama)
 
 
-def test_a_pointer_that_was_never_fetched_is_recognised(llama: Path) -> None:
+def test_a_git_lfs_pointer_is_recognized(llama: Path) -> None:
     (llama / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n" * 9)
-    with pytest.raises(CheckpointError, match="a pointer that was never fetched"):
-        load(llama)
+    assert "LFS pointer" in refused(llama)
 
 
-def test_a_header_that_would_take_long_to_parse_is_refused_unread(llama: Path) -> None:
+def test_a_huge_header_is_refused_unread(llama: Path) -> None:
     size = MAX_HEADER_BYTES + 1
     with (llama / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", size))
         file.truncate(size + 100)
-    with pytest.raises(CheckpointError, match=f"at most {MAX_HEADER_BYTES} bytes, got {size}"):
-        load(llama)
+    message = refused(llama)
+    assert str(MAX_HEADER_BYTES) in message
+    assert str(size) in message
+
+
+ENTRY = b'{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("header", "message"),
     [
-        b"[]",
-        b"{",
-        b"\xff\xfe\xfd",
-        b'{"a":{"dtype":"F32","shape":[1000000],"data_offsets":[0,4]}}',
-        b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}',
-        b'{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}',
+        (b"[]", "safetensors"),
+        (b"{", "safetensors"),
+        (b"\xff\xfe\xfd", "safetensors"),
+        (b'{"a":{"dtype":"F32","shape":[1000000],"data_offsets":[0,4]}}', "safetensors"),
+        (b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', "safetensors"),
+        (b'{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}', "safetensors"),
+        (b'{"a":' + ENTRY + b',"a":' + ENTRY + b"}", "'a' occurs twice"),
     ],
 )
-def test_a_header_that_makes_no_sense_is_an_error(llama: Path, header: bytes) -> None:
+def test_an_invalid_header_is_an_error(llama: Path, header: bytes, message: str) -> None:
     content = struct.pack("<Q", len(header)) + header + bytes(4)
     (llama / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="expected a whole safetensors file"):
-        load(llama)
+    assert message in refused(llama)
 
 
-def test_a_name_given_twice_is_refused(llama: Path) -> None:
-    entry = b'{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
-    header = b'{"a":' + entry + b',"a":' + entry + b"}"
-    content = struct.pack("<Q", len(header)) + header + bytes(4)
-    (llama / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="expected a name once, got 'a' again"):
-        load(llama)
-
-
-def test_a_companion_that_is_no_file_is_refused(llama: Path) -> None:
+def test_a_companion_that_is_not_a_file_is_refused(llama: Path) -> None:
     (llama / "tokenizer.json").unlink(missing_ok=True)
     os.mkfifo(llama / "tokenizer.json")
-    with pytest.raises(CheckpointError, match="expected a file, got something else"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         open_checkpoint(llama).companion("tokenizer.json")
 
 
@@ -237,8 +220,7 @@ def test_a_companion_that_is_no_file_is_refused(llama: Path) -> None:
 def test_an_absent_shard_is_named(sharded: Path) -> None:
     shard = min(sharded.glob("*.safetensors"))
     shard.unlink()
-    with pytest.raises(CheckpointError, match=f"expected {shard.name} beside it"):
-        load(sharded)
+    assert shard.name in refused(sharded)
 
 
 def test_a_tensor_in_two_shards_is_an_error(sharded: Path) -> None:
@@ -246,8 +228,10 @@ def test_a_tensor_in_two_shards_is_an_error(sharded: Path) -> None:
     tensors = load_file(first)
     repeated = min(tensors)
     save_file(load_file(second) | {repeated: tensors[repeated]}, second)
-    with pytest.raises(CheckpointError, match=f"{second.name}: .*{repeated} again"):
-        load(sharded)
+    message = refused(sharded)
+    assert repeated in message
+    assert first.name in message
+    assert second.name in message
 
 
 @pytest.mark.parametrize(
@@ -269,37 +253,33 @@ def test_an_index_may_only_name_safetensors_beside_it(sharded: Path, name: objec
     index = json.loads((sharded / INDEX).read_text())
     index["weight_map"]["model.norm.weight"] = name
     (sharded / INDEX).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"expected names of \.safetensors files beside it"):
-        load(sharded)
+    message = refused(sharded)
+    assert INDEX in message
+    assert "next to it" in message
 
 
-def test_a_name_with_a_null_byte_is_no_file(sharded: Path) -> None:
+def test_a_name_with_a_null_byte_is_not_a_file(sharded: Path) -> None:
     (sharded / INDEX).write_text(json.dumps({"weight_map": {"a": "\0.safetensors"}}))
-    with pytest.raises(CheckpointError, match="got no such file"):
-        load(sharded)
+    assert INDEX in refused(sharded)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "expected JSON"),
-        (b'{"weight_map": {', "expected JSON"),
-        (b"[]", "expected a JSON object, got list"),
-        (b"{}", "expected an object weight_map, got None"),
-        (b'{"weight_map": []}', "expected an object weight_map"),
-        (b'{"weight_map": {}}', "expected an object weight_map"),
+        (b"", "JSON"),
+        (b'{"weight_map": {', "JSON"),
+        (b"[]", "JSON object"),
+        (b"{}", "weight_map"),
+        (b'{"weight_map": []}', "weight_map"),
+        (b'{"weight_map": {}}', "weight_map"),
     ],
 )
-def test_an_index_that_makes_no_sense_is_an_error(
-    sharded: Path, content: bytes, message: str
-) -> None:
+def test_an_invalid_index_is_an_error(sharded: Path, content: bytes, message: str) -> None:
     (sharded / INDEX).write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"{INDEX}: {message}"):
-        load(sharded)
+    assert message in refused(sharded)
 
 
 def test_a_huge_index_is_refused_unread(sharded: Path) -> None:
     with (sharded / INDEX).open("wb") as file:
         file.truncate(MAX_INDEX_BYTES + 1)
-    with pytest.raises(CheckpointError, match=f"at most {MAX_INDEX_BYTES} bytes"):
-        load(sharded)
+    assert str(MAX_INDEX_BYTES) in refused(sharded)

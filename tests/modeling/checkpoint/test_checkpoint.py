@@ -1,4 +1,4 @@
-"""Checkpoint folders that are whole: read, written, read again."""
+"""Complete checkpoint folders: read, written, read again."""
 
 import json
 import re
@@ -57,7 +57,7 @@ IDS = random_text(24)
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkpoint that transformers wrote."""
+    """A checkpoint written by transformers."""
     return written(LLAMA, tmp_path / "source")
 
 
@@ -120,7 +120,7 @@ def test_a_written_checkpoint_keeps_its_special_tokens(tmp_path: Path) -> None:
         (lambda config: replace(config, positions=SinusoidalPositions()), "rotary positions"),
     ],
 )
-def test_a_model_that_its_format_cannot_describe_is_not_written(
+def test_a_model_that_its_format_cannot_express_is_not_written(
     change: Callable[[DecoderConfig], DecoderConfig], field: str, tmp_path: Path
 ) -> None:
     config = read_config(written(LLAMA, tmp_path / "source"))
@@ -195,7 +195,7 @@ def test_a_base_model_without_prefix_and_head_is_read(
 
 def test_a_base_model_without_the_head_it_needs_is_an_error(tmp_path: Path) -> None:
     reference_model(LLAMA).base_model.save_pretrained(tmp_path)  # type: ignore[operator]
-    with pytest.raises(WeightError, match=r"1 differences: missing lm_head\.weight"):
+    with pytest.raises(WeightError, match=r"missing lm_head\.weight"):
         load(tmp_path)
 
 
@@ -233,11 +233,11 @@ def test_a_copy_of_a_tied_embedding_is_accepted(tmp_path: Path) -> None:
         assert torch.equal(load(folder)(IDS), expected(IDS))
 
 
-def test_a_tied_head_of_its_own_is_an_error(tmp_path: Path) -> None:
+def test_a_tied_head_with_other_values_is_an_error(tmp_path: Path) -> None:
     folder = written(LLAMA | {"tie_word_embeddings": True}, tmp_path)
     table = "model.embed_tokens.weight"
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": tensors[table] * 2}))
-    with pytest.raises(WeightError, match=r"lm_head\.weight: expected a copy of the embedding"):
+    with pytest.raises(WeightError, match=r"lm_head\.weight: .*embedding"):
         load(folder)
 
 
@@ -277,11 +277,11 @@ def test_a_shorter_context_needs_fewer_positions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("values", [LLAMA, GPT2])
 @pytest.mark.parametrize("context", [0, -1, 97])
-def test_a_context_that_the_positions_do_not_reach_is_an_error(
+def test_a_context_beyond_the_positions_is_an_error(
     values: dict[str, Any], context: int, tmp_path: Path
 ) -> None:
     written(values, tmp_path)
-    with pytest.raises(ConfigError, match=f"max_context: expected 1 to 96, got {context}"):
+    with pytest.raises(ConfigError, match=f"max_context .*96.* {context}"):
         load(tmp_path, max_context=context)
 
 
@@ -295,14 +295,14 @@ def test_dynamic_positions_reach_any_context(tmp_path: Path) -> None:
 def test_a_stretched_context_cannot_be_written(tmp_path: Path) -> None:
     # transformers would stretch the angles by the length of each text instead.
     written(LLAMA | {"rope_parameters": DYNAMIC}, tmp_path / "source")
-    with pytest.raises(ConfigError, match="whose context_length would be read back differently"):
+    with pytest.raises(ConfigError, match="context_length"):
         save(load(tmp_path / "source", max_context=200), tmp_path / "saved")
 
 
 # --- identity -----------------------------------------------------------------------------------
 
 
-def test_the_hash_of_a_checkpoint_knows_every_byte(source: Path, tmp_path: Path) -> None:
+def test_the_hash_of_a_checkpoint_covers_every_byte(source: Path, tmp_path: Path) -> None:
     digest = open_checkpoint(source).sha256()
     assert re.fullmatch("[0-9a-f]{64}", digest)
     assert digest == open_checkpoint(written(LLAMA, tmp_path / "again")).sha256()

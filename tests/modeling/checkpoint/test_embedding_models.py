@@ -1,4 +1,4 @@
-"""Language models in folders of sentence-transformers: their states embed texts."""
+"""Language models in sentence-transformers folders: their states embed texts."""
 
 from pathlib import Path
 from typing import Any
@@ -75,21 +75,21 @@ def test_names_without_the_prefix_of_the_base_model_are_understood(tmp_path: Pat
         assert torch.equal(got, whole(TEXTS.ids, TEXTS.lengths))
 
 
-def test_who_asks_for_the_language_model_gets_it(tmp_path: Path) -> None:
+def test_a_caller_can_ask_for_the_language_model(tmp_path: Path) -> None:
     written(tmp_path, QWEN3)
     assert isinstance(read_config(tmp_path, ModelConfig), EncoderConfig)
     assert isinstance(read_config(tmp_path), DecoderConfig)
     assert isinstance(load(tmp_path), DecoderModel)
 
 
-def test_a_language_model_without_such_files_is_no_encoder(tmp_path: Path) -> None:
+def test_a_language_model_without_modules_is_not_an_encoder(tmp_path: Path) -> None:
     reference_model(QWEN3).save_pretrained(tmp_path)
     assert isinstance(read_config(tmp_path, ModelConfig), DecoderConfig)
-    with pytest.raises(ConfigError, match="expected an encoder, got a decoder"):
+    with pytest.raises(ConfigError, match="not an encoder"):
         read_config(tmp_path, EncoderConfig)
 
 
-def test_a_gemma_that_sees_both_sides_embeds_texts(tmp_path: Path) -> None:
+def test_a_gemma_with_two_sided_attention_embeds_texts(tmp_path: Path) -> None:
     case = EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA)
     reference = case.reference()
     reference.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a checkpoint, and which vector embeds a text."""
+"""Sentence-transformers folders: a checkpoint, and how it embeds texts."""
 
 import json
 import math
@@ -42,7 +42,7 @@ MINI_LM_POOLING = {
     "pooling_mode_max_tokens": False,
     "pooling_mode_mean_sqrt_len_tokens": False,
 }
-"""As sentence-transformers/all-MiniLM-L6-v2 has it."""
+"""The config of sentence-transformers/all-MiniLM-L6-v2."""
 
 FIRST = MINI_LM_POOLING | {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
 
@@ -86,7 +86,7 @@ def test_a_folder_gives_the_embeddings_of_its_model_card(
 
 @pytest.mark.parametrize("pooling", [MINI_LM_POOLING, FIRST])
 @pytest.mark.parametrize("listed", [ALL, ALL[:2]])
-def test_an_embedding_reads_the_same_after_we_wrote_it(
+def test_an_embedding_model_survives_saving(
     pooling: object, listed: object, tmp_path: Path
 ) -> None:
     module = load(written(tmp_path / "source", listed, pooling), EncoderModel)
@@ -103,7 +103,7 @@ def test_an_embedding_reads_the_same_after_we_wrote_it(
 
 
 def pooled(states_TE: Tensor, mode: str) -> Tensor:
-    """One text without padding by one mode, as sentence-transformers 6.2 defines it."""
+    """Pool one text without padding, as sentence-transformers 6.2 defines the mode."""
     count = len(states_TE)
     match mode:
         case "cls":
@@ -160,7 +160,7 @@ DENSE = {
 
 
 def with_dense(folder: Path, *configs: dict[str, Any]) -> list[dict[str, Tensor]]:
-    """A folder with these dense modules, and the weights of each."""
+    """A folder with dense modules; returns their weights."""
     names = ["Transformer", "Pooling", *["Dense"] * len(configs), "Normalize"]
     written(folder, modules(*names))
     generator = torch.Generator().manual_seed(0)
@@ -206,7 +206,7 @@ def test_projections_follow_the_pooling(tmp_path: Path) -> None:
         assert torch.equal(again(TEXTS.ids, TEXTS.lengths), module(TEXTS.ids, TEXTS.lengths))
 
 
-def test_the_activation_of_a_projection_is_tanh_where_it_has_none(tmp_path: Path) -> None:
+def test_the_default_activation_of_a_projection_is_tanh(tmp_path: Path) -> None:
     with_dense(tmp_path, {"in_features": 32, "out_features": 24})
     head = read_config(tmp_path, EncoderConfig).head
     assert isinstance(head, EmbeddingHead)
@@ -223,12 +223,10 @@ def test_the_activation_of_a_projection_is_tanh_where_it_has_none(tmp_path: Path
         {"normalize": True},
     ],
 )
-def test_a_projection_that_is_not_served_is_an_error(
-    change: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_unsupported_projection_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
     with_dense(tmp_path, DENSE)
     (tmp_path / "2_Dense/config.json").write_text(json.dumps(DENSE | change))
-    with pytest.raises(ConfigError, match=r"2_Dense/config\.json: expected "):
+    with pytest.raises(ConfigError, match=r"2_Dense/config\.json: "):
         read_config(tmp_path, EncoderConfig)
 
 
@@ -240,7 +238,7 @@ def test_weights_of_a_projection_have_its_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("files", "expected"),
     [
         ({}, None),
         ({"sentence_bert_config.json": {"max_seq_length": 30}}, 30),
@@ -255,10 +253,10 @@ def test_weights_of_a_projection_have_its_shape(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_folder_says_how_long_texts_are(
-    said: dict[str, Any], expected: int | None, tmp_path: Path
+def test_a_folder_states_the_maximum_length(
+    files: dict[str, Any], expected: int | None, tmp_path: Path
 ) -> None:
-    for name, values in said.items():
+    for name, values in files.items():
         (tmp_path / name).write_text(json.dumps(values))
     assert max_tokens(tmp_path) is None
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
@@ -276,23 +274,23 @@ def test_prompts_are_those_of_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "values", [{"prompts": {"query": 3}}, {"prompts": {}, "default_prompt_name": "query"}]
 )
-def test_prompts_that_are_no_texts_are_an_error(values: object, tmp_path: Path) -> None:
+def test_invalid_prompts_are_an_error(values: object, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match="expected prompts to be texts by name"):
+    with pytest.raises(ConfigError, match=r"config_sentence_transformers\.json"):
         read_prompts(tmp_path)
 
 
 @pytest.mark.parametrize(
     "normalizer", [None, {"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]}]
 )
-def test_lower_case_that_the_tokenizer_does_not_make_is_an_error(
+def test_lower_case_that_the_tokenizer_does_not_apply_is_an_error(
     normalizer: object, tmp_path: Path
 ) -> None:
     written(tmp_path)
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
-    with pytest.raises(ConfigError, match="expected do_lower_case false"):
+    with pytest.raises(ConfigError, match="do_lower_case"):
         read_config(tmp_path, EncoderConfig)
 
 
@@ -303,7 +301,7 @@ def test_lower_case_that_the_tokenizer_does_not_make_is_an_error(
         {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
     ],
 )
-def test_lower_case_that_the_tokenizer_makes_is_served(normalizer: object, tmp_path: Path) -> None:
+def test_lower_case_that_the_tokenizer_applies_is_read(normalizer: object, tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
@@ -317,21 +315,21 @@ def test_lower_case_that_the_tokenizer_makes_is_served(normalizer: object, tmp_p
         {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
     ],
 )
-def test_other_states_than_the_last_are_an_error(values: object, tmp_path: Path) -> None:
+def test_pooling_other_states_is_an_error(values: object, tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match="expected feature-extraction"):
+    with pytest.raises(ConfigError, match="last_hidden_state"):
         read_config(tmp_path, EncoderConfig)
 
 
-def test_vectors_of_tokens_written_over_an_embedding_are_read_as_such(tmp_path: Path) -> None:
+def test_token_vectors_saved_over_an_embedding_model_are_read_as_such(tmp_path: Path) -> None:
     ENCODERS["bert"].reference().save_pretrained(tmp_path / "plain")
     plain = load(tmp_path / "plain", EncoderModel)
     save(plain, written(tmp_path / "sentence"))
     assert read_config(tmp_path / "sentence", EncoderConfig).head is None
 
 
-def test_a_classifier_does_not_mind_the_file(tmp_path: Path) -> None:
+def test_a_classifier_ignores_modules_json(tmp_path: Path) -> None:
     ENCODERS["bert-classifier"].reference().save_pretrained(tmp_path)
     before = read_config(tmp_path, EncoderConfig)
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
@@ -352,8 +350,8 @@ def test_a_classifier_does_not_mind_the_file(tmp_path: Path) -> None:
         None,
     ],
 )
-def test_modules_that_are_not_served_are_an_error(listed: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"modules\.json: expected Transformer, Pooling"):
+def test_unsupported_modules_are_an_error(listed: object, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"modules\.json: "):
         read_config(written(tmp_path, listed), EncoderConfig)
 
 
@@ -368,25 +366,25 @@ def test_modules_that_are_not_served_are_an_error(listed: object, tmp_path: Path
         MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
     ],
 )
-def test_a_pooling_that_is_not_served_is_an_error(pooling: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"1_Pooling/config\.json: expected "):
+def test_an_unsupported_pooling_is_an_error(pooling: object, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"1_Pooling/config\.json: "):
         read_config(written(tmp_path, ALL, pooling), EncoderConfig)
 
 
 @pytest.mark.parametrize("path", ["../1_Pooling", "..", "", "/etc", "1_Pooling/", "."])
 def test_a_pooling_outside_of_the_folder_is_an_error(path: str, tmp_path: Path) -> None:
     listed = modules("Transformer", "Pooling", path=path)
-    with pytest.raises(CheckpointError, match="expected the name of a folder beside it"):
+    with pytest.raises(CheckpointError, match=r"modules\.json"):
         read_config(written(tmp_path, listed), EncoderConfig)
 
 
-def test_a_pooling_that_was_not_fetched_is_an_error(tmp_path: Path) -> None:
+def test_an_absent_pooling_config_is_an_error(tmp_path: Path) -> None:
     (written(tmp_path) / "1_Pooling/config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"expected 1_Pooling/config\.json beside it"):
+    with pytest.raises(CheckpointError, match=r"1_Pooling/config\.json"):
         read_config(tmp_path, EncoderConfig)
 
 
-def test_the_hash_of_a_checkpoint_knows_its_embedding(tmp_path: Path) -> None:
+def test_the_hash_of_a_checkpoint_covers_its_pooling(tmp_path: Path) -> None:
     digests = {open_checkpoint(written(tmp_path / "source")).sha256()}
     (tmp_path / "source/1_Pooling/config.json").write_text(json.dumps(FIRST))
     digests.add(open_checkpoint(tmp_path / "source").sha256())

@@ -1,4 +1,4 @@
-"""Checkpoints for more than texts: their language model by itself gives the same logits."""
+"""Multimodal checkpoints: their language model alone gives the same logits."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.modeling.checkpoint.refusals import refused
 from tests.modeling.tiny_models import (
     VOCABULARY,
     assert_same_logits,
@@ -17,7 +18,7 @@ from tests.modeling.tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from ortolan.modeling import CheckpointError, WeightError, load
+from ortolan.modeling import WeightError, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.text_tower import text_values
 
@@ -183,7 +184,7 @@ def written(name: str, folder: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_language_model_computes_what_the_whole_does(name: str, tmp_path: Path) -> None:
+def test_the_language_model_equals_the_whole_model(name: str, tmp_path: Path) -> None:
     model = written(name, tmp_path)
     ours = load(tmp_path)
     ids = IDS.clamp(min=7)  # no image is in the text
@@ -195,7 +196,7 @@ def test_the_language_model_computes_what_the_whole_does(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-def test_names_of_old_and_new_checkpoints_are_read(prefix: str, tmp_path: Path) -> None:
+def test_tensor_names_of_old_and_new_checkpoints_are_read(prefix: str, tmp_path: Path) -> None:
     model = written("llava", tmp_path)
     file = tmp_path / "model.safetensors"
     head = "lm_head." if prefix.startswith("model.") else "language_model.lm_head."
@@ -213,7 +214,7 @@ def test_names_of_old_and_new_checkpoints_are_read(prefix: str, tmp_path: Path) 
         assert_same_logits(load(tmp_path)(ids), reference_logits(model, ids))
 
 
-def test_old_configs_have_the_values_of_texts_beside_those_of_images() -> None:
+def test_older_configs_mix_values_of_text_and_images() -> None:
     rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
     towers = {"model_type": "qwen2_vl", "vision_config": {}, "image_token_id": 5}
     values = {**TEXT, **towers, "rope_scaling": rope, "rope_theta": 1e6, "architectures": ["A"]}
@@ -225,25 +226,24 @@ def test_old_configs_have_the_values_of_texts_beside_those_of_images() -> None:
     }
 
 
-def test_a_model_for_texts_alone_is_as_it_is() -> None:
+def test_a_model_for_text_only_is_unchanged() -> None:
     assert text_values({"model_type": "llama", "text_config": {}}) is None
 
 
-def test_another_language_model_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_language_model_is_refused(tmp_path: Path) -> None:
     written("llava", tmp_path)
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     config["text_config"]["model_type"] = "mpt"
     file.write_text(json.dumps(config))
-    with pytest.raises(
-        CheckpointError, match="text_config: expected model_type to be one of llama"
-    ):
-        load(tmp_path)
+    message = refused(tmp_path)
+    assert "text_config" in message
+    assert "'mpt'" in message
 
 
-def test_a_tensor_of_no_known_tower_is_unexpected(tmp_path: Path) -> None:
+def test_a_tensor_of_an_unknown_tower_is_unexpected(tmp_path: Path) -> None:
     written("llava", tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({**load_file(file), "model.novel.weight": torch.ones(2)}, file)
-    with pytest.raises(WeightError, match=r"1 differences: unexpected model\.novel\.weight"):
+    with pytest.raises(WeightError, match=r"unexpected model\.novel\.weight"):
         load(tmp_path)

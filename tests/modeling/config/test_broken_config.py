@@ -19,19 +19,19 @@ from ortolan.modeling.config import ModelConfig
 
 
 def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"with config\.json, got no such file"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         read_config(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "expected JSON"),
-        (b'{"model_type": "lla', "expected JSON"),
-        (b"\xff\xfe", "expected JSON"),
-        (b"[" * 100_000, "expected JSON"),
-        (b'{"a":' * 100_000, "expected JSON"),
-        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "expected JSON"),
+        (b"", "not valid JSON"),
+        (b'{"model_type": "lla', "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"a":' * 100_000, "not valid JSON"),
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b"null", "expected a JSON object, got NoneType"),
         (b'"llama"', "expected a JSON object, got str"),
     ],
@@ -48,7 +48,7 @@ def test_a_config_that_is_no_object_is_an_error(
 def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(MAX_CONFIG_BYTES + 1)
-    with pytest.raises(CheckpointError, match=f"at most {MAX_CONFIG_BYTES} bytes"):
+    with pytest.raises(CheckpointError, match=str(MAX_CONFIG_BYTES)):
         read_config(tmp_path)
 
 

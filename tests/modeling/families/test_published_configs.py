@@ -463,7 +463,7 @@ def test_a_config_of_another_model_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("bert-base-uncased", "got an encoder"), ("t5-small", "got an encoder-decoder")],
+    [("bert-base-uncased", "an encoder"), ("t5-small", "an encoder-decoder")],
 )
 def test_a_model_of_another_kind_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -194,7 +194,7 @@ def test_addressing_is_what_the_memory_is_left_with() -> None:
 
 
 def test_addressing_without_a_memory_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="addressing: expected a model with a memory"):
+    with pytest.raises(ConfigError, match="memory"):
         addressing(model_of("gru"), texts())
 
 

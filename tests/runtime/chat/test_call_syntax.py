@@ -11,6 +11,12 @@ from tests.runtime.chat.written_calls import CALLS, ONE, SOURCES, TWO, form, tak
 from ortolan.runtime.chat.parser import ReplyParser
 
 
+def wrapped(family: str, body: str) -> str:
+    """Put text between the markers of a call."""
+    calls = form(family).calls
+    return f"{calls.open}{body}{calls.close}"
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -35,11 +41,8 @@ from ortolan.runtime.chat.parser import ReplyParser
 )
 @pytest.mark.parametrize("family", ["qwen", "lfm", "qwen-coder", "mistral-11"])
 def test_hostile_text_is_not_a_call(family: str, body: str) -> None:
-    calls = form(family).calls
-    assert calls is not None
-    text = f"{calls.open}{body}{calls.close}"
-    content, _, found = taken([text], form(family))
-    assert (content, found) == (text, ())
+    text = wrapped(family, body)
+    assert taken([text], form(family)) == (text, "", ())
 
 
 @pytest.mark.parametrize(
@@ -61,14 +64,10 @@ def test_endless_text_costs_no_time_and_is_not_a_call(family: str, text: str) ->
 
 def read(family: str, body: str, schema: Any) -> Any:
     """Return the argument `a` of the only call."""
-    calls = form(family).calls
-    assert calls is not None
-    tools = [{"function": {"name": "f", "parameters": schema}}]
-    parser = ReplyParser(form(family), tools=tools)
-    pieces = [*parser.feed(f"{calls.open}{body}{calls.close}"), *parser.finish()]
-    assert [piece.tool_call is not None for piece in pieces] == [True]
-    assert pieces[0].tool_call is not None
-    return pieces[0].tool_call.arguments["a"]
+    parser = ReplyParser(form(family), tools=[{"function": {"name": "f", "parameters": schema}}])
+    (piece,) = [*parser.feed(wrapped(family, body)), *parser.finish()]
+    assert piece.tool_call is not None
+    return piece.tool_call.arguments["a"]
 
 
 TAGS = {
@@ -110,9 +109,7 @@ def test_a_value_may_hold_marks(family: str, value: str) -> None:
     ],
 )
 def test_a_value_that_is_not_closed_does_not_swallow_the_next(family: str, body: str) -> None:
-    calls = form(family).calls
-    assert calls is not None
-    text = f"{calls.open}{body}{calls.close}"
+    text = wrapped(family, body)
     assert taken([text], form(family)) == (text, "", ())
     assert taken([text + CALLS[family]], form(family))[2] == (ONE, TWO)
 
@@ -158,7 +155,6 @@ def test_values_have_the_types_of_the_schema(
 )
 def test_strings_may_hold_marks(family: str) -> None:
     calls = form(family).calls
-    assert calls is not None
     value = f"a {calls.close} b {calls.open} c"
     text = CALLS[family].replace("a b", value)
     expected = replace(ONE, arguments={"n": 1, "s": value})

@@ -145,7 +145,6 @@ def test_the_format_is_seen_in_the_template() -> None:
     }  # fmt: skip
     for family, mark in opens.items():
         calls = format_of(source(family), with_tools=True).calls
-        assert calls is not None
         assert calls.open == mark
 
 

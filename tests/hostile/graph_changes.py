@@ -1,30 +1,28 @@
-"""Changes of an ONNX graph, each the kind of thing that has killed a kernel or that might."""
+"""Changes to an ONNX graph of kinds that have crashed a kernel, or might."""
 
 from collections.abc import Callable
 from random import Random
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from tests.hostile.operators import random_operator
-from tests.hostile.tensors import change_initializer, random_tensor
+from tests.hostile.tensor_changes import change_initializer, random_tensor
 from tests.hostile.traps import TRAPS
 from tests.nonsense import FLOATS, INTEGERS, STRINGS
-
-__all__ = ["change_graph"]
 
 Change = Callable[[Random, ModelProto], str]
 
 
 def change_graph(random: Random, data: bytes) -> tuple[bytes, str]:
-    """Change one thing in a graph, and say what."""
+    """Change one thing in a graph, and describe the change."""
     model = ModelProto.FromString(data)
     changes, weights = zip(*_CHANGES, strict=True)
     (change,) = random.choices(changes, weights)
-    said = change(random, model)
-    return model.SerializeToString(), said
+    summary = change(random, model)
+    return model.SerializeToString(), summary
 
 
 def _attribute_value(random: Random, model: ModelProto) -> str:
-    """An attribute at an extreme, of its own type or of another."""
+    """Set an attribute to an extreme value of the same or another type."""
     node = random.choice(_with_attributes(model) or [_node(random, model)])
     if not node.attribute:
         return _attribute_added(random, model)
@@ -35,13 +33,13 @@ def _attribute_value(random: Random, model: ModelProto) -> str:
         attribute.ints[:] = numbers * random.choice([1, 1, 1, 2])
         return f"{node.op_type}.{attribute.name} = {numbers}"
     integers = attribute.type == AttributeProto.INT
-    wanted = AttributeProto.INT if integers == (random.random() < 0.9) else AttributeProto.FLOAT
-    return f"{node.op_type}.{attribute.name} = {_set(random, attribute, wanted)}"
+    kind = AttributeProto.INT if integers == (random.random() < 0.9) else AttributeProto.FLOAT
+    return f"{node.op_type}.{attribute.name} = {_set(random, attribute, kind)}"
 
 
-def _set(random: Random, attribute: AttributeProto, wanted: int) -> str:
+def _set(random: Random, attribute: AttributeProto, kind: int) -> str:
     name = attribute.name
-    value: object = random.choice(INTEGERS if wanted == AttributeProto.INT else FLOATS)
+    value: object = random.choice(INTEGERS if kind == AttributeProto.INT else FLOATS)
     if random.random() < 0.05:
         value = random.choice([[1, 2], [0.5], "text", ["a"], random_tensor(random, "value")])
     attribute.CopyFrom(helper.make_attribute(name, value))
@@ -72,7 +70,7 @@ def _attribute_removed(random: Random, model: ModelProto) -> str:
 
 
 def _input_rewired(random: Random, model: ModelProto) -> str:
-    """Another value of the graph, none, or one that is not there."""
+    """Rewire an input to another value, to none, or to one that does not exist."""
     node = _node(random, model)
     if not node.input:
         return _input_added(random, model)
@@ -108,7 +106,7 @@ def _outputs_changed(random: Random, model: ModelProto) -> str:
 
 
 def _operator_changed(random: Random, model: ModelProto) -> str:
-    """Of the graph's own operators, or of all there are."""
+    """Choose another operator of the graph, or any."""
     node, other = _node(random, model), _node(random, model)
     old, domain, name = node.op_type, other.domain, other.op_type
     if random.random() < 0.4:
@@ -119,13 +117,13 @@ def _operator_changed(random: Random, model: ModelProto) -> str:
 
 def _node_removed(random: Random, model: ModelProto) -> str:
     place = random.randrange(len(model.graph.node))
-    said = f"{model.graph.node[place].op_type} removed"
+    summary = f"{model.graph.node[place].op_type} removed"
     del model.graph.node[place]
-    return said
+    return summary
 
 
 def _node_copied(random: Random, model: ModelProto) -> str:
-    """With outputs of its own, or with the same ones."""
+    """Copy a node, with other outputs or the same."""
     copy = NodeProto()
     copy.CopyFrom(_node(random, model))
     if random.random() < 0.8:
@@ -145,7 +143,6 @@ def _nodes_reordered(random: Random, model: ModelProto) -> str:
 
 
 def _value_type(random: Random, model: ModelProto) -> str:
-    """The type or shape of an input or an output."""
     entry = random.choice([*model.graph.input, *model.graph.output])
     tensor = entry.type.tensor_type
     if random.random() < 0.4:
@@ -164,24 +161,23 @@ def _value_type(random: Random, model: ModelProto) -> str:
 
 
 def _values_changed(random: Random, model: ModelProto) -> str:
-    """An input or an output more, less, twice, or of another name."""
-    what = random.choice(["input", "output"])
-    entries = getattr(model.graph, what)
+    side = random.choice(["input", "output"])
+    entries = getattr(model.graph, side)
     entry = random.choice(entries)
     match random.randrange(4):
         case 0:
             entries.add().CopyFrom(entry)
-            return f"{what} {entry.name} twice"
+            return f"{side} {entry.name} twice"
         case 1:
             name = random.choice(_values(model))
             entries.append(helper.make_tensor_value_info(name, random.randint(1, 16), ["batch", 2]))
-            return f"{what} {name} added"
+            return f"{side} {name} added"
         case 2:
             old, entry.name = entry.name, random.choice([*_values(model), "new"])
-            return f"{what} {old} is {entry.name}"
+            return f"{side} {old} is {entry.name}"
     name = entry.name
     entries.remove(entry)
-    return f"{what} {name} removed"
+    return f"{side} {name} removed"
 
 
 def _model_field(random: Random, model: ModelProto) -> str:
@@ -209,8 +205,8 @@ def _model_field(random: Random, model: ModelProto) -> str:
 def _values(model: ModelProto) -> list[str]:
     graph = model.graph
     produced = [name for node in graph.node for name in node.output if name]
-    held = [tensor.name for tensor in graph.initializer]
-    return [*produced, *held, *(entry.name for entry in graph.input)]
+    constants = [tensor.name for tensor in graph.initializer]
+    return [*produced, *constants, *(entry.name for entry in graph.input)]
 
 
 def _node(random: Random, model: ModelProto) -> NodeProto:
@@ -255,4 +251,4 @@ _CHANGES: tuple[tuple[Change, int], ...] = (
     (_model_field, 3),
     *TRAPS,
 )
-"""Changes, and how often each is made of a hundred or so."""
+"""Changes and their weights."""

@@ -1,4 +1,4 @@
-"""Arguments of requests: mostly what they should be, at times anything at all."""
+"""Arguments of requests: mostly valid, sometimes anything."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,15 +11,13 @@ from tests.nonsense import ARRAYS, NUMBERS, PROMPTS
 
 from ortolan.runtime import Grammar, PromptLookup, Sampling
 
-__all__ = ["CallersError", "anything", "maybe", "options", "prompt", "sampling_fields"]
-
 
 class CallersError(Exception):
-    """What a function of the caller raises, which goes back to the caller."""
+    """Raised by a function in the arguments; must reach the caller."""
 
 
 def _raising() -> bool:
-    raise CallersError("of the caller")
+    raise CallersError("from the caller")
 
 
 def _generator(random: Random) -> Iterator[int]:
@@ -27,7 +25,6 @@ def _generator(random: Random) -> Iterator[int]:
 
 
 def anything(random: Random, depth: int = 0) -> Any:
-    """A value of whatever type."""
     match random.randrange(8 if depth < 3 else 4):
         case 0:
             return random.choice(NUMBERS)
@@ -37,8 +34,8 @@ def anything(random: Random, depth: int = 0) -> Any:
             return random.choice(ARRAYS)
         case 3:
             others = (None, b"a", bytearray(b"a"), memoryview(b"ab"), object(), Path("x"), int)
-            made = (_raising, _generator(random), range(3), slice(3), Sampling(), ..., {1, 2})
-            return random.choice([*others, *made])
+            special = (_raising, _generator(random), range(3), slice(3), Sampling(), ..., {1, 2})
+            return random.choice([*others, *special])
         case 4 | 5:
             return [anything(random, depth + 1) for _ in range(random.choice([0, 1, 1, 2, 3, 40]))]
         case 6:
@@ -50,12 +47,12 @@ def anything(random: Random, depth: int = 0) -> Any:
 
 
 def maybe(random: Random, right: Callable[[], Any], wrong: float = 0.06) -> Any:
-    """The right value; with some probability another one."""
+    """Return the right value, or with some probability anything."""
     return anything(random) if random.random() < wrong else right()
 
 
 def prompt(random: Random) -> Any:
-    """A text or ids, mostly of a few tokens that every vocabulary has."""
+    """Return a text or ids, mostly of a few tokens that every vocabulary has."""
 
     def right() -> Any:
         count = random.choice([1, 2, 3, 5, 10, 20, 200, 1200] if random.random() < 0.3 else [1, 4])
@@ -70,7 +67,6 @@ def prompt(random: Random) -> Any:
 
 
 def sampling_fields(random: Random) -> dict[str, Any]:
-    """Some fields of `Sampling`."""
     fields: dict[str, Callable[[], Any]] = {
         "temperature": lambda: random.choice([0, 0.5, 1, 2.0, 1e-30, 1e30]),
         "top_k": lambda: random.choice([0, 1, 5, 97, 10**9]),
@@ -87,9 +83,9 @@ def sampling_fields(random: Random) -> dict[str, Any]:
 
 
 def options(random: Random) -> dict[str, Any]:
-    """Some options of a request, and always a limit on what it takes."""
+    """Return some options of a request, nearly always with a limit of tokens."""
     event = threading.Event()
-    makes: dict[str, Callable[[], Any]] = {
+    valid: dict[str, Callable[[], Any]] = {
         "min_new_tokens": lambda: random.choice([0, 1, 3]),
         "sampling": lambda: Sampling(**sampling_fields(random)),
         "temperature": lambda: random.choice([0, 0.7]),
@@ -100,13 +96,13 @@ def options(random: Random) -> dict[str, Any]:
         "grammar": lambda: _grammar(random),
         "cancel": lambda: random.choice([None, event, lambda: False, lambda: True, _raising]),
     }
-    chosen = random.sample(list(makes), random.choice([0, 0, 1, 1, 2, 4]))
-    given = {name: maybe(random, makes[name], 0.12) for name in chosen}
+    chosen = random.sample(list(valid), random.choice([0, 0, 1, 1, 2, 4]))
+    values = {name: maybe(random, valid[name], 0.12) for name in chosen}
     if random.random() < 0.97:
-        given["max_new_tokens"] = maybe(random, lambda: random.choice([1, 2, 5, 12]), 0.08)
+        values["max_new_tokens"] = maybe(random, lambda: random.choice([1, 2, 5, 12]), 0.08)
     if random.random() < 0.02:
-        given[random.choice(["max_tokens", "max_new_token", "x", "\ud800", ""])] = anything(random)
-    return given
+        values[random.choice(["max_tokens", "max_new_token", "x", "\ud800", ""])] = anything(random)
+    return values
 
 
 def _grammar(random: Random) -> Grammar:
@@ -122,5 +118,5 @@ def _grammar(random: Random) -> Grammar:
 
 
 def draft(random: Random) -> Any:
-    """Guesses, or what is none."""
+    """Return a source of drafts, `None`, or anything."""
     return maybe(random, lambda: random.choice([None, None, PromptLookup()]), 0.05)

@@ -1,21 +1,19 @@
-"""Changes of the tensors that stand in a graph: shape, type, data, and place in the weights."""
+"""Changes to the tensors of a graph: shape, type, data and place in the weights."""
 
 import math
 from random import Random
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
-from tests.hostile.values import flip_bytes
+from tests.hostile.documents import flip_bytes
 from tests.nonsense import INTEGERS, STRINGS
 
-__all__ = ["change_initializer", "random_tensor"]
-
 _SMALL = 1 << 12
-"""Elements of what is made here."""
+"""Elements of a new array, at most."""
 
 
 def change_initializer(random: Random, tensor: TensorProto) -> str:
-    """Change one thing about a tensor, and say what."""
+    """Change one thing about a tensor, and describe the change."""
     name = tensor.name
     match random.randrange(7):
         case 0:
@@ -36,14 +34,14 @@ def change_initializer(random: Random, tensor: TensorProto) -> str:
             entry.value = random.choice([f"{random.choice(INTEGERS)}", random.choice(STRINGS[:-2])])
             return f"{name}: {entry.key} is {entry.value!r}"
         case 4:
-            made = random_tensor(random, name)
-            tensor.CopyFrom(made)
-            return f"{name} is {made.dims} of type {made.data_type}"
+            other = random_tensor(random, name)
+            tensor.CopyFrom(other)
+            return f"{name} is {other.dims} of type {other.data_type}"
     return _data(random, tensor)
 
 
 def _data(random: Random, tensor: TensorProto) -> str:
-    """Other numbers of the same type and shape; or fewer, more, or none."""
+    """Change some numbers, or the number of bytes."""
     if tensor.external_data or not tensor.HasField("raw_data"):
         try:
             array = numpy_helper.to_array(tensor)
@@ -65,18 +63,18 @@ def _data(random: Random, tensor: TensorProto) -> str:
         numbers[: random.choice([1, numbers.size])] = random.choice([0, np.nan, np.inf, 3e38, -1])
         tensor.raw_data = numbers.tobytes()
         return f"{tensor.name} = {numbers[:4]}"
-    tensor.raw_data, said = flip_bytes(random, tensor.raw_data)
-    return f"{tensor.name}: {said}"
+    tensor.raw_data, summary = flip_bytes(random, tensor.raw_data)
+    return f"{tensor.name}: {summary}"
 
 
 def random_tensor(random: Random, name: str) -> TensorProto:
-    """A small tensor of any type, at times of one that no array has."""
+    """Return a small tensor of any type, sometimes of strings."""
     shape = random.choice([(), (0,), (1,), (2,), (1, 1), (3, 4), (0, 4), (1, 2, 3, 4)])
     kinds = (np.float32, np.int64, np.int32, np.float64, np.float16, np.int8, np.uint8, np.bool_)
     with np.errstate(all="ignore"):
         array = np.full(shape, random.choice(INTEGERS), np.int64).astype(random.choice(kinds))
-    made = numpy_helper.from_array(array, name)
+    tensor = numpy_helper.from_array(array, name)
     if random.random() < 0.1:
-        made = TensorProto(name=name, data_type=TensorProto.STRING, dims=[2])
-        made.string_data[:] = [b"a", b"b"]
-    return made
+        tensor = TensorProto(name=name, data_type=TensorProto.STRING, dims=[2])
+        tensor.string_data[:] = [b"a", b"b"]
+    return tensor

@@ -1,4 +1,4 @@
-"""What is done with a bundle: opened, loaded, used once, and at times verified. Public API only."""
+"""Uses a bundle by the public API: opens, loads and runs it once, and sometimes verifies it."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -19,26 +19,24 @@ WARM = (
     *("attention_maps", "bundle.packed", "verification.replay", "chat.chat", "jinja.template"),
     *("inputs.tokenizer", "loading", "serving.service"),
 )
-"""Modules that are imported when they are first needed, which would be in each child."""
+"""Lazy modules, imported here once rather than in each child."""
 
 for name in WARM:
     import_module(f"ortolan.runtime.{name}")
 import_module("onnxruntime")
 
-__all__ = ["use"]
-
 VERIFIED = 0.12
-"""The share of bundles that are verified too, which takes ten times as long."""
+"""Share of bundles to verify, which takes ten times as long."""
 
 
 def use(folder: Path, random: Random, say: Callable[[str], None], *, verifies: bool) -> None:
-    """Go as far with a bundle as it lets.
+    """Go as far with a bundle as possible.
 
     Args:
         folder: of the bundle.
-        random: chooses what is done with it.
+        random: chooses how to use it.
         say: called with the name of each stage.
-        verifies: whether a share of them is verified.
+        verifies: verify a share of the bundles.
     """
     say("open")
     bundle = runtime.open_bundle(folder)
@@ -62,12 +60,12 @@ def _input(model: Any) -> Any:
 
 
 def _decode(model: Any, random: Random) -> None:
-    given = _input(model)
+    value = _input(model)
     match random.randrange(5):
         case 0:
-            model.generate([given, given], max_new_tokens=3)
+            model.generate([value, value], max_new_tokens=3)
         case 1 if model.tokenizer is not None:
-            for _ in model.stream(given, max_new_tokens=3, sampling=ortolan.Sampling(seed=1)):
+            for _ in model.stream(value, max_new_tokens=3, sampling=ortolan.Sampling(seed=1)):
                 pass
         case 2 if model.tokenizer is not None:
             messages = [{"role": "user", "content": "a"}]
@@ -80,30 +78,30 @@ def _decode(model: Any, random: Random) -> None:
                 session.append([1, 2, 3])
                 session.append([4])
         case _:
-            model.generate(given, max_new_tokens=3)
+            model.generate(value, max_new_tokens=3)
 
 
 def _write(model: Any, random: Random) -> None:
-    given = _input(model)
+    value = _input(model)
     if random.random() < 0.3:
-        model.generate([given, given], beams=2, max_new_tokens=3)
+        model.generate([value, value], beams=2, max_new_tokens=3)
     else:
-        model.generate(given, max_new_tokens=3)
+        model.generate(value, max_new_tokens=3)
 
 
 def _encode(model: Encoder, random: Random) -> None:
-    given = _input(model)
+    value = _input(model)
     source = model.manifest.source
     if isinstance(source, ImageSource):
         sizes = (source.height, source.width, source.channels)
-        given = np.zeros(sizes, np.uint8)
-    ask: dict[str, Callable[[Any], object]] = {
+        value = np.zeros(sizes, np.uint8)
+    methods: dict[str, Callable[[Any], object]] = {
         "labels": model.classify,
         "embedding": model.embed,
         "states": model.states,
         "logits": model.logits,
     }
-    ask[model.manifest.output_kind.name]([given] * random.choice([1, 1, 3]))
+    methods[model.manifest.output_kind.name]([value] * random.choice([1, 1, 3]))
 
 
 _USES: dict[str, Callable[[Any, Random], None]] = {

@@ -1,4 +1,4 @@
-"""Values that break things, and JSON documents with one of them somewhere."""
+"""Changes to JSON documents and bytes."""
 
 import json
 import math
@@ -8,18 +8,16 @@ from typing import Any
 
 from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
-__all__ = ["change_document", "flip_bytes", "logarithmic"]
-
 _TWICE, _DEEP = "@twice@", "@deep@"
 
 
 def logarithmic(random: Random, most: int) -> int:
-    """A number from 1 to `most`, of any order of magnitude."""
+    """Return a number from 1 to `most`, with all magnitudes equally likely."""
     return round(math.pow(most, random.random()))
 
 
 def flip_bytes(random: Random, data: bytes, *, most: int = 8) -> tuple[bytes, str]:
-    """Change some bytes at random places; the length stays."""
+    """Change a few bytes in place."""
     changed = bytearray(data)
     places = sorted(random.randrange(len(data)) for _ in range(random.randint(1, most)) if data)
     for place in places:
@@ -28,19 +26,19 @@ def flip_bytes(random: Random, data: bytes, *, most: int = 8) -> tuple[bytes, st
 
 
 def change_document(random: Random, data: bytes) -> tuple[bytes, str]:
-    """Change one value of a JSON document: another value, none, twice, nested, another name."""
+    """Replace, remove, nest, repeat or rename one value of a JSON document."""
     document = json.loads(data)
     parent, key = _place(random, document)
     path = f"{key!r} of {str(parent)[:60]}"
     if parent is None:
         return b"[]", "document replaced"
     change = random.choice(_CHANGES if isinstance(parent, dict) else _CHANGES[:5])
-    said = change(random, parent, key)
-    return _written(document), f"{path}: {said}"
+    summary = change(random, parent, key)
+    return _written(document), f"{path}: {summary}"
 
 
 def _place(random: Random, document: Any) -> tuple[Any, Any]:
-    """A container and a key of it, found by going down: what is near the root is as likely."""
+    """Return a container and a key, by walking down, so that all depths are likely."""
     parent, key, value = None, None, document
     while isinstance(value, dict | list) and value and (parent is None or random.random() < 0.8):
         keys: Sequence[Any] = list(value) if isinstance(value, dict) else range(len(value))
@@ -50,7 +48,6 @@ def _place(random: Random, document: Any) -> tuple[Any, Any]:
 
 
 def _replaced(random: Random, parent: Any, key: Any) -> str:
-    """Another value of the same type."""
     parent[key] = _like(random, parent[key])
     return f"now {parent[key]!r:.60}"
 
@@ -83,7 +80,7 @@ def _nested(random: Random, parent: Any, key: Any) -> str:
 
 
 def _multiplied(random: Random, parent: Any, key: Any) -> str:
-    """A longer text or list of the same; or a list of equal values."""
+    """Repeat a text or list, or make a list of equal values."""
     value, count = parent[key], logarithmic(random, 5000)
     parent[key] = value * count if isinstance(value, str | list) else [value] * count
     return f"{count} times"
@@ -91,7 +88,7 @@ def _multiplied(random: Random, parent: Any, key: Any) -> str:
 
 def _twice(random: Random, parent: Any, key: Any) -> str:
     parent[f"{key}{_TWICE}"] = random.choice([parent[key], _like(random, parent[key])])
-    return "there twice"
+    return "duplicate key"
 
 
 def _renamed(random: Random, parent: Any, key: Any) -> str:
@@ -106,7 +103,7 @@ _CHANGES: tuple[_Change, ...] = (
     *(_replaced, _retyped, _removed, _multiplied, _nested),
     *(_replaced, _retyped, _removed, _twice, _renamed),
 )
-"""The first five are for lists too."""
+"""The first five also work in lists."""
 
 
 def _like(random: Random, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Changes of the files of a bundle that are no graphs."""
+"""Changes to files of a bundle other than graphs."""
 
 import io
 import json
@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 from tests.hostile.bundles import Files
-from tests.hostile.values import change_document, flip_bytes, logarithmic
+from tests.hostile.documents import change_document, flip_bytes, logarithmic
 from tests.nonsense import FLOATS, INTEGERS, STRINGS
-
-__all__ = ["change_arrays", "change_bytes", "change_template", "change_tokenizer", "change_weights"]
 
 TEMPLATES = (
     "{{ 'a' * 2000000000 }}",
@@ -92,32 +90,32 @@ PARTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "added_tokens": ({"id": 2**31, "content": "", "special": True},),
 }
-"""Parts of a tokenizer.json that ask for much, or for what there is not."""
+"""Parts of a tokenizer.json that are expensive or invalid."""
 
 
 def change_tokenizer(random: Random, files: Files) -> str:
-    """Change one value of it, a part, or some bytes."""
+    """Change a value, a part or some bytes of tokenizer.json."""
     data = files["tokenizer.json"]
     choice = random.random()
     if choice < 0.1:
-        files["tokenizer.json"], said = flip_bytes(random, data)
+        files["tokenizer.json"], summary = flip_bytes(random, data)
     elif choice < 0.6:
-        files["tokenizer.json"], said = change_document(random, data)
+        files["tokenizer.json"], summary = change_document(random, data)
     else:
         document = json.loads(data)
         part = random.choice(list(PARTS))
-        made = json.loads(json.dumps(random.choice(PARTS[part])))
-        if random.random() < 0.5 and made:
-            key = random.choice(list(made))
-            made[key] = random.choice([*STRINGS, *INTEGERS, None, [], {}, "(" * 999])
-        document[part] = [made] if part == "added_tokens" else made
+        value = json.loads(json.dumps(random.choice(PARTS[part])))
+        if random.random() < 0.5 and value:
+            key = random.choice(list(value))
+            value[key] = random.choice([*STRINGS, *INTEGERS, None, [], {}, "(" * 999])
+        document[part] = [value] if part == "added_tokens" else value
         files["tokenizer.json"] = json.dumps(document).encode()
-        said = f"{part} is {made!r:.200}"
-    return f"tokenizer.json: {said}"
+        summary = f"{part} is {value!r:.200}"
+    return f"tokenizer.json: {summary}"
 
 
 def change_template(random: Random, files: Files) -> str:
-    """A template that asks for much, or the old one with a piece moved."""
+    """Write an expensive template, or repeat a piece of the old one elsewhere."""
     name = "chat_template.jinja"
     old = files[name].decode()
     if random.random() < 0.5:
@@ -132,33 +130,33 @@ def change_template(random: Random, files: Files) -> str:
 
 
 def change_arrays(random: Random, files: Files) -> str:
-    """The arrays of the certificate: another shape, type or value; torn; pickled; a bomb."""
+    """Change the certificate's arrays: shape, type or value; flipped bytes; a zip bomb."""
     name, choice = "certificate.npz", random.random()
     if choice < 0.25:
-        files[name], said = flip_bytes(random, files[name])
-        return f"{name}: {said}"
+        files[name], summary = flip_bytes(random, files[name])
+        return f"{name}: {summary}"
     with np.load(io.BytesIO(files[name])) as stored:
         arrays: dict[str, Any] = {key: stored[key] for key in stored.files}
     key = random.choice(list(arrays))
     if choice < 0.3:
         files[name] = _archive({key: bytes(100 << 20)}, zipfile.ZIP_DEFLATED)
         return f"{name}: {key} of 100 MiB of zeros"
-    said = _changed_array(random, arrays, key)
+    summary = _changed_array(random, arrays, key)
     files[name] = _archive({key: _saved(array) for key, array in arrays.items()})
-    return f"{name}: {said}"
+    return f"{name}: {summary}"
 
 
 def _archive(contents: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """Arrays as `np.savez` writes them, but without the time."""
-    with zipfile.ZipFile(made := io.BytesIO(), "w") as archive:
+    """Return an archive as of `np.savez`, but without timestamps."""
+    with zipfile.ZipFile(stream := io.BytesIO(), "w") as archive:
         for key, data in contents.items():
             archive.writestr(zipfile.ZipInfo(f"{key}.npy"), data, compression)
-    return made.getvalue()
+    return stream.getvalue()
 
 
 def _saved(array: Any) -> bytes:
-    np.save(made := io.BytesIO(), array)
-    return made.getvalue()
+    np.save(stream := io.BytesIO(), array)
+    return stream.getvalue()
 
 
 def _changed_array(random: Random, arrays: dict[str, Any], key: str) -> str:
@@ -184,13 +182,13 @@ def _changed_array(random: Random, arrays: dict[str, Any], key: str) -> str:
 
 
 def change_weights(random: Random, files: Files) -> str:
-    """The bytes of the weights, or of what was packed: flipped, not a number, or none."""
+    """Flip bytes of weights or packed weights, or set numbers."""
     names = [name for name in files if name.endswith(".bin")]
     name = random.choice(names)
     data = files[name]
     if random.random() < 0.4 or len(data) < 8:
-        files[name], said = flip_bytes(random, data, most=64)
-        return f"{name}: {said[:80]}"
+        files[name], summary = flip_bytes(random, data, most=64)
+        return f"{name}: {summary[:80]}"
     numbers = np.frombuffer(data[: len(data) // 4 * 4], np.float32).copy()
     first = random.randrange(len(numbers))
     end = min(len(numbers), first + logarithmic(random, len(numbers)))
@@ -201,7 +199,7 @@ def change_weights(random: Random, files: Files) -> str:
 
 
 def change_bytes(random: Random, files: Files) -> str:
-    """A file cut short, longer, empty or away; or some bytes of it flipped."""
+    """Truncate, lengthen, empty or remove a file, or flip some bytes."""
     name = random.choice(sorted(files.keys() - {"manifest.json"}))
     data = files[name]
     match random.randrange(5):
@@ -215,6 +213,6 @@ def change_bytes(random: Random, files: Files) -> str:
             del files[name]
             return f"{name} removed"
         case 4:
-            files[name], said = flip_bytes(random, data)
-            return f"{name}: {said}"
+            files[name], summary = flip_bytes(random, data)
+            return f"{name}: {summary}"
     return f"{name} of {len(files[name])} in place of {len(data)} bytes"

@@ -1,7 +1,6 @@
-"""What may be asked of a loaded bundle, and how to see that it is as it was.
+"""Targets of random requests: models, services, sessions and conversations.
 
-A target is an object that takes requests. Its probe is a fixed request, whose answer must never
-change.
+Each has a probe, a fixed request whose answer must never change.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,38 +10,36 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from tests.hostile.arguments import anything, draft, maybe, options, prompt
+from tests.hostile.random_arguments import anything, draft, maybe, options, prompt
 
 import ortolan
 from ortolan import runtime
 from ortolan.runtime import attention_maps
 
-__all__ = ["TARGETS", "Target"]
-
-Ask = Callable[[Any, Random], object]
+Request = Callable[[Any, Random], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Something that takes requests.
+    """A receiver of requests.
 
     Attributes:
-        bundle: the kind of bundle that it is made from.
-        open: makes it from a model.
-        asks: requests, by name.
-        probe: the answer to a fixed one.
-        close: gives it back.
+        bundle: kind of bundle to load.
+        open: creates the receiver from a model.
+        requests: by name.
+        probe: sends the fixed request.
+        close: closes the receiver.
     """
 
     bundle: str
     open: Callable[[Any], Any]
-    asks: Mapping[str, Ask]
+    requests: Mapping[str, Request]
     probe: Callable[[Any], object]
-    close: Callable[[Any], object] = lambda made: None
+    close: Callable[[Any], object] = lambda receiver: None
 
 
 def _read(stream: Any, random: Random) -> None:
-    """Take all pieces of a stream, or some, and close it or let it go."""
+    """Read all pieces of a stream, or some of them and then close or abandon it."""
     most = random.choice([0, 1, 2, 100])
     for number, _ in enumerate(stream):
         if number >= most:
@@ -65,10 +62,10 @@ def _prompts(random: Random) -> Any:
 def _messages(random: Random) -> Any:
     def message() -> Any:
         roles = ("user", "assistant", "system", "tool", "developer", "x")
-        made = {"role": random.choice(roles), "content": maybe(random, lambda: "a b")}
+        fields = {"role": random.choice(roles), "content": maybe(random, lambda: "a b")}
         if random.random() < 0.2:
-            made[random.choice(["tool_calls", "name", "tool_call_id", "x"])] = anything(random)
-        return made
+            fields[random.choice(["tool_calls", "name", "tool_call_id", "x"])] = anything(random)
+        return fields
 
     user = {"role": "user", "content": "a"}
     right = [*(message() for _ in range(random.choice([0, 0, 1, 2]))), user]
@@ -76,12 +73,12 @@ def _messages(random: Random) -> Any:
 
 
 def _chat_options(random: Random) -> dict[str, Any]:
-    given = options(random)
+    values = options(random)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     for name, right in (("tools", [tool]), ("documents", [tool]), ("variables", None)):
         if random.random() < 0.1:
-            given[name] = anything(random) if random.random() < 0.7 else right
-    return given
+            values[name] = anything(random) if random.random() < 0.7 else right
+    return values
 
 
 def _serve(model: Any, random: Random) -> None:
@@ -95,9 +92,8 @@ def _serve(model: Any, random: Random) -> None:
         "cache_folder_bytes": 1 << 20,
     }
     wrong = random.sample(names, random.choice([0, 1, 2]))
-    # no other folder for the cache: any text is one that would be made
-    given = right | {name: anything(random) for name in wrong}
-    with model.serve(**given) as service:
+    # never a random cache folder: any text names one that would be created
+    with model.serve(**right | {name: anything(random) for name in wrong}) as service:
         service.submit([1, 2, 3], max_new_tokens=2).completion()
 
 
@@ -105,7 +101,7 @@ def _logits(model: Any, random: Random) -> None:
     model.logits(prompt(random))
 
 
-DECODER: dict[str, Ask] = {
+DECODER: dict[str, Request] = {
     "generate": lambda m, r: m.generate(_prompts(r), **options(r)),
     "generate n": lambda m, r: m.generate(
         prompt(r), n=maybe(r, lambda: 2, 0.5), draft=draft(r), **options(r)
@@ -136,9 +132,9 @@ DECODER: dict[str, Ask] = {
 }
 
 BY_IDS = {name: ask for name, ask in DECODER.items() if name not in ("encode", "decode", "labels")}
-"""Those for a model without a tokenizer."""
+"""Requests for a model without a tokenizer."""
 
-SEQ2SEQ: dict[str, Ask] = {
+SEQ2SEQ: dict[str, Request] = {
     "generate": lambda m, r: m.generate(_prompts(r), **options(r)),
     "beams": lambda m, r: m.generate(
         _prompts(r),
@@ -156,11 +152,11 @@ SEQ2SEQ: dict[str, Ask] = {
 
 
 def _encode(model: Any, random: Random) -> object:
-    asked = model.manifest.output_kind.use.split(".")[-1]
-    given = {"truncate": maybe(random, lambda: True)} if random.random() < 0.3 else {}
-    if asked == "embed" and random.random() < 0.3:
-        given["prompt"] = maybe(random, lambda: "", 0.5)
-    return getattr(model, asked)(_inputs(model, random), **given)
+    method = model.manifest.output_kind.use.split(".")[-1]
+    values = {"truncate": maybe(random, lambda: True)} if random.random() < 0.3 else {}
+    if method == "embed" and random.random() < 0.3:
+        values["prompt"] = maybe(random, lambda: "", 0.5)
+    return getattr(model, method)(_inputs(model, random), **values)
 
 
 def _inputs(model: Any, random: Random) -> Any:
@@ -170,7 +166,7 @@ def _inputs(model: Any, random: Random) -> Any:
     return _prompts(random)
 
 
-ENCODER: dict[str, Ask] = {
+ENCODER: dict[str, Request] = {
     "encode": _encode,
     "another output": lambda m, r: getattr(m, r.choice(["embed", "classify", "states", "logits"]))(
         _inputs(m, r)
@@ -199,11 +195,11 @@ def _submit(service: Any, random: Random) -> None:
             with ticket:
                 next(ticket, None)
         case 4:
-            return  # nobody takes it
+            return  # abandoned
     ticket.completion()
 
 
-SERVICE: dict[str, Ask] = {"submit": _submit, "stats": lambda service, random: service.stats()}
+SERVICE: dict[str, Request] = {"submit": _submit, "stats": lambda service, random: service.stats()}
 
 
 def _append(session: Any, random: Random) -> None:
@@ -217,7 +213,7 @@ def _append(session: Any, random: Random) -> None:
         session.restore(before)
 
 
-SESSION: dict[str, Ask] = {
+SESSION: dict[str, Request] = {
     "append": _append,
     "fork": lambda s, r: s.fork().append(prompt(r)),
     "save": lambda s, r: s.save(Path("/nowhere") / f"{r.random()}"),
@@ -243,12 +239,12 @@ def _ask(conversation: Any, random: Random) -> None:
             _read(conversation.stream(maybe(random, lambda: "b"), **options(random)), random)
     finally:
         messages = conversation.messages
-        if len(messages) % 2 or any(each["role"] not in ("user", "assistant") for each in messages):
+        if len(messages) % 2 or any(m["role"] not in ("user", "assistant") for m in messages):
             raise AssertionError(f"messages that are not pairs: {messages}")
         conversation.reset()
 
 
-CONVERSATION: dict[str, Ask] = {
+CONVERSATION: dict[str, Request] = {
     "ask": _ask,
     "load": lambda c, r: c.load(maybe(r, lambda: "/nowhere", 0.5)),
 }
@@ -259,40 +255,38 @@ def _tokens(model: Any) -> object:
 
 
 def _encoded(model: Any) -> object:
-    given: Any = [1, 2, 3]
+    value: Any = [1, 2, 3]
     source = model.manifest.source
     if hasattr(source, "channels"):
-        given = np.zeros((source.height, source.width, source.channels), np.uint8)
+        value = np.zeros((source.height, source.width, source.channels), np.uint8)
     names = {"labels": "classify", "embedding": "embed"}
     kind = model.manifest.output_kind.name
-    answer = getattr(model, names.get(kind, kind))(given)
-    return repr(answer)
+    return repr(getattr(model, names.get(kind, kind))(value))
 
 
 TARGETS: dict[str, Target] = {
-    "decoder": Target(bundle="decoder", open=lambda m: m, asks=DECODER, probe=_tokens),
-    "recurrent": Target(bundle="recurrent", open=lambda m: m, asks=DECODER, probe=_tokens),
-    "hybrid": Target(bundle="exported-hybrid", open=lambda m: m, asks=BY_IDS, probe=_tokens),
-    "seq2seq": Target(bundle="exported-seq2seq", open=lambda m: m, asks=SEQ2SEQ, probe=_tokens),
-    "encoder": Target(bundle="encoder", open=lambda m: m, asks=ENCODER, probe=_encoded),
-    "embedder": Target(bundle="embedder", open=lambda m: m, asks=ENCODER, probe=_encoded),
-    "images": Target(bundle="image-encoder", open=lambda m: m, asks=ENCODER, probe=_encoded),
+    "decoder": Target(bundle="decoder", open=lambda m: m, requests=DECODER, probe=_tokens),
+    "recurrent": Target(bundle="recurrent", open=lambda m: m, requests=DECODER, probe=_tokens),
+    "hybrid": Target(bundle="exported-hybrid", open=lambda m: m, requests=BY_IDS, probe=_tokens),
+    "seq2seq": Target(bundle="exported-seq2seq", open=lambda m: m, requests=SEQ2SEQ, probe=_tokens),
+    "encoder": Target(bundle="encoder", open=lambda m: m, requests=ENCODER, probe=_encoded),
+    "embedder": Target(bundle="embedder", open=lambda m: m, requests=ENCODER, probe=_encoded),
+    "images": Target(bundle="image-encoder", open=lambda m: m, requests=ENCODER, probe=_encoded),
     "service": Target(
         bundle="decoder",
         open=lambda m: m.serve(slots=3, queue=4),
-        asks=SERVICE,
+        requests=SERVICE,
         probe=lambda service: service.submit([1, 2, 3], max_new_tokens=4).completion().tokens,
         close=lambda service: service.close(0),
     ),
-    "session": Target(bundle="decoder", open=_begun, asks=SESSION, probe=_session_probe),
+    "session": Target(bundle="decoder", open=_begun, requests=SESSION, probe=_session_probe),
     "conversation": Target(
         bundle="decoder",
         open=lambda m: m.conversation(),
-        asks=CONVERSATION,
+        requests=CONVERSATION,
         probe=lambda conversation: (
             conversation.ask("a", max_new_tokens=3).content,
             conversation.reset(),
         ),
     ),
 }
-"""Everything that takes requests."""
