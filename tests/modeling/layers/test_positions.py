@@ -217,7 +217,7 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": 
         (YARN | {"original_max_position_embeddings": 0}, "to be 1 to"),
         (YARN | {"attention_factor": 0.0}, "attention_factor must be positive"),
         (YARN | {"mscale": -100.0, "mscale_all_dim": 1.0}, "attention_factor must be positive"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.0}, "above 0 and up to 1, got 0"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.0}, r"up to 1 \(got 0"),
         ({"rope_type": "default", "partial_rotary_factor": 1e308}, "up to 1"),
         ({"rope_type": "default", "rope_theta": 1.0}, "theta must be above 1"),
         ({"rope_type": "default", "rope_theta": -1.0}, "theta must be above 1"),
