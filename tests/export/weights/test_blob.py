@@ -70,7 +70,9 @@ def write_blob(
         return writer.finish()
 
 
-def write_tensors(folder: Path, dtype: torch.dtype = torch.float32, **tensors: Tensor) -> Blob:
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
+) -> Blob:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return write_blob([graph(shapes)], Named(**tensors), {}, folder, dtype=dtype)
 
@@ -86,7 +88,7 @@ def ramp(*shape: int) -> Tensor:
 
 
 def test_file_is_named_and_described_by_its_contents(tmp_path: Path) -> None:
-    blob = write_tensors(tmp_path, a=ramp(3, 5))
+    blob = write_tensors(tmp_path, {"a": ramp(3, 5)})
     data = (tmp_path / blob.file.name).read_bytes()
     digest = sha256(data).hexdigest()
     assert blob.file.name == f"weights-{digest[:16]}.bin"
@@ -96,7 +98,7 @@ def test_file_is_named_and_described_by_its_contents(tmp_path: Path) -> None:
 
 def test_tensors_start_on_pages_with_zeros_between(tmp_path: Path) -> None:
     tensors = {"a": ramp(3, 5), "b": ramp(ALIGNMENT // 4), "c": ramp(2, 600), "d": ramp(1)}
-    blob = write_tensors(tmp_path, **tensors)
+    blob = write_tensors(tmp_path, tensors)
     assert list(blob.placements) == ["a", "b", "c", "d"]
     data = bytearray((tmp_path / blob.file.name).read_bytes())
     for name, (offset, length) in blob.placements.items():
@@ -181,7 +183,7 @@ def test_tables_are_written_and_rows_that_the_graph_lacks_are_not(tmp_path: Path
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_weights_of_any_float_type_become_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     weight = ramp(3, 5).to(dtype)
-    blob = write_tensors(tmp_path, a=weight)
+    blob = write_tensors(tmp_path, {"a": weight})
     np.testing.assert_array_equal(stored(tmp_path, blob, "a"), weight.float().flatten())
 
 
@@ -193,7 +195,7 @@ def test_overflow_in_half_precision_names_the_tensor_and_its_value(
     large[2, 1] = -1e6
     tensors = {"fine.weight": ramp(4, 4), "blocks.3.out.weight": large}
     with pytest.raises(ExportError, match=r"blocks\.3\.out\.weight .*1e\+06.*float16"):
-        write_tensors(tmp_path, torch.float16, **tensors)
+        write_tensors(tmp_path, tensors, torch.float16)
 
 
 def test_bound_graph_reads_the_file(tmp_path: Path) -> None:
