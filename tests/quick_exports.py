@@ -1,4 +1,4 @@
-"""Exports as most tests need them: a graph is traced once a run, and no process is started.
+"""Quick exports for most tests: each graph is traced once a run, without subprocesses.
 
 A trace depends on nothing but what `trace_graph` takes. The processes in which a user's export
 verifies a bundle, or lets it write, run the same functions.
@@ -33,7 +33,7 @@ from ortolan.runtime.verification.replay import verify
 from ortolan.runtime.verification.report import Report
 
 GRAPHS = "ORTOLAN_TEST_GRAPHS"
-"""In the environment: the folder to keep the graphs of all exports in (`scripts/vocabulary.py`)."""
+"""Environment variable: folder for copies of all exported graphs (`scripts/vocabulary.py`)."""
 
 _STEPS = ("prefill", "decode")
 
@@ -59,14 +59,14 @@ _CHECKED: dict[type, bool] = {}
 
 
 def _check_once(module: nn.Module, *, context: int, takes_one: bool) -> bool:
-    """The check of an own module, once for each class."""
+    """Check a user's module once per class."""
     if type(module) not in _CHECKED:
         _CHECKED[type(module)] = check_locality(module, context=context, takes_one=takes_one)
     return _CHECKED[type(module)]
 
 
 def keep_graphs(folder: Path) -> None:
-    """Keep a copy of every graph that an export writes from now on, whatever is in it."""
+    """Copy every graph that an export writes from now on."""
 
     def describe_and_keep(exported: Path, *given: Any) -> Manifest:
         for path in exported.glob("*.onnx"):
@@ -96,7 +96,7 @@ def _trace_once(
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:
-    """The same graph, whose initializers have a type and a shape alone."""
+    """Return the graph with only types and shapes of initializers."""
     for name, value in model.graph.initializers.items():
         if value.type is None or value.shape is None:
             raise ValueError(f"{name}: expected a type and a shape.")
@@ -106,7 +106,7 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
 
 
 def _describe_known(*given: Any) -> Manifest:
-    """The manifest, of operators that the runtime loads without being told to trust them."""
+    """Return the manifest, after checking that its operators need no trust."""
     manifest = describe(*given)
     if manifest.foreign_operators:
         raise AssertionError(
