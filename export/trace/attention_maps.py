@@ -35,7 +35,7 @@ from ortolan.runtime.bundle.interface import IDS, PRESENT, TARGET_IDS
 
 
 def map_names(sides: Sides) -> tuple[str, ...]:
-    """Names of the maps of attention, in the order of the layers."""
+    """Names of the attention maps, in the order of the layers."""
     kinds = ("self", "cross") if sides.encoder else ("self",)
     return (
         *(f"encoder.{i}.self" for i in _attending(sides.encoder)),
@@ -44,7 +44,7 @@ def map_names(sides: Sides) -> tuple[str, ...]:
 
 
 def _attending(side: StackConfig | None) -> Iterator[int]:
-    """The numbers of the layers that have attention."""
+    """The layers that have attention."""
     for number, block in enumerate(side.blocks if side else ()):
         if isinstance(block.mixer, AttentionConfig):
             yield number
@@ -79,12 +79,12 @@ def trace_decoder_maps(config: DecoderConfig, *, dtype: torch.dtype) -> ir.Model
     """Trace the maps of a decoder.
 
     Args:
-        config: what to trace.
-        dtype: of weights and activations; maps are float32 in any case.
+        config: the model.
+        dtype: of weights and activations; maps are always float32.
     """
 
     def signature(config: DecoderConfig) -> Signature:
-        # One text: there are no lengths to tell padding from it.
+        # One sequence: without lengths, padding could not be told apart.
         ids = torch.zeros(1, 3, dtype=torch.int64)
         outputs = map_names(sides_of(config))
         return Signature(arguments=(ids,), axes=({1: "sequence"},), inputs=(IDS,), outputs=outputs)
@@ -125,7 +125,7 @@ def trace_encoder_decoder_maps(config: EncoderDecoderConfig, *, dtype: torch.dty
 
 
 def recurrent_map_names(config: RecurrentConfig) -> tuple[str, ...]:
-    """Names of what can be shown: of attention, or of the heads of a memory; or nothing."""
+    """Names of the maps of attention, or of the heads of a memory, if there are any."""
     if config.attention is not None:
         return ("decoder.0.self",)
     return () if config.memory is None else ("decoder.0.read", "decoder.0.write")
@@ -134,12 +134,14 @@ def recurrent_map_names(config: RecurrentConfig) -> tuple[str, ...]:
 def trace_recurrent_maps(
     config: RecurrentConfig, kept: Mapping[str, tuple[int, ...]], *, dtype: torch.dtype
 ) -> ir.Model:
-    """Trace the maps of whole texts; of a memory those of one token, which the graph carries on.
+    """Trace the maps of a recurrent network.
+
+    Attention is traced for whole sequences, a memory for one token and the states that it carries.
 
     Args:
         config: with attention or with a memory.
-        kept: shapes of what it keeps for one text, by name.
-        dtype: of weights and activations; maps are float32 in any case.
+        kept: shapes of its states for one row, by name.
+        dtype: of weights and activations; maps are always float32.
     """
     with FakeTensorMode():
         model = model_in(config, dtype)
@@ -169,7 +171,7 @@ class _AttentionMaps(Entry):
 
 
 class _MemoryMaps(Entry):
-    """Where the heads look after one token, `(B, K, 1, N)`, and what is carried on."""
+    """From one token and states to where the heads look, `(B, K, 1, N)`, and the next states."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__(model)
@@ -178,11 +180,11 @@ class _MemoryMaps(Entry):
     def forward(
         self, input_ids: Tensor, states: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        model, weights = cast(RecurrentModel, self.model), list[Tensor]()
+        model, recorded = cast(RecurrentModel, self.model), list[Tensor]()
         memory = cast(nn.Module, model.memory)
 
         def record(_: nn.Module, __: object, result: tuple[Tensor, MemoryState]) -> None:
-            weights.append(result[1].weights[:, :, None].float())
+            recorded.append(result[1].weights[:, :, None].float())
 
         state = CachedState(StepLengths.first(1), {}, dict(zip(self.names, states, strict=True)))
         hook = memory.register_forward_hook(record)
@@ -191,5 +193,5 @@ class _MemoryMaps(Entry):
         finally:
             hook.remove()
         reading = 0 if model.config.memory is None else model.config.memory.read_heads
-        (found,) = weights
-        return found[:, :reading], found[:, reading:], [state.kept[name] for name in self.names]
+        (weights,) = recorded
+        return weights[:, :reading], weights[:, reading:], [state.kept[name] for name in self.names]
