@@ -8,6 +8,7 @@ import io
 import logging
 import sys
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -81,7 +82,54 @@ def state_call(
     return out
 
 
-class StubState(State):
+class CutState(State):
+    """A state cut out of its module: `_output` stands in for what it computes from new tokens."""
+
+    def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Any vectors."""
+        return self._output("convolve", [x], x)
+
+    def recur(
+        self,
+        name: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        decay: Tensor | None = None,
+        rate: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """Any vectors."""
+        others = [part for part in (decay, rate) if part is not None]
+        return self._output("recur", [query, key, value, *others], value)
+
+    def _attend(
+        self,
+        layer: int,
+        heads: Heads,
+        rotary: Rotary | None,
+        sinks: Tensor | None,
+        spec: AttentionConfig,
+    ) -> Tensor:
+        return self._output("attend", [*heads], heads.query)
+
+    def _attend_shared(
+        self,
+        layer: int,
+        query_BSX: Tensor,
+        rotary: Rotary | None,
+        sinks: Tensor | None,
+        spec: AttentionConfig,
+    ) -> Tensor:
+        return self._output("attend", [query_BSX], query_BSX)
+
+    @abstractmethod
+    def _output(self, call: str, taken: Sequence[Tensor], like: Tensor) -> Tensor:
+        """Take the inputs of a call in `CALLS`; return numbers of the shape of `like`."""
+
+
+class StubState(CutState):
     """A state whose calls are opaque nodes.
 
     Attributes:
@@ -111,45 +159,8 @@ class StubState(State):
         vectors = state_call([x], [rows, so_far, width], x.dtype, f"extend {name}")
         return vectors, state_call([x], [rows, tokens, so_far], torch.bool, "seen")
 
-    def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Any vectors."""
-        return state_call([x], x.shape, x.dtype, "convolve")
-
-    def recur(
-        self,
-        name: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        decay: Tensor | None = None,
-        rate: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> Tensor:
-        """Any vectors."""
-        others = [part for part in (decay, rate) if part is not None]
-        return state_call([query, key, value, *others], value.shape, value.dtype, "recur")
-
-    def _attend(
-        self,
-        layer: int,
-        heads: Heads,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        query = heads.query
-        return state_call([*heads], query.shape, query.dtype, "attend")
-
-    def _attend_shared(
-        self,
-        layer: int,
-        query_BSX: Tensor,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        return state_call([query_BSX], query_BSX.shape, query_BSX.dtype, "attend")
+    def _output(self, call: str, taken: Sequence[Tensor], like: Tensor) -> Tensor:
+        return state_call(taken, like.shape, like.dtype, call)
 
 
 class _Annotated(TorchFunctionMode):

@@ -168,9 +168,9 @@ class Broken(Forgetful):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Forgetful, "expected attention through state.attend"),
+        (Forgetful, "state.attend"),
         (Pooled, r"expected logits of shape \(1, 3, V\)"),
-        (Broken, "got RuntimeError"),
+        (Broken, "RuntimeError"),
     ],
 )
 def test_a_module_that_cannot_be_continued_is_an_error(module: Any, message: str) -> None:
@@ -179,7 +179,7 @@ def test_a_module_that_cannot_be_continued_is_an_error(module: Any, message: str
 
 
 def test_a_module_whose_steps_give_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"got mean in `return x .*\(test_module.py, line \d+"):
+    with pytest.raises(ConfigError, match=r"mean in `return x .*\(test_module.py, line \d+"):
         ortolan.export(Careless(), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
@@ -241,11 +241,11 @@ def test_values_wider_than_keys_are_exported(tmp_path: Path) -> None:
 def test_a_module_has_to_say_how_much_fits() -> None:
     module = unusual()
     module.context_length = None  # type: ignore[assignment]
-    with pytest.raises(OptionError, match="max_context: expected the tokens that have to fit"):
+    with pytest.raises(OptionError, match="max_context"):
         open_exportable(module, tokenizer=None, max_context=None)
 
 
 def test_maps_of_attention_are_refused(tmp_path: Path) -> None:
     options = ortolan.ExportOptions(attention_maps=True)
-    with pytest.raises(OptionError, match="attention_maps: expected a model of one of our"):
+    with pytest.raises(OptionError, match="attention_maps"):
         ortolan.export(unusual(), tmp_path / "bundle", options=options)

@@ -112,10 +112,10 @@ def test_parameters_keep_their_names() -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "expected"),
     [
-        ("gptj", {}, "an attention of its own"),
-        ("bert", {"is_decoder": False}, "expected causal attention"),
-        ("deepseek_v32", {}, "scores of its own"),
-        ("openai-gpt", {}, "none with a cache"),
+        ("gptj", {}, "AttentionInterface"),
+        ("bert", {"is_decoder": False}, "has to be causal"),
+        ("deepseek_v32", {}, "values of its attention mask"),
+        ("openai-gpt", {}, "no cache"),
     ],
 )
 def test_what_a_state_does_not_compute_is_refused(
@@ -153,11 +153,11 @@ def test_masks_are_told_apart_by_what_tokens_see() -> None:
     assert seen(sliding_window_causal_mask_function(7)) == Mask(window=7)
     assert seen(sliding_window_causal_mask_function(CONTEXT)) == Mask(window=None)
     assert seen(chunked_causal_mask_function(CONTEXT, padding)) == Mask(window=None)
-    assert seen(chunked_causal_mask_function(16, padding)).problem == "another mask"
-    assert seen(bidirectional_mask_function).problem == "another mask"
+    assert seen(chunked_causal_mask_function(16, padding)).problem == "its mask is another one"
+    assert seen(bidirectional_mask_function).problem == "its mask is another one"
 
     def of_this_step(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return torch.ones(1, 3, dtype=torch.bool)[batch, key]
 
     mask = seen(and_masks(causal_mask_function, of_this_step))
-    assert mask.problem == "a mask that depends on the tokens"
+    assert mask.problem == "its mask depends on the tokens"

@@ -146,7 +146,7 @@ def test_a_type_that_nobody_knows_is_refused(
 
 def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, "gptj")
-    with pytest.raises(ConfigError, match=r"^gptj: expected .*It needs a family of its own\.$"):
+    with pytest.raises(ConfigError, match=r"^gptj: .*AttentionInterface"):
         opened(tmp_path, via="transformers")
 
 
@@ -154,7 +154,7 @@ def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path) -> None
 def test_a_context_beyond_the_positions_is_refused(max_context: int, tmp_path: Path) -> None:
     saved(tmp_path, "llama")
     assert opened(tmp_path, via="transformers").context_length == 128
-    with pytest.raises(OptionError, match="expected 1 to 128"):
+    with pytest.raises(OptionError, match="1 to 128"):
         opened(tmp_path, via="transformers", max_context=max_context)
 
 
@@ -162,7 +162,7 @@ def test_options_of_the_other_way_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, "llama")
     config: Any = opened(tmp_path).module.config
     model = build(config)
-    with pytest.raises(OptionError, match="via: expected none for a live module"):
+    with pytest.raises(OptionError, match="live module"):
         open_exportable(model, tokenizer=None, max_context=None, via="transformers")
 
 
